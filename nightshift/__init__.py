@@ -1,0 +1,1 @@
+"""Nightshift: autonomous research for LLM RL post-training."""

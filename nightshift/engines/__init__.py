@@ -1,0 +1,67 @@
+"""What turns (config, seed, budget) into a trained policy.
+
+An engine starts processes; supervise owns them. Metrics come from structured files, never from log
+text. Every engine passes the same contract suite (tests/contract).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nightshift.records import Completion, Decoding, Progress, Training, Weights
+
+ProgressCallback = Callable[[Progress], None]
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+class Session(Protocol):
+    """One run: processes are up and ready to train when `Engine.open` returns."""
+
+    def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
+        """Train until the budget ends or max_steps is reached. Never raises for a failed run."""
+        ...
+
+    def load_final_weights(self) -> Weights:
+        """Load the last complete weights written before the end into what completes, and prove which."""
+        ...
+
+    def complete(
+        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
+    ) -> list[Completion]:
+        """One completion a prompt, in order. Raises EngineError when the policy cannot answer."""
+        ...
+
+    def close(self) -> None:
+        """Stop every process of the run and verify that none is left. Safe to call twice."""
+        ...
+
+
+class Engine(Protocol):
+    """A way to train: `trl` (CPU or one GPU) or `prime-rl` (two GPUs)."""
+
+    name: str
+
+    def check(self) -> list[str]:
+        """Problems that make a run impossible, each one line with its fix; empty when ready."""
+        ...
+
+    def hardware(self) -> str:
+        """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
+        ...
+
+    def validate(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The engine's own settings for a checked train.toml (dotted keys to values).
+
+        Returns {"settings": {...}, "unused": [keys...]}: two configs with equal settings train the
+        same. Raises ConfigError for a value that this engine cannot express.
+        """
+        ...
+
+    def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
+        """Start the processes of one run and wait until they can train. Raises EngineError with the cause.
+
+        `deadline_seconds` is the hard stop of the whole run, counted from this call.
+        """
+        ...

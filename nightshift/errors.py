@@ -1,0 +1,58 @@
+"""Every way Nightshift refuses or fails.
+
+NightshiftError            one line: cause with the offending value, then the fix
+├── UsageError             wrong flags, wrong place, wrong moment                      exit 2
+│   └── ConfigError        train.toml cannot be run as it stands                       exit 2
+├── EngineError            the machinery broke: missing GPU, installation, disk, port  exit 2
+└── Interrupted            Ctrl-C or SIGTERM reached the harness                       exit 130
+
+A failed experiment is none of these: it is data, and is recorded with verdict `crash` (exit 1).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What run.py tells the shell."""
+
+    MEASURED = 0
+    CRASH = 1
+    USAGE = 2
+    INTERRUPTED = 130
+
+
+class NightshiftError(Exception):
+    """Base of all errors that are shown as one line, without a traceback."""
+
+    exit_code = ExitCode.CRASH
+
+    def __init__(self, cause: str, fix: str = "") -> None:
+        """`cause` names the offending value, `fix` is an imperative sentence."""
+        self.cause = cause
+        self.fix = fix
+        line = f"{cause.rstrip('.')}. {fix}" if fix else cause
+        super().__init__(" ".join(line.split()))
+
+
+class UsageError(NightshiftError):
+    """The command cannot be carried out as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """train.toml is refused; costs no GPU time and is not recorded as an experiment."""
+
+
+class EngineError(NightshiftError):
+    """Hardware or installation is missing or broken; nothing was measured."""
+
+    exit_code = ExitCode.USAGE
+
+
+class Interrupted(NightshiftError):
+    """A person or the system asked the harness to stop."""
+
+    exit_code = ExitCode.INTERRUPTED
