@@ -33,6 +33,14 @@ class Verdict(StrEnum):
     CRASH = "crash"
 
 
+class Failure(StrEnum):
+    """Why an experiment is a crash. Only `training` counts against the config."""
+
+    TRAINING = "training"  # not-a-number, out of memory, deadline: the config's own doing
+    MACHINERY = "machinery"  # a process was killed, a disk was full: try the same config again
+    INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
+
+
 class Side(StrEnum):
     """Whose config a run trained."""
 
@@ -81,7 +89,7 @@ class Completion:
 class Training:
     """What `Session.train` came to.
 
-    `cause` is one line when the outcome is no success. `reward_mean` is the mean reward of all
+    `cause` (one line) and `failure` are set when the outcome is no success. `reward_mean` is the mean reward of all
     training rollouts, `num_steps` counts policy updates.
     """
 
@@ -91,6 +99,7 @@ class Training:
     reward_mean: float | None = None
     peak_memory_gb: float | None = None
     cause: str | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,7 @@ class Record:
     runs: tuple[Run, ...] = ()
     judgement: Judgement | None = None
     kept_commit: str | None = None
-    failure: str | None = None  # machinery | training | interrupted, for a crash
+    failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
     total_seconds: float | None = None
     effective: dict[str, Any] = field(default_factory=dict)

@@ -7,13 +7,26 @@ text. Every engine passes the same contract suite (tests/contract).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from nightshift.config import Config
 from nightshift.records import Completion, Decoding, Progress, Training, Weights
 
 ProgressCallback = Callable[[Progress], None]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What an engine makes of a config: two configs with equal `settings` train the same.
+
+    `unused`: keys of train.toml that this engine does not use.
+    """
+
+    settings: Mapping[str, Any]
+    unused: tuple[str, ...]
 
 
 class Session(Protocol):
@@ -51,12 +64,8 @@ class Engine(Protocol):
         """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
         ...
 
-    def validate(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The engine's own settings for a checked train.toml (dotted keys to values).
-
-        Returns {"settings": {...}, "unused": [keys...]}: two configs with equal settings train the
-        same. Raises ConfigError for a value that this engine cannot express.
-        """
+    def validate(self, config: Config) -> Effective:
+        """The engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
         ...
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:

@@ -1,0 +1,216 @@
+"""What stands between the flags of a command and its exit code: run, detach, wait, status."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nightshift import config, console
+from nightshift.errors import ExitCode, NightshiftError, UsageError
+from nightshift.ledger import Ledger, duration_seconds, read_progress
+from nightshift.records import Record
+
+ENGINES = ("trl", "prime-rl")
+TIMED_OUT = 124  # as timeout(1)
+_POLL_SECONDS = 0.25
+_DETACH_SECONDS = 60.0
+
+
+class Time(click.ParamType[datetime]):
+    """HH:MM (the next one, local time) or an ISO 8601 time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """An aware time in UTC; click's usage error for anything else."""
+        if isinstance(value, datetime):
+            return value
+        now = datetime.now().astimezone()
+        try:
+            clock = datetime.strptime(value, "%H:%M")
+        except ValueError:
+            try:
+                until = datetime.fromisoformat(value).astimezone()
+            except ValueError:
+                self.fail(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.", param, ctx)
+        else:
+            until = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+            until += timedelta(days=until <= now)
+        if until <= now:
+            self.fail(f"{value!r} is over.", param, ctx)
+        return until.astimezone(UTC)
+
+
+TIME = Time()
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """run.py's flags."""
+
+    description: str
+    engine: str | None
+    max_runs: int
+    until: datetime | None
+    budget_seconds: float | None
+    again: bool
+    detach: bool
+    dry_run: bool
+    keys: bool
+
+
+def run(root: Path, flags: Flags) -> int:
+    """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
+    if flags.keys:
+        console.print_text(config.describe_keys())
+        return ExitCode.MEASURED
+    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    try:
+        config.load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
+        return detach(root) if flags.detach else _experiment(root, flags, reporter)
+    except NightshiftError as error:
+        reporter.close()
+        console.print_error(error)
+        return error.exit_code
+
+
+def prepare(root: Path, engine: str | None, gsm8k: Path | None, rebuild_base: bool) -> int:
+    """What prepare.py does; the exit code."""
+    from nightshift import preparation
+    from nightshift.lab import num_gpus, pick_rules
+    from nightshift.rules import ARITHMETIC_TRL
+
+    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    began = time.monotonic()
+    try:
+        rules = pick_rules(engine, num_gpus())
+        if rebuild_base:
+            preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
+        preparation.prepare_missing(root, rules, reporter.note, gsm8k)
+    except NightshiftError as error:
+        console.print_error(error)
+        return error.exit_code
+    reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
+    return ExitCode.MEASURED
+
+
+def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) -> int:
+    from nightshift import experiment, preparation
+    from nightshift.lab import open_lab
+    from nightshift.supervise import interruptible
+
+    with interruptible():
+        lab = open_lab(root, flags.engine, flags.budget_seconds, reporter)
+        if flags.dry_run:
+            plan = experiment.admit(config.load(root / "train.toml"), _request(flags), lab)
+            console.print_text(console.dry_run(plan.record, lab.rules.name))
+            return ExitCode.MEASURED
+        preparation.prepare_missing(root, lab.rules, reporter.note)
+        record = experiment.run_experiment(_request(flags), lab)
+    reporter.close()
+    console.print_summary(record)
+    return exit_code(record)
+
+
+def _request(flags: Flags) -> Any:
+    from nightshift.experiment import Request
+
+    return Request(" ".join(flags.description.split()), flags.max_runs, flags.until, flags.again)
+
+
+def exit_code(record: Record) -> int:
+    """0 for a measured experiment, 130 for an interrupted one, 1 for a crash."""
+    if record.status in ("keep", "discard"):
+        return ExitCode.MEASURED
+    return ExitCode.INTERRUPTED if record.failure == "interrupted" else ExitCode.CRASH
+
+
+def detach(root: Path) -> int:
+    """Start the same command in a session of its own and return once its experiment runs.
+
+    Errors that come before the experiment are shown here, with their exit code.
+    """
+    ledger = Ledger(root)
+    ledger.runs_dir.mkdir(exist_ok=True)
+    before = max(ledger.numbers(), default=0)
+    log = ledger.runs_dir / "detached.log"
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, str(root / "run.py"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=root,
+        )
+    deadline = time.monotonic() + _DETACH_SECONDS
+    while time.monotonic() < deadline and max(ledger.numbers(), default=0) == before:
+        code = child.poll()
+        if code is not None:
+            sys.stderr.write(log.read_text(errors="replace"))
+            return code
+        time.sleep(_POLL_SECONDS)
+    console.print_text(f"running in process {child.pid}; its output: {log}\nuv run nightshift wait --timeout 540")
+    return ExitCode.MEASURED
+
+
+def wait(root: Path, timeout_seconds: float | None) -> int:
+    """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
+    ledger = Ledger(root)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    while ledger.is_locked():
+        if deadline is not None and time.monotonic() >= deadline:
+            console.print_text(status_line(ledger, lambda: datetime.now(UTC)))
+            return TIMED_OUT
+        time.sleep(_POLL_SECONDS)
+    numbers = ledger.numbers()
+    record = ledger.read(numbers[-1]) if numbers else None
+    if record is None:
+        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
+    if record.judgement is None:
+        raise UsageError(
+            f"experiment {record.number:04d} was killed before its verdict", "The next run.py closes it as a crash."
+        )
+    console.print_summary(record)
+    return exit_code(record)
+
+
+def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
+    """What is running and for how long; then what the ledger holds."""
+    records = ledger.records()
+    lines = []
+    if ledger.is_locked() and records and records[-1].status == "started":
+        last = records[-1]
+        reading = read_progress(ledger.run_dir(last.number))
+        lines.append(
+            f"running:  {last.number:04d} for {duration_seconds(last.started, now()):.0f} s  "
+            f"{reading or 'starting'}  {last.description}"
+        )
+    else:
+        lines.append("running:  nothing")
+    for status in ("keep", "discard", "crash"):
+        lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
+    kept = [r for r in records if r.status == "keep"]
+    if kept:
+        last = kept[-1]
+        lines.append(f"best:     {last.number:04d} on {last.branch or 'a detached HEAD'}  {last.description}")
+    return "\n".join(console.printable(line) for line in lines)
+
+
+def process_root() -> Path:
+    """The checkout that the `nightshift` command is about: the nearest folder upwards with a run.py and train.toml."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "run.py").is_file() and (folder / "train.toml").is_file():
+            return folder
+    raise UsageError(f"{os.fspath(here)} is no Nightshift checkout", "Go to the folder that holds run.py.")

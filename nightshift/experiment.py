@@ -1,0 +1,288 @@
+"""One experiment: from train.toml to a verdict in the ledger. The ten steps of design, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from nightshift import campaign as campaigns
+from nightshift import config as configs
+from nightshift import decision, repo
+from nightshift.campaign import Campaign
+from nightshift.config import Config
+from nightshift.engines import Engine, ProgressCallback
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.evaluation import Problem, evaluate, selection_set
+from nightshift.ledger import Ledger
+from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
+from nightshift.repo import CONFIG_NAME, Head, Repo
+from nightshift.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the person or agent asked for."""
+
+    description: str = ""
+    max_runs: int = 3
+    until: datetime | None = None
+    again: bool = False
+
+
+class Reporter(Protocol):
+    """Where an experiment tells how it goes; console.py implements it."""
+
+    def note(self, text: str) -> None:
+        """One line of news."""
+        ...
+
+    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
+        """A callback for the live line of one run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """All that an experiment needs of the world."""
+
+    root: Path
+    rules: Rules
+    rules_hash: str
+    engine: Engine
+    ledger: Ledger
+    repo: Repo
+    reporter: Reporter
+    now: Callable[[], datetime]  # aware, UTC
+    clock: Callable[[], float]  # monotonic seconds
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An admitted experiment: the candidate beside what it is compared with."""
+
+    head: Head
+    campaign: Campaign
+    candidate: Config
+    settings: Mapping[Side, Mapping[str, Any]]
+    seed_index: Mapping[Side, int]
+    incumbent: bytes | None  # its train.toml; None for a baseline
+    record: Record
+
+
+def run_experiment(request: Request, lab: Lab) -> Record:
+    """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
+
+    Raises ConfigError or UsageError before anything is recorded, EngineError when the machinery is
+    missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
+    """
+    began = lab.clock()
+    candidate = configs.load(lab.root / CONFIG_NAME)  # 2: mistakes cost under a second
+    with lab.ledger.lock():
+        finish_earlier(lab)
+        plan = admit(candidate, request, lab)
+        require_ready(lab.engine)  # 4
+        files = {CONFIG_NAME: candidate.source, "effective.json": _json(plan.record.effective)}
+        record = lab.ledger.reserve(plan.record, files)  # 3
+        try:
+            record = run_until_decided(record, plan, request, lab)  # 5 to 8
+        except Interrupted as error:
+            record = crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}")
+            lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
+            raise
+        record = replace(record, total_seconds=lab.clock() - began)
+        lab.ledger.write(record)  # 9: the verdict is safe before git is touched
+        record = settle(record, plan.head, lab)
+        lab.ledger.close(record)
+    return record
+
+
+def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
+    """Compare the candidate with its campaign; refuse what is not worth or not fit to be run. UsageError."""
+    head = lab.repo.head()
+    records = lab.ledger.records()
+    first = campaigns.fixed_by(records, head)
+    if first:
+        campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
+    if head.is_campaign:
+        repo.require_clean_start(lab.repo, head, candidate.source, first.commit if first else None)
+    ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
+    campaign = campaigns.replay(ours, lab.rules)
+    validated = lab.engine.validate(candidate)
+    settings = {Side.CANDIDATE: validated.settings}
+    seed_index = {Side.CANDIDATE: campaign.num_runs_of(candidate.hash)}
+    source, incumbent = None, None
+    if campaign.incumbent:
+        source = lab.ledger.source(campaign.incumbent.number)
+        incumbent = configs.parse(source)
+        settings[Side.INCUMBENT] = lab.engine.validate(incumbent).settings
+        seed_index[Side.INCUMBENT] = campaign.num_runs_of(incumbent.hash)
+    diff = configs.diff(incumbent, candidate) if incumbent else ()
+    if not request.again:
+        refuse_repetition(candidate, campaign, head, diff, settings, validated.unused)
+    record = Record(
+        number=0,
+        status="started",
+        branch=head.branch,
+        parent=campaign.incumbent.number if campaign.incumbent else None,
+        description=request.description or "; ".join(diff) or ("again" if incumbent else "baseline"),
+        started=lab.now().isoformat(timespec="seconds"),
+        engine=lab.engine.name,
+        rules_name=lab.rules.name,
+        rules_hash=lab.rules_hash,
+        config_hash=candidate.hash,
+        effective_hash=hashlib.sha256(_json(validated.settings)).hexdigest()[:12],
+        diff=diff,
+        unused_keys=validated.unused,
+        commit=head.commit,
+        versions=dict(lab.versions),
+        hardware=lab.engine.hardware(),
+        effective=dict(validated.settings),
+    )
+    return Plan(head, campaign, candidate, settings, seed_index, source, record)
+
+
+def refuse_repetition(
+    candidate: Config,
+    campaign: Campaign,
+    head: Head,
+    diff: tuple[str, ...],
+    settings: Mapping[Side, Mapping[str, Any]],
+    unused: tuple[str, ...],
+) -> None:
+    """Raise UsageError for a config that was decided before, or that the engine cannot tell from the incumbent."""
+    tried = campaign.tried(candidate.hash)
+    if tried and tried.judgement and head.is_campaign:
+        delta = tried.judgement.delta
+        result = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
+        raise UsageError(
+            f"this config was already tried in experiment {tried.number:04d} ({result})",
+            "Change train.toml, or repeat it with new seeds: --again.",
+        )
+    if diff and settings.get(Side.INCUMBENT) == settings[Side.CANDIDATE]:
+        raise UsageError(
+            f"the only changes are to keys that this engine does not use: {'; '.join(diff)}",
+            f"Change a key that it uses (unused: {', '.join(unused)}), or run it all the same: --again.",
+        )
+
+
+def require_ready(engine: Engine) -> None:
+    """Raise EngineError with the first problem that makes a run impossible."""
+    problems = engine.check()
+    if problems:
+        more = f" (and {len(problems) - 1} more: uv run nightshift doctor)" if len(problems) > 1 else ""
+        raise EngineError(problems[0] + more)
+
+
+def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) -> Record:
+    """Runs of candidate and incumbent until the decision needs no further one; the record with its verdict."""
+    rules = lab.rules.decision
+    belief = plan.campaign.belief
+    comparison = decision.compare(belief, rules) if belief else None
+    problems = selection_set(lab.rules)
+    side = Side.CANDIDATE
+    while True:
+        run = execute(record, plan, side, problems, lab)
+        record = replace(record, runs=(*record.runs, run))
+        can_replicate = len(record.runs) < request.max_runs and _has_time(run, request, lab)
+        if run.evaluation is None and side is Side.CANDIDATE:
+            return crash(record, run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known")
+        if comparison is None:  # the baseline
+            if can_replicate and len(record.runs) < rules.baseline_runs:
+                continue
+            return replace(record, status=Verdict.KEEP, judgement=_baseline(record.runs, lab))
+        if run.evaluation is None:  # the incumbent's run failed: decide with what there is
+            can_replicate = False
+        else:
+            comparison = decision.observe(comparison, side, run.evaluation.scores, rules)
+        choice = decision.decide(comparison, rules, can_replicate)
+        judgement = decision.judge(comparison, choice)
+        if choice.replicate is None:
+            return replace(record, status=judgement.verdict, judgement=judgement)
+        side = choice.replicate
+        lab.reporter.note(f"{judgement.why}: close enough for one more run of the {side}")
+
+
+def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:
+    """One run: start, train within the budget, evaluate the final weights, leave no process behind."""
+    index = len(record.runs) + 1
+    used = sum(r.side is side and r.evaluation is not None for r in record.runs)
+    seed = lab.rules.seed(plan.seed_index[side] + used)
+    run_dir = lab.ledger.run_dir(record.number) / f"run-{index}"
+    run_dir.mkdir()
+    progress = lab.reporter.progress(record, index, side)
+    began, startup, evaluation = lab.clock(), None, None
+    training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
+    try:
+        session = lab.engine.open(plan.settings[side], seed, run_dir, lab.rules.deadline_seconds)
+        try:
+            startup = lab.clock() - began
+            training = session.train(lab.rules.budget_seconds, progress)
+            if training.outcome.is_success:
+                path = run_dir / "evaluation.jsonl"
+                evaluation = evaluate(session, problems, lab.rules, path, progress, lab.clock)
+        finally:
+            session.close()
+    except (EngineError, OSError) as error:
+        training = replace(training, outcome=Outcome.CRASHED, failure=Failure.MACHINERY, cause=str(error))
+        evaluation = None
+    return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
+
+
+def settle(record: Record, head: Head, lab: Lab) -> Record:
+    """Commit a kept config, put the incumbent back after a discard; never fails a measured experiment."""
+    if not head.is_campaign:
+        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
+        return replace(record, settled=f"not settled: {where} is no campaign (git switch -c autoresearch/<tag>)")
+    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
+        return replace(record, settled="train.toml left as it is: nothing was decided")
+    if record.parent is None:
+        return replace(record, settled="baseline: nothing to commit")
+    assert record.judgement is not None
+    candidate, incumbent = lab.ledger.source(record.number), lab.ledger.source(record.parent)
+    message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
+    try:
+        if record.judgement.verdict is Verdict.KEEP:
+            commit, settled = lab.repo.keep(head, candidate, message)
+            return replace(record, kept_commit=commit, settled=settled)
+        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
+        return replace(record, settled=lab.repo.discard(head, candidate, incumbent, restore))
+    except (EngineError, OSError) as error:
+        return replace(record, settled=f"not settled: {error}")
+
+
+def finish_earlier(lab: Lab) -> None:
+    """Close what a killed harness left open: records without a verdict, verdicts without their commit."""
+    for record in lab.ledger.close_interrupted():
+        lab.reporter.note(f"experiment {record.number:04d} was interrupted; recorded as crash")
+    for record in lab.ledger.records():
+        if record.settled is None and record.status != "started":
+            lab.ledger.write(settle(record, Head(record.branch, record.commit), lab))
+            lab.reporter.note(f"experiment {record.number:04d} was decided but not settled; done now")
+    lab.ledger.sync_tsv()
+
+
+def crash(record: Record, failure: Failure, cause: str) -> Record:
+    """The record of an experiment that has no verdict."""
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
+
+
+def _baseline(runs: tuple[Run, ...], lab: Lab) -> Judgement:
+    scores = [run.evaluation.scores for run in runs if run.evaluation is not None]
+    belief = decision.baseline(scores, lab.rules.decision)
+    plural = "s" if len(scores) != 1 else ""
+    return Judgement(Verdict.KEEP, f"baseline: {len(scores)} run{plural}", incumbent_score=belief.mean)
+
+
+def _has_time(last: Run, request: Request, lab: Lab) -> bool:
+    """True if one more run like the last one ends before --until."""
+    return request.until is None or lab.now() + timedelta(seconds=last.total_seconds) <= request.until
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()

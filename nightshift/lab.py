@@ -1,0 +1,77 @@
+"""Which set-up this machine and these flags mean, put together as the Lab that experiments run in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from nightshift.engines import Engine
+from nightshift.engines.trl import TrlEngine
+from nightshift.errors import UsageError
+from nightshift.experiment import Lab, Reporter
+from nightshift.ledger import Ledger
+from nightshift.repo import Repo
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+
+_VERSIONED = ("nightshift", "torch", "transformers", "trl")
+
+
+def num_gpus() -> int:
+    """NVIDIA GPUs that NVML sees; 0 without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def pick_rules(engine: str | None, gpu_count: int) -> Rules:
+    """The rules for this machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl."""
+    if engine is None:
+        engine = "prime-rl" if gpu_count >= 2 else "trl"
+    if engine == "prime-rl":
+        return GSM8K_PRIME_RL
+    return GSM8K_TRL if gpu_count else ARITHMETIC_TRL
+
+
+def open_engine(rules: Rules, root: Path) -> Engine:
+    """The engine that the rules name. UsageError for one that this version does not have."""
+    if rules.engine == "trl":
+        return TrlEngine(rules, root, dict(os.environ))
+    raise UsageError("the prime-rl engine is not part of this version", "Give --engine trl.")
+
+
+def open_lab(root: Path, engine: str | None, budget_seconds: float | None, reporter: Reporter) -> Lab:
+    """Everything an experiment needs, for this machine and these flags.
+
+    On a campaign branch without --engine, the engine of its first experiment is taken.
+    """
+    ledger, repo = Ledger(root), Repo(root)
+    if engine is None and (branch := repo.head()).is_campaign:
+        measured = (r for r in ledger.records() if r.branch == branch.branch and r.status in ("keep", "discard"))
+        first = next(measured, None)
+        engine = first.engine if first else None
+    rules = pick_rules(engine, num_gpus())
+    if budget_seconds is not None:
+        rules = rules.with_budget(budget_seconds)
+    return Lab(
+        root=root,
+        rules=rules,
+        rules_hash=rules.hash(root),
+        engine=open_engine(rules, root),
+        ledger=ledger,
+        repo=repo,
+        reporter=reporter,
+        now=lambda: datetime.now(UTC),
+        clock=time.monotonic,
+        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONED}},
+    )

@@ -1,0 +1,314 @@
+"""`runs/NNNN/` and results.tsv: all that is known of every experiment, and the only memory there is.
+
+Records are written to a temporary file, synced and renamed, so a record is whole or absent.
+results.tsv is a view: rebuilt from the records whenever the two disagree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from nightshift.errors import EngineError, NightshiftError, UsageError
+from nightshift.records import (
+    Evaluation,
+    Failure,
+    Judgement,
+    Outcome,
+    Record,
+    Run,
+    Side,
+    Training,
+    Verdict,
+    Weights,
+)
+
+RECORD_VERSION = 1
+STARTED = "started"
+# The first five are those that readers of the format know; then ours.
+COLUMNS = (
+    *("commit", "eval_score", "memory_gb", "status", "description"),
+    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+)
+
+
+class Ledger:
+    """The records of one checkout. Takes paths; never reads the clock or git."""
+
+    def __init__(self, root: Path) -> None:
+        """`root` is the checkout; nothing is created before something is written."""
+        self.runs_dir = root / "runs"
+        self.tsv_path = root / "results.tsv"
+
+    def run_dir(self, number: int) -> Path:
+        """Folder of one experiment."""
+        return self.runs_dir / f"{number:04d}"
+
+    @contextlib.contextmanager
+    def lock(self, timeout_seconds: float = 1.0) -> Iterator[None]:
+        """One experiment at a time in a checkout. Raises UsageError while another holds it.
+
+        The kernel drops the lock when its holder dies, however it dies. The second of patience
+        outlasts `is_locked` of a `nightshift status` beside it.
+        """
+        try:
+            self.runs_dir.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, self.runs_dir) from None
+        lock = FileLock(self.runs_dir / ".lock", timeout=timeout_seconds)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                "another experiment is running in this checkout",
+                "Wait for it (uv run nightshift wait), or use one clone each.",
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_locked(self) -> bool:
+        """True while an experiment runs in this checkout."""
+        if not self.runs_dir.is_dir():
+            return False
+        try:
+            with self.lock(timeout_seconds=0):
+                return False
+        except UsageError:
+            return True
+
+    def numbers(self) -> list[int]:
+        """Numbers of all experiments, in order."""
+        if not self.runs_dir.is_dir():
+            return []
+        names = (entry.name for entry in os.scandir(self.runs_dir) if entry.is_dir())
+        return sorted(int(name) for name in names if re.fullmatch(r"\d{4,}", name))
+
+    def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
+        """Give the record the next number and its folder, with status `started`, and store `files` beside it."""
+        number = max(self.numbers(), default=0) + 1
+        record = replace(record, number=number, status=STARTED)
+        try:
+            self.run_dir(number).mkdir(parents=True)
+            for name, data in files.items():
+                write_atomically(self.run_dir(number) / name, data)
+            self.write(record)
+        except OSError as error:
+            raise _disk_error(error, self.run_dir(number)) from None
+        return record
+
+    def write(self, record: Record) -> None:
+        """Write record.json: whole or not at all."""
+        data = json.dumps({"version": RECORD_VERSION, **asdict(record)}, allow_nan=False)
+        write_atomically(self.run_dir(record.number) / "record.json", data.encode() + b"\n")
+
+    def close(self, record: Record) -> None:
+        """Write the final record and its row. Raises EngineError when the disk refuses."""
+        try:
+            self.write(record)
+            self.sync_tsv(record)
+        except OSError as error:
+            raise _disk_error(error, self.run_dir(record.number)) from None
+
+    def records(self) -> list[Record]:
+        """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""
+        return [record for number in self.numbers() if (record := self.read(number)) is not None]
+
+    def read(self, number: int) -> Record | None:
+        """One record; None when it was never written. Raises UsageError when its text is damaged."""
+        path = self.run_dir(number) / "record.json"
+        try:
+            return _record(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path} is damaged: {error}", f"Move {path.parent} out of runs/ to go on without it."
+            ) from None
+
+    def campaign(self, branch: str, rules_hash: str) -> list[Record]:
+        """Records of one branch under one set of rules: the only ones that compare."""
+        return [r for r in self.records() if r.branch == branch and r.rules_hash == rules_hash]
+
+    def close_interrupted(self) -> list[Record]:
+        """Close records whose process is gone (call with the lock held): crash, interrupted."""
+        closed = []
+        for record in self.records():
+            if record.status == STARTED:
+                judgement = Judgement(Verdict.CRASH, "interrupted: the process ended before its verdict")
+                record = replace(record, status="crash", failure=Failure.INTERRUPTED, judgement=judgement)
+                self.close(record)
+                closed.append(record)
+        return closed
+
+    def source(self, number: int) -> bytes:
+        """The train.toml that experiment `number` submitted, byte for byte."""
+        return (self.run_dir(number) / "train.toml").read_bytes()
+
+    def sync_tsv(self, last: Record | None = None) -> bool:
+        """Make results.tsv say what runs/ says: append `last` if that is all it lacks, else rebuild it.
+
+        Returns whether anything was written.
+        """
+        header = "\t".join(COLUMNS)
+        listed, numbers = self._tsv_runs(), self.numbers()
+        if last is None and listed == numbers:
+            return False
+        if last is not None and listed == [n for n in numbers if n != last.number]:
+            with self.tsv_path.open("ab") as file:
+                file.write((row(last) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
+            return True
+        lines = [header, *(row(record) for record in self.records() if record.status != STARTED)]
+        write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+        return True
+
+    def _tsv_runs(self) -> list[int] | None:
+        """Experiment numbers in results.tsv; None when it is absent, torn or of another format."""
+        try:
+            lines = self.tsv_path.read_text(encoding="utf-8").split("\n")
+            column = COLUMNS.index("run")
+            if lines[0] != "\t".join(COLUMNS) or lines[-1] != "":
+                return None
+            return [int(line.split("\t")[column]) for line in lines[1:-1]]
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def row(record: Record) -> str:
+    """One line of results.tsv; an empty cell is "not measured"."""
+    runs = [r for r in record.runs if r.side is Side.CANDIDATE]
+    score, stderr = score_of(runs)
+    judgement = record.judgement
+    cells: dict[str, object] = {
+        "commit": record.kept_commit[:7] if record.kept_commit else None,
+        "eval_score": score,
+        "memory_gb": _max(r.training.peak_memory_gb for r in record.runs),
+        "status": record.status,
+        "description": record.description,
+        "run": f"{record.number:04d}",
+        "parent": f"{record.parent:04d}" if record.parent is not None else None,
+        "eval_stderr": stderr,
+        "delta": judgement.delta if judgement else None,
+        "p_better": judgement.p_better if judgement else None,
+        "num_runs": len(record.runs),
+        "num_steps": _mean(r.training.num_steps for r in runs),
+        "reward_mean": _mean(r.training.reward_mean for r in runs),
+        "training_seconds": _sum(r.training.training_seconds for r in record.runs),
+        "total_seconds": record.total_seconds,
+        "engine": record.engine,
+        "rules": record.rules_hash,
+        "started": record.started,
+    }
+    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+
+
+def score_of(runs: Iterable[Run]) -> tuple[float | None, float | None]:
+    """Mean eval_score of the evaluated runs and its standard error over examples; None if there is none.
+
+    The standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
+    """
+    evaluations = [r.evaluation for r in runs if r.evaluation is not None]
+    if not evaluations:
+        return None, None
+    k = len(evaluations)
+    score = sum(e.eval_score for e in evaluations) / k
+    stderr = (sum(e.eval_stderr**2 for e in evaluations) / k) ** 0.5 / k**0.5
+    return score, stderr
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_progress(run_dir: Path) -> str | None:
+    """The last live line of an experiment in flight; None before the first."""
+    try:
+        return str(json.loads((run_dir / "progress.json").read_bytes())["line"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def duration_seconds(started: str, now: datetime) -> float:
+    """Seconds from a record's `started` to `now` (aware)."""
+    return (now - datetime.fromisoformat(started)).total_seconds()
+
+
+def _disk_error(error: OSError, path: Path) -> NightshiftError:
+    return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _record(data: dict[str, Any]) -> Record:
+    version = data.pop("version")
+    if version != RECORD_VERSION:
+        raise ValueError(f"record version {version}, this Nightshift reads {RECORD_VERSION}")
+    judgement = data.pop("judgement")
+    return Record(
+        **{
+            **data,
+            "diff": tuple(data["diff"]),
+            "unused_keys": tuple(data["unused_keys"]),
+            "failure": data["failure"] and Failure(data["failure"]),
+            "runs": tuple(_run(run) for run in data["runs"]),
+            "judgement": judgement and Judgement(**{**judgement, "verdict": Verdict(judgement["verdict"])}),
+        }
+    )
+
+
+def _run(data: dict[str, Any]) -> Run:
+    training = dict(data["training"])
+    training["outcome"] = Outcome(training["outcome"])
+    training["failure"] = training["failure"] and Failure(training["failure"])
+    evaluation = data["evaluation"]
+    if evaluation is not None:
+        evaluation = Evaluation(
+            **{**evaluation, "scores": tuple(evaluation["scores"]), "weights": Weights(**evaluation["weights"])}
+        )
+    return Run(**{**data, "side": Side(data["side"]), "training": Training(**training), "evaluation": evaluation})

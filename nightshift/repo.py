@@ -1,0 +1,215 @@
+"""The few git facts and actions. Only train.toml is ever touched; nothing is reset, cleaned or stashed.
+
+Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
+submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
+signature or editor of the user runs at 3 a.m.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift.errors import EngineError, UsageError
+
+CAMPAIGN_PREFIX = "autoresearch/"
+CONFIG_NAME = "train.toml"
+# The person's documents and the agent's one file may differ from the branch point; the harness may not.
+_FREE_SUFFIXES = (".md",)
+_TIMEOUT_SECONDS = 60.0
+_SAFE_OPTIONS = (
+    *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
+    *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the checkout stands. `branch` is "" when HEAD is detached; `commit` None before the first commit."""
+
+    branch: str
+    commit: str | None
+
+    @property
+    def is_campaign(self) -> bool:
+        """True on a branch `autoresearch/<tag>`: the only place where results are settled in git."""
+        return self.branch.startswith(CAMPAIGN_PREFIX)
+
+
+class Repo:
+    """The git checkout at `root`; works, with no facts, where there is no git at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def head(self) -> Head:
+        """Branch and commit now; ("", None) outside a git checkout."""
+        try:
+            branch = self._git("symbolic-ref", "--quiet", "--short", "HEAD", check=False).strip()
+            commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
+        except FileNotFoundError:
+            return Head("", None)
+        return Head(branch, commit or None)
+
+    def config_at(self, commit: str) -> bytes | None:
+        """Bytes of train.toml in `commit`; None if it has none."""
+        result = self._run("cat-file", "blob", f"{commit}:./{CONFIG_NAME}")
+        return result.stdout if result.returncode == 0 else None
+
+    def changed_harness_files(self, commit: str) -> list[str]:
+        """Tracked files below the root that differ from `commit`, but for train.toml and Markdown.
+
+        Blobs are hashed here, not by `git diff`: its answer can be bent by index flags, attributes
+        and filters, which whoever edits the harness could set too.
+        """
+        listing = self._git("ls-tree", "-r", "-z", "--full-tree", commit)
+        top = Path(self._git("rev-parse", "--show-toplevel").strip())
+        changed = []
+        for entry in listing.split("\0")[:-1]:
+            meta, name = entry.split("\t", 1)
+            mode, kind, object_id = meta.split()
+            path = top / name
+            if kind != "blob" or path == self.root / CONFIG_NAME or name.endswith(_FREE_SUFFIXES):
+                continue
+            if _blob_id(path, mode, len(object_id)) != object_id:
+                changed.append(name)
+        return changed
+
+    def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str | None, str]:
+        """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
+
+        An agent that committed first is adopted: no second commit.
+        """
+        refusal = self._moved(head)
+        if refusal:
+            return None, refusal
+        now = self.head()
+        assert now.commit is not None
+        if self.config_at(now.commit) == candidate:
+            return now.commit, f"adopted commit {now.commit[:7]}, which already holds the candidate"
+        commit = self._commit(now, candidate, message)
+        return commit, f"committed {commit[:7]} on {head.branch}"
+
+    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str) -> str:
+        """Put the incumbent back, in the working file and, if the agent committed, on the branch."""
+        refusal = self._moved(head)
+        if refusal:
+            return refusal
+        done = []
+        now = self.head()
+        if now.commit and candidate != incumbent and self.config_at(now.commit) == candidate:
+            commit = self._commit(now, incumbent, message)
+            done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
+        path = self.root / CONFIG_NAME
+        if path.is_file() and not path.is_symlink() and path.read_bytes() == candidate:
+            temporary = path.with_name(f".{CONFIG_NAME}.tmp")
+            temporary.write_bytes(incumbent)
+            temporary.replace(path)
+            done.append("restored the incumbent's train.toml")
+        else:
+            done.append("left train.toml alone: it was edited while the experiment ran")
+        return "; ".join(done)
+
+    def _moved(self, head: Head) -> str | None:
+        """Why nothing can be settled, if the checkout is no longer where the experiment began."""
+        now = self.head()
+        if now.branch != head.branch:
+            return f"not settled: the checkout moved from {head.branch} to {now.branch or 'a detached HEAD'}"
+        if now.commit is None:
+            return f"not settled: {head.branch} has no commit"
+        return None
+
+    def _commit(self, head: Head, config: bytes, message: str) -> str:
+        """One commit on top of `head` that changes train.toml only, then the same in the index."""
+        assert head.commit is not None
+        blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
+        prefix = self._git("rev-parse", "--show-prefix").strip()
+        entry = f"100644,{blob},{prefix}{CONFIG_NAME}"
+        with tempfile.TemporaryDirectory(prefix="nightshift-index-") as folder:
+            index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+            self._git("read-tree", head.commit, environment=index)
+            self._git("update-index", "--add", "--cacheinfo", entry, environment=index)
+            tree = self._git("write-tree", environment=index).strip()
+        commit = self._git(
+            *self._identity(), "commit-tree", tree, "-p", head.commit, "-F", "-", stdin=message.encode()
+        ).strip()
+        # Compare-and-swap: a commit that somebody made this instant is not lost.
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, head.commit)
+        # A locked index leaves the commit right and only `git status` behind: not worth failing a verdict.
+        self._run("update-index", "--add", "--cacheinfo", entry)
+        return commit
+
+    def _identity(self) -> tuple[str, ...]:
+        """Options that name an author where the user configured none."""
+        options: tuple[str, ...] = ()
+        for key, fallback in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
+            if not self._git("config", "--get", key, check=False).strip():
+                options += ("-c", f"{key}={fallback}")
+        return options
+
+    def _git(
+        self, *arguments: str, stdin: bytes = b"", check: bool = True, environment: Mapping[str, str] | None = None
+    ) -> str:
+        result = self._run(*arguments, stdin=stdin, environment=environment)
+        if check and result.returncode != 0:
+            command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
+            reason = result.stderr.decode(errors="replace").strip().splitlines()
+            raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
+        return result.stdout.decode(errors="surrogateescape")
+
+    def _run(
+        self, *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
+        try:
+            return subprocess.run(
+                ["git", "--no-optional-locks", *_SAFE_OPTIONS, *arguments],
+                cwd=self.root,
+                input=stdin,
+                capture_output=True,
+                timeout=_TIMEOUT_SECONDS,
+                env={**clean, **(environment or {})},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
+
+
+def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str | None) -> None:
+    """Refuse an experiment on a campaign branch whose harness is not the one that was agreed.
+
+    `branch_point` is the commit of the campaign's first experiment; None for that first one itself,
+    which measures train.toml as it is committed. Raises UsageError.
+    """
+    if head.commit is None:
+        raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
+    changed = repo.changed_harness_files(branch_point or head.commit)
+    if changed:
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        raise UsageError(
+            f"{names} differ from the branch point {(branch_point or head.commit)[:7]}",
+            "On a campaign branch only train.toml changes: restore them, or start a new branch autoresearch/<tag>.",
+        )
+    if branch_point is None and repo.config_at(head.commit) != config:
+        raise UsageError(
+            "train.toml differs from its committed version, and the first experiment measures the baseline",
+            "Commit train.toml, or restore it, before the first run of a campaign.",
+        )
+
+
+def _blob_id(path: Path, mode: str, id_length: int) -> str | None:
+    """Git's object id of a working file; None if it is missing or of another kind."""
+    try:
+        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+    except OSError:
+        return None
+    if (mode == "120000") != path.is_symlink():
+        return None
+    digest = hashlib.sha1 if id_length == 40 else hashlib.sha256
+    return digest(b"blob %d\0" % len(data) + data).hexdigest()

@@ -1,0 +1,41 @@
+"""Run one experiment: train the config in train.toml, score its final weights, decide, record.
+
+\b
+    uv run run.py -m "lr 3e-6 -> 5e-6: expect +1 pp, more progress per step" > run.log 2>&1
+
+stdout carries the summary block only, progress goes to stderr.
+Exit code: 0 measured, 1 crash, 2 wrong use or config, 130 interrupted.
+"""
+
+import sys
+
+if not sys.flags.safe_path:
+    del sys.path[0]  # this folder stays on the path as its last entry: no file in it can shadow a library
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from nightshift import command
+
+ROOT = Path(__file__).resolve().parent
+
+
+@click.command(help=__doc__, context_settings={"max_content_width": 110})
+@click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
+@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
+@click.option("--until", type=command.TIME, help="HH:MM or ISO time: start no further run that would end later.")
+@click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
+@click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
+@click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 540.")
+@click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
+@click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
+def main(until: datetime | None, **flags: object) -> None:
+    """Flags in, exit code out; one experiment is nightshift/experiment.py."""
+    sys.exit(command.run(ROOT, command.Flags(until=until, **flags)))
+
+
+if __name__ == "__main__":
+    main()

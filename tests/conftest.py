@@ -1,0 +1,33 @@
+"""Fixtures that several test files share: a throw-away git checkout on a campaign branch."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = "autoresearch/test"
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Run git as a user would, with an identity; returns stdout."""
+    identity = ("-c", "user.name=Tester", "-c", "user.email=tester@localhost")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A git repository with a train.toml, a harness file and a document, on a campaign branch."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    (root / "train.toml").write_bytes(b"lr = 0\n")
+    (root / "harness.py").write_text("MEASURES = True\n")
+    (root / "program.md").write_text("Be tireless.\n")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\n")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "start")
+    git(root, "switch", "--quiet", "--create", CAMPAIGN)
+    return root

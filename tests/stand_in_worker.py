@@ -1,0 +1,113 @@
+"""A stand-in for trl_worker.py: speaks its protocol, trains nothing, and fails on demand.
+
+Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
+noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
+{"fault": "exit_at_start" | "silent_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers", "once": true}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def emit(**event: object) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def fault_of(root: Path) -> str | None:
+    path = root / "stand-in.json"
+    if not path.exists():
+        return None
+    order = json.loads(path.read_text())
+    if order.get("once"):
+        path.unlink()
+    return str(order["fault"])
+
+
+def share_right(lr: float) -> float:
+    """0.60 at a scaled learning rate of 6e-4, falling off on both sides in log space; tiny ones teach nothing."""
+    return 0.20 + 0.40 * math.exp(-((math.log10(lr / 6e-4)) ** 2) / 0.5)
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    fault = fault_of(Path(sys.argv[1]).resolve().parents[3])
+    if fault == "exit_at_start":
+        sys.exit("stand-in: no model here")
+    if fault == "silent_start":
+        time.sleep(600)
+    if fault == "orphan":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    settings, rng = spec["settings"], random.Random(spec["train_seed"])
+    data = importlib.import_module(f"{spec['environment']}.data")
+    answers = {e.question: e.answer for e in data.load("selection", 1000)}
+    right = share_right(settings["optimizer"]["lr"]) + rng.gauss(0, 0.005)
+    steps = 0
+    emit(event="ready", seconds={"import": 0.0})
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["command"] == "train":
+            steps = train(command["budget_seconds"], settings["max_steps"], fault, Path(spec["metrics_path"]))
+        elif command["command"] == "load_final_weights":
+            weights = Path(spec["weights_dir"]) / "model.safetensors"
+            weights.parent.mkdir(exist_ok=True)
+            weights.write_text(f"{steps} {right}")
+            emit(event="weights", step=steps, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
+        elif command["command"] == "complete":
+            prompts = json.loads(Path(command["prompts_path"]).read_text())
+            with Path(command["output_path"]).open("w") as file:
+                for index, (message,) in enumerate(prompts[: -1 if fault == "short_answers" else None]):
+                    draw = int(hashlib.sha256(message["content"].encode()).hexdigest()[:8], 16) / 2**32
+                    text = f"#### {answers.get(message['content'])}" if draw < right else "#### no"
+                    file.write(json.dumps({"text": text, "num_tokens": 4, "truncated": False}) + "\n")
+                    if index % 250 == 249:
+                        emit(event="completing", num_done=index + 1)
+            emit(event="completed")
+        elif command["command"] == "exit":
+            return
+
+
+def train(budget_seconds: float, max_steps: int | None, fault: str | None, metrics_path: Path) -> int:
+    """One "step" every 20 ms until the budget or max_steps ends."""
+    began, step, outcome = time.monotonic(), 0, "budget"
+    with metrics_path.open("a") as metrics:
+        while time.monotonic() - began < budget_seconds:
+            time.sleep(0.02)
+            step += 1
+            row = {"step": step, "time": time.monotonic() - began, "reward_mean": 0.5}
+            metrics.write(json.dumps(row) + "\n")
+            emit(event="step", **row)
+            if fault == "sigkill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "hang":
+                time.sleep(600)
+            if fault == "error":
+                emit(event="error", cause="loss is nan at step 1 with lr 1")
+                sys.exit(1)
+            if step == max_steps:
+                outcome = "finished"
+                break
+    seconds = time.monotonic() - began
+    emit(
+        event="trained",
+        outcome=outcome,
+        num_steps=step,
+        training_seconds=seconds,
+        reward_mean=0.5,
+        peak_memory_gb=None,
+    )
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The ledger survives torn files, power cuts and hostile text; results.tsv is only a view of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import NightshiftError, UsageError
+from nightshift.ledger import COLUMNS, Ledger, row, score_of
+from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+
+
+def a_run(index: int = 1, score: float = 0.5, side: Side = Side.CANDIDATE) -> Run:
+    evaluation = Evaluation(score, 0.01, (1.0, 0.0), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
+    training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
+    return Run(index, side, 1000 + index, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
+
+
+def a_record(**changes: object) -> Record:
+    record = Record(
+        number=0,
+        status="started",
+        branch="autoresearch/test",
+        parent=None,
+        description="lr 3e-6 -> 5e-6",
+        started="2026-11-20T19:00:00+00:00",
+        engine="trl",
+        rules_name="arithmetic-trl",
+        rules_hash="abc123",
+        config_hash="c0ffee",
+        effective_hash="beef",
+        diff=("trainer.optim.lr 3e-6 -> 5e-6",),
+        unused_keys=(),
+        commit="0" * 40,
+        versions={"python": "3.11"},
+        hardware="cpu",
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def closed(ledger: Ledger, **changes: object) -> Record:
+    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
+    judgement = Judgement(Verdict.KEEP, "why", delta=0.01, p_better=0.8, incumbent_score=0.49)
+    record = replace(record, status="keep", judgement=judgement, runs=(a_run(),), total_seconds=80.0)
+    record = replace(record, **changes)  # type: ignore[arg-type]
+    ledger.close(record)
+    return record
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path)
+
+
+def table(ledger: Ledger) -> list[dict[str, str]]:
+    lines = ledger.tsv_path.read_text().splitlines()
+    return [dict(zip(lines[0].split("\t"), line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
+    record = closed(ledger)
+    assert ledger.read(record.number) == record
+    assert ledger.source(record.number) == b"x = 1\n"
+
+
+def test_numbers_go_on_and_each_experiment_has_a_row(ledger: Ledger) -> None:
+    for _ in range(3):
+        closed(ledger)
+    assert ledger.numbers() == [1, 2, 3]
+    assert [r["run"] for r in table(ledger)] == ["0001", "0002", "0003"]
+
+
+def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
+    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    closed(ledger, status="crash", judgement=judgement, runs=())
+    cells = table(ledger)[0]
+    for column in ("eval_score", "eval_stderr", "delta", "p_better", "memory_gb", "reward_mean", "commit", "parent"):
+        assert cells[column] == "", column
+    assert cells["num_runs"] == "0"
+    assert "0.0" not in row(a_record())
+
+
+def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(ledger: Ledger) -> None:
+    assert COLUMNS[:5] == ("commit", "eval_score", "memory_gb", "status", "description")
+    closed(ledger)
+    closed(ledger, kept_commit="abcdef0123")
+    assert [r["commit"] for r in table(ledger)] == ["", "abcdef0"]
+
+
+def test_hostile_descriptions_stay_in_their_cell(ledger: Ledger) -> None:
+    closed(ledger, description="a\tb\nc\r\x1b[31m\u2028d\x00")
+    assert len(ledger.tsv_path.read_text().splitlines()) == 2
+    assert table(ledger)[0]["description"] == "a b c [31m d"
+
+
+@pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "wrong header", "binary"])
+def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
+    for _ in range(3):
+        closed(ledger)
+    whole = ledger.tsv_path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    if damage == "delete":
+        ledger.tsv_path.unlink()
+    else:
+        data = {
+            "tear": whole[:-20],
+            "drop a row": lines[0] + b"".join(lines[2:]),
+            "wrong header": b"x" + whole,
+            "binary": b"\xff\x00" * 100,
+        }[damage]
+        ledger.tsv_path.write_bytes(data)
+    assert ledger.sync_tsv()
+    assert ledger.tsv_path.read_bytes() == whole
+    assert not ledger.sync_tsv()
+
+
+def test_an_open_record_is_closed_as_an_interrupted_crash(ledger: Ledger) -> None:
+    ledger.reserve(a_record(), {})
+    (done,) = ledger.close_interrupted()
+    assert done.status == "crash"
+    assert done.failure == "interrupted"
+    assert table(ledger)[0]["status"] == "crash"
+    assert ledger.close_interrupted() == []
+
+
+def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) -> None:
+    closed(ledger)
+    ledger.run_dir(2).mkdir()
+    assert [r.number for r in ledger.records()] == [1]
+    assert closed(ledger).number == 3
+
+
+def test_a_damaged_record_is_named(ledger: Ledger) -> None:
+    record = closed(ledger)
+    path = ledger.run_dir(record.number) / "record.json"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UsageError, match=r"record\.json is damaged"):
+        ledger.records()
+
+
+def test_a_record_of_another_version_is_refused(ledger: Ledger) -> None:
+    path = ledger.run_dir(closed(ledger).number) / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.raises(UsageError, match="version 99"):
+        ledger.records()
+
+
+def test_scores_of_several_runs(ledger: Ledger) -> None:
+    assert score_of([]) == (None, None)
+    score, stderr = score_of([a_run(1, 0.5), a_run(2, 0.6)])
+    assert score == pytest.approx(0.55)
+    assert stderr == pytest.approx(0.01 / 2**0.5)
+
+
+def test_one_experiment_at_a_time_and_the_lock_dies_with_its_holder(ledger: Ledger) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from nightshift.ledger import Ledger\n"
+        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).lock(): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert ledger.is_locked()
+        with pytest.raises(UsageError, match="another experiment is running"), ledger.lock():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()  # type: ignore[union-attr]
+    assert not ledger.is_locked()
+    with ledger.lock():
+        assert ledger.is_locked()
+
+
+def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    ledger = Ledger(tmp_path)
+    with pytest.raises(NightshiftError, match="cannot write"), ledger.lock():
+        pass

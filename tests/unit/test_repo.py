@@ -1,0 +1,185 @@
+"""git, for real: what is committed, what is restored, and what is never touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import UsageError
+from nightshift.repo import Head, Repo, require_clean_start
+from tests.conftest import CAMPAIGN, git
+
+CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
+MESSAGE = "lr 1 -> 2\n\nwhy\n\nNightshift-Run: 0007\n"
+
+
+@pytest.fixture
+def repo(checkout: Path) -> Repo:
+    (checkout / "train.toml").write_bytes(INCUMBENT)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline")
+    return Repo(checkout)
+
+
+def commits(repo: Repo) -> list[str]:
+    return git(repo.root, "log", "--format=%s").splitlines()
+
+
+def test_keep_commits_the_submitted_bytes_and_nothing_else(repo: Repo) -> None:
+    (repo.root / "train.toml").write_bytes(b"lr = 3 # edited meanwhile\n")
+    (repo.root / "harness.py").write_text("staged = True\n")
+    (repo.root / "new.txt").write_text("untracked\n")
+    git(repo.root, "add", "harness.py")
+    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    assert commit == repo.head().commit
+    assert repo.config_at("HEAD") == CANDIDATE
+    assert git(repo.root, "show", "--name-only", "--format=", "HEAD").split() == ["train.toml"]
+    assert git(repo.root, "log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip() == "0007"
+    status = git(repo.root, "status", "--porcelain").splitlines()
+    assert sorted(status) == [" M train.toml", "?? new.txt", "M  harness.py"]
+    assert (repo.root / "train.toml").read_bytes() == b"lr = 3 # edited meanwhile\n"
+
+
+def test_keep_adopts_what_the_agent_committed_first(repo: Repo) -> None:
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
+    before = repo.head()
+    commit, done = repo.keep(before, CANDIDATE, MESSAGE)
+    assert commit == before.commit == repo.head().commit
+    assert "adopted" in done
+
+
+def test_discard_restores_the_file_and_makes_no_commit(repo: Repo) -> None:
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    before = commits(repo)
+    repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
+    assert (repo.root / "train.toml").read_bytes() == INCUMBENT
+    assert commits(repo) == before
+    assert git(repo.root, "status", "--porcelain") == ""
+
+
+def test_discard_of_a_committed_candidate_adds_a_commit_and_resets_nothing(repo: Repo) -> None:
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    git(repo.root, "commit", "--quiet", "--all", "-m", "agent was quick")
+    repo.discard(repo.head(), CANDIDATE, INCUMBENT, "Restore the incumbent\n")
+    assert commits(repo)[:3] == ["Restore the incumbent", "agent was quick", "baseline"]
+    assert repo.config_at("HEAD") == INCUMBENT == (repo.root / "train.toml").read_bytes()
+    assert git(repo.root, "status", "--porcelain") == ""
+
+
+def test_discard_leaves_a_file_that_was_edited_meanwhile(repo: Repo) -> None:
+    (repo.root / "train.toml").write_bytes(b"lr = 9\n")
+    done = repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
+    assert (repo.root / "train.toml").read_bytes() == b"lr = 9\n"
+    assert "left train.toml alone" in done
+
+
+def test_discard_does_not_write_through_a_symlink(repo: Repo, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.toml"
+    outside.write_bytes(CANDIDATE)
+    (repo.root / "train.toml").unlink()
+    (repo.root / "train.toml").symlink_to(outside)
+    repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE)
+    assert outside.read_bytes() == CANDIDATE
+
+
+@pytest.mark.parametrize("move", [("switch", "main"), ("switch", "--detach"), ("switch", "-c", "autoresearch/other")])
+def test_nothing_is_settled_after_the_checkout_moved(repo: Repo, move: tuple[str, ...]) -> None:
+    head = repo.head()
+    git(repo.root, "branch", "--force", "main", "HEAD")
+    git(repo.root, *move, "--quiet")
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    commit, done = repo.keep(head, CANDIDATE, MESSAGE)
+    assert commit is None
+    assert "not settled" in done
+    assert "not settled" in repo.discard(head, CANDIDATE, INCUMBENT, MESSAGE)
+    assert (repo.root / "train.toml").read_bytes() == CANDIDATE
+    assert len(commits(repo)) == 2
+
+
+def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = repo.root
+    for hook in ("pre-commit", "commit-msg", "post-commit", "reference-transaction"):
+        path = root / ".git" / "hooks" / hook
+        path.write_text("#!/bin/sh\ntouch HOOKED\nexit 1\n")
+        path.chmod(0o755)
+    (root / ".git" / "info" / "attributes").write_text("train.toml filter=evil\n")
+    git(root, "config", "filter.evil.clean", "sed s/2/999/")
+    git(root, "config", "commit.gpgSign", "true")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    monkeypatch.setenv("HOME", str(root))
+    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    monkeypatch.delenv("GIT_DIR")
+    assert commit is not None
+    assert repo.config_at("HEAD") == CANDIDATE
+    assert not (root / "HOOKED").exists()
+    assert git(root, "log", "-1", "--format=%an").strip() == "Nightshift"
+
+
+def test_a_locked_index_does_not_stop_a_keep(repo: Repo) -> None:
+    (repo.root / ".git" / "index.lock").touch()
+    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    assert commit is not None
+    assert repo.config_at("HEAD") == CANDIDATE
+
+
+def test_a_checkout_below_the_top_of_its_repository(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--initial-branch", CAMPAIGN)
+    root = tmp_path / "deep" / "er"
+    root.mkdir(parents=True)
+    (root / "train.toml").write_bytes(INCUMBENT)
+    (root / "code.py").write_text("x = 1\n")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "-m", "start")
+    repo = Repo(root)
+    repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    assert repo.config_at("HEAD") == CANDIDATE
+    assert git(tmp_path, "ls-tree", "-r", "--name-only", "HEAD").split() == ["deep/er/code.py", "deep/er/train.toml"]
+    (root / "train.toml").write_bytes(b"other\n")
+    assert repo.changed_harness_files("HEAD") == []
+
+
+@pytest.mark.parametrize("hide", ["nothing", "commit", "assume-unchanged", "skip-worktree", "filter", "delete"])
+def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, hide: str) -> None:
+    start = repo.head().commit
+    assert start is not None
+    assert repo.changed_harness_files(start) == []
+    path = repo.root / "harness.py"
+    if hide in ("assume-unchanged", "skip-worktree"):
+        git(repo.root, "update-index", f"--{hide}", "harness.py")
+    if hide == "filter":
+        (repo.root / ".git" / "info" / "attributes").write_text("harness.py filter=undo\n")
+        git(repo.root, "config", "filter.undo.clean", "echo MEASURES = True")
+    path.write_text("MEASURES = False\n")
+    if hide == "commit":
+        git(repo.root, "commit", "--quiet", "--all", "-m", "innocent")
+    if hide == "delete":
+        path.unlink()
+    assert repo.changed_harness_files(start) == ["harness.py"]
+    with pytest.raises(UsageError, match="harness.py differ"):
+        require_clean_start(repo, repo.head(), INCUMBENT, start)
+
+
+def test_documents_and_train_toml_are_free(repo: Repo) -> None:
+    start = repo.head().commit
+    (repo.root / "program.md").write_text("Think first.\n")
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    require_clean_start(repo, repo.head(), CANDIDATE, start)
+
+
+def test_the_baseline_must_be_the_committed_train_toml(repo: Repo) -> None:
+    with pytest.raises(UsageError, match="first experiment measures the baseline"):
+        require_clean_start(repo, repo.head(), CANDIDATE, None)
+    require_clean_start(repo, repo.head(), INCUMBENT, None)
+
+
+def test_heads(repo: Repo, tmp_path: Path) -> None:
+    assert repo.head().is_campaign
+    git(repo.root, "switch", "--quiet", "--detach")
+    assert repo.head().branch == ""
+    assert not repo.head().is_campaign
+    nowhere = tmp_path / "nowhere"
+    nowhere.mkdir()
+    assert Repo(nowhere).head() == Head("", None)
