@@ -1,0 +1,111 @@
+"""What every engine must do. The stand-in worker first (fast), then the real TRL worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift import config
+from nightshift.engines import Engine
+from nightshift.engines.trl import WORKER, TrlEngine
+from nightshift.errors import EngineError
+from nightshift.evaluation import selection_set
+from nightshift.records import Decoding, Outcome, Phase, Progress
+from nightshift.rules import ARITHMETIC_TRL
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "tests" / "stand_in_worker.py"
+SMALL = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
+BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
+DEADLINE_SECONDS = 90.0
+
+Open = Callable[..., object]
+
+
+@pytest.fixture(params=["stand-in", "trl"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return TrlEngine(SMALL, ROOT, dict(os.environ), worker=STAND_IN if request.param == "stand-in" else WORKER)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "0001" / "run-1"
+    path.mkdir(parents=True)
+    return path
+
+
+def settings(engine: Engine, extra: bytes = b"") -> object:
+    return engine.validate(config.parse(extra + BATCH)).settings
+
+
+def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
+    """One session pays for the slow start once; each block below is one clause of the protocol."""
+    assert engine.check() == []
+    readings: list[Progress] = []
+    session = engine.open(settings(engine), 7, run_dir, DEADLINE_SECONDS)
+    try:
+        # train: ends with the budget, tells steps on the way, writes one metrics line a step
+        began = time.monotonic()
+        training = session.train(2.0, readings.append)
+        assert training.outcome is Outcome.BUDGET
+        assert training.cause is None
+        assert 1.5 < (training.training_seconds or 0) < 2.0 + (time.monotonic() - began)
+        assert training.num_steps >= 1
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, training.num_steps + 1))
+        assert {"time", "reward_mean"} <= rows[0].keys()
+        assert {r.phase for r in readings} == {Phase.TRAINING}
+        assert readings[-1].num_steps == training.num_steps
+        # load_final_weights: says which weights, and the file that proves it is there
+        weights = session.load_final_weights()
+        assert weights.step == training.num_steps
+        assert len(weights.sha256) == 64
+        assert session.load_final_weights() == weights
+        # complete: one answer a prompt, in order, the same twice (greedy)
+        prompts = [p.messages for p in selection_set(SMALL)]
+        decoding = Decoding(max_completion_tokens=24, batch_size=5)
+        once = session.complete(prompts, decoding, readings.append)
+        assert len(once) == len(prompts)
+        assert all(c.num_tokens <= 24 for c in once)
+        assert session.complete(prompts[::-1], decoding, readings.append)[::-1] == once
+    finally:
+        session.close()
+    # close: twice is once, and nothing is left
+    session.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_max_steps_ends_a_run_before_its_budget(engine: Engine, run_dir: Path) -> None:
+    session = engine.open(settings(engine, b"max_steps = 2\n"), 7, run_dir, DEADLINE_SECONDS)
+    try:
+        training = session.train(60.0, lambda reading: None)
+    finally:
+        session.close()
+    assert (training.outcome, training.num_steps) == (Outcome.FINISHED, 2)
+
+
+def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
+    one = engine.validate(config.parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
+    two = engine.validate(config.parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
+    assert one.settings == two.settings
+    assert json.loads(json.dumps(one.settings)) == one.settings
+
+
+def test_keys_without_an_equal_are_named_as_unused(engine: Engine) -> None:
+    effective = engine.validate(config.parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
+    assert effective.unused == ("orchestrator.max_off_policy_steps",)
+    assert effective.settings == settings(engine)
+
+
+def test_a_worker_that_cannot_start_is_an_error_with_its_cause(engine: Engine, run_dir: Path) -> None:
+    broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
+    with pytest.raises(EngineError, match="lr"):
+        engine.open(broken, 7, run_dir, DEADLINE_SECONDS)
+    assert psutil.Process().children(recursive=True) == []

@@ -1,0 +1,313 @@
+"""One experiment, end to end, on a real git checkout, with a stand-in for the training process."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.engines import ProgressCallback
+from nightshift.engines.trl import TrlEngine
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.ledger import Ledger
+from nightshift.records import Failure, Outcome, Phase, Progress, Record, Side
+from nightshift.repo import Repo
+from nightshift.rules import ARITHMETIC_TRL, Rules
+from tests.conftest import git
+
+STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"
+RULES = replace(
+    ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=3.0, evaluation_seconds=3.0, learning_rate_scale=200.0
+)
+GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
+
+
+class SilentReporter:
+    """A stand-in for the terminal; `on_progress` lets a test act in the middle of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.on_progress: Callable[[Progress], None] = lambda reading: None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
+        return lambda reading: self.on_progress(reading)
+
+
+@pytest.fixture
+def reporter() -> SilentReporter:
+    return SilentReporter()
+
+
+@pytest.fixture
+def lab(checkout: Path, reporter: SilentReporter) -> Lab:
+    model = checkout / "models" / "arithmetic-base"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").touch()
+    return make_lab(checkout, reporter, RULES)
+
+
+def make_lab(checkout: Path, reporter: SilentReporter, rules: Rules) -> Lab:
+    return Lab(
+        root=checkout,
+        rules=rules,
+        rules_hash="stand-in",
+        engine=TrlEngine(rules, checkout, dict(os.environ), worker=STAND_IN),
+        ledger=Ledger(checkout),
+        repo=Repo(checkout),
+        reporter=reporter,
+        now=lambda: datetime.now(UTC),
+        clock=time.monotonic,
+        versions={"python": "3"},
+    )
+
+
+def write(lab: Lab, lr: str, extra: str = "") -> bytes:
+    """Put a config in place, as an agent would."""
+    source = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n[trainer.optim]\nlr = {lr}\n".encode()
+    (lab.root / "train.toml").write_bytes(source)
+    return source
+
+
+def run(lab: Lab, **request: object) -> Record:
+    return run_experiment(Request(**request), lab)  # type: ignore[arg-type]
+
+
+def baseline(lab: Lab, lr: str = GOOD) -> bytes:
+    source = write(lab, lr)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    assert run(lab).status == "keep"
+    return source
+
+
+def subjects(lab: Lab) -> list[str]:
+    return git(lab.root, "log", "--format=%s").splitlines()
+
+
+def fault(lab: Lab, name: str) -> None:
+    (lab.root / "stand-in.json").write_text(json.dumps({"fault": name, "once": True}))
+
+
+def test_the_baseline_is_run_twice_and_makes_no_commit(lab: Lab) -> None:
+    baseline(lab)
+    (record,) = lab.ledger.records()
+    assert [r.seed for r in record.runs] == [1000, 1001]
+    assert record.judgement is not None
+    assert record.judgement.why == "baseline: 2 runs"
+    assert record.judgement.delta is None
+    assert record.settled == "baseline: nothing to commit"
+    assert subjects(lab) == ["baseline config", "start"]
+
+
+def test_a_harmful_change_is_discarded_and_train_toml_restored(lab: Lab) -> None:
+    source = baseline(lab)
+    write(lab, BAD)
+    record = run(lab, description="lr x10")
+    assert record.status == "discard"
+    assert record.diff == ("trainer.optim.lr 3e-6 -> 3e-5",)
+    assert (lab.root / "train.toml").read_bytes() == source
+    assert subjects(lab) == ["baseline config", "start"]
+    assert git(lab.root, "status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_a_helpful_change_is_kept_and_committed(lab: Lab) -> None:
+    baseline(lab, POOR)
+    source = write(lab, GOOD)
+    record = run(lab, description="lr 6e-7 -> 3e-6: expect +20 pp")
+    assert record.status == "keep"
+    assert record.judgement is not None
+    assert (record.judgement.delta or 0) > 0.1
+    assert subjects(lab)[0] == "lr 6e-7 -> 3e-6: expect +20 pp"
+    assert lab.repo.config_at("HEAD") == source
+    assert record.kept_commit == lab.repo.head().commit
+    assert lab.ledger.read(record.number) == record
+
+
+def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(lab: Lab) -> None:
+    baseline(lab, POOR)
+    good = write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "quick agent: good")
+    assert run(lab).kept_commit == lab.repo.head().commit
+    write(lab, BAD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "quick agent: bad")
+    record = run(lab)
+    assert subjects(lab)[:3] == [
+        f"Restore the incumbent after experiment {record.number:04d}",
+        "quick agent: bad",
+        "quick agent: good",
+    ]
+    assert lab.repo.config_at("HEAD") == good == (lab.root / "train.toml").read_bytes()
+
+
+def test_a_decided_config_is_refused_and_again_takes_new_seeds(lab: Lab) -> None:
+    baseline(lab)
+    write(lab, BAD)
+    discarded = run(lab)
+    write(lab, BAD)
+    with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
+        run(lab)
+    again = run(lab, again=True)
+    seeds = {r.seed for r in discarded.runs if r.side is Side.CANDIDATE}
+    assert seeds.isdisjoint(r.seed for r in again.runs if r.side is Side.CANDIDATE)
+
+
+def test_the_rth_run_of_every_config_has_the_same_seed(lab: Lab) -> None:
+    baseline(lab)
+    write(lab, BAD)
+    assert run(lab).runs[0].seed == 1000
+
+
+def test_a_change_to_unused_keys_only_is_refused(lab: Lab) -> None:
+    baseline(lab)
+    write(lab, GOOD, "max_off_policy_steps = 2")
+    with pytest.raises(UsageError, match=r"does not use: .*max_off_policy_steps"):
+        run(lab)
+    assert len(lab.ledger.numbers()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "failure", "cause"),
+    [
+        ("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
+        ("exit_at_start", Failure.MACHINERY, "no model here"),
+        ("silent_start", Failure.MACHINERY, "not ready after"),
+        ("short_answers", Failure.MACHINERY, "999 of 1000 examples"),
+        ("error", Failure.TRAINING, "loss is nan"),
+        ("hang", Failure.TRAINING, "deadline"),
+    ],
+)
+def test_a_failed_run_is_a_recorded_crash(lab: Lab, name: str, failure: Failure, cause: str) -> None:
+    incumbent = baseline(lab)
+    candidate = write(lab, BAD)
+    fault(lab, name)
+    record = run(lab)
+    assert (record.status, record.failure) == ("crash", failure)
+    assert record.judgement is not None
+    assert cause in record.judgement.why
+    assert record.runs[0].evaluation is None
+    assert psutil.Process().children(recursive=True) == []
+    left = (lab.root / "train.toml").read_bytes()
+    if failure is Failure.TRAINING:  # the config's own doing: undone, and not tried twice
+        assert left == incumbent
+        write(lab, BAD)
+        with pytest.raises(UsageError, match="already tried"):
+            run(lab)
+    else:  # nothing was decided: the same config may be run again
+        assert left == candidate
+        assert run(lab).status == "discard"
+
+
+def test_a_worker_that_leaves_a_process_behind_does_not(lab: Lab) -> None:
+    write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    fault(lab, "orphan")
+    assert run(lab).status == "keep"
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_an_interruption_closes_the_record_and_decides_nothing(lab: Lab, reporter: SilentReporter) -> None:
+    baseline(lab)
+    candidate = write(lab, BAD)
+
+    def interrupt(reading: Progress) -> None:
+        if reading.phase is Phase.TRAINING:
+            raise Interrupted("stopped by SIGINT")
+
+    reporter.on_progress = interrupt
+    with pytest.raises(Interrupted):
+        run(lab)
+    record = lab.ledger.records()[-1]
+    assert (record.status, record.failure) == ("crash", Failure.INTERRUPTED)
+    assert (lab.root / "train.toml").read_bytes() == candidate
+    assert psutil.Process().children(recursive=True) == []
+    reporter.on_progress = lambda reading: None
+    assert run(lab).status == "discard"
+
+
+def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(lab: Lab) -> None:
+    baseline(lab, POOR)
+    good = write(lab, GOOD)
+    record = run(lab)
+    parent = git(lab.root, "rev-parse", "HEAD~1").strip()
+    git(lab.root, "update-ref", "HEAD", parent)  # as if the power had failed between verdict and commit
+    lab.ledger.write(replace(record, kept_commit=None, settled=None))
+    lab.ledger.tsv_path.unlink()
+    write(lab, BAD)
+    assert run(lab).status == "discard"
+    settled = lab.ledger.read(record.number)
+    assert settled is not None
+    assert settled.kept_commit is not None
+    assert lab.repo.config_at(settled.kept_commit) == good
+    assert len(lab.ledger.tsv_path.read_text().splitlines()) == 4
+
+
+def test_off_a_campaign_everything_is_recorded_and_nothing_settled(lab: Lab) -> None:
+    git(lab.root, "switch", "--quiet", "main")
+    write(lab, POOR)
+    assert run(lab).status == "keep"
+    source = write(lab, GOOD)
+    record = run(lab)
+    assert record.status == "keep"
+    assert record.settled is not None
+    assert "branch main is no campaign" in record.settled
+    assert subjects(lab) == ["start"]
+    assert (lab.root / "train.toml").read_bytes() == source
+    assert run(lab).status in ("keep", "discard")  # no campaign: the same config may be repeated
+
+
+def test_a_campaign_stays_on_its_rules_and_on_its_harness(lab: Lab, reporter: SilentReporter) -> None:
+    baseline(lab)
+    write(lab, BAD)
+    with pytest.raises(UsageError, match="uses rules stand-in"):
+        run_experiment(Request(), replace(lab, rules_hash="other"))
+    (lab.root / "harness.py").write_text("MEASURES = 'better'\n")
+    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+        run(lab)
+    assert len(lab.ledger.numbers()) == 1
+
+
+def test_an_edited_baseline_is_refused(lab: Lab) -> None:
+    write(lab, GOOD)
+    with pytest.raises(UsageError, match="first experiment measures the baseline"):
+        run(lab)
+
+
+def test_max_runs_and_until_bound_the_experiment(lab: Lab) -> None:
+    source = write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    record = run(lab, until=datetime.now(UTC) + timedelta(seconds=0.05))
+    assert len(record.runs) == 1
+    (lab.root / "train.toml").write_bytes(source)
+    again = run(lab, again=True, max_runs=1)
+    assert len(again.runs) == 1
+
+
+def test_missing_machinery_is_an_error_and_no_experiment(lab: Lab) -> None:
+    write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    (lab.root / "models" / "arithmetic-base" / "model.safetensors").unlink()
+    with pytest.raises(EngineError, match="--rebuild-base"):
+        run(lab)
+    assert lab.ledger.numbers() == []
+
+
+def test_evaluation_writes_one_line_an_example(lab: Lab) -> None:
+    baseline(lab)
+    record = lab.ledger.records()[0]
+    lines = (lab.ledger.run_dir(1) / "run-1" / "evaluation.jsonl").read_text().splitlines()
+    scores = [json.loads(line)["score"] for line in lines]
+    assert len(scores) == 1000
+    evaluation = record.runs[0].evaluation
+    assert evaluation is not None
+    assert evaluation.eval_score == pytest.approx(sum(scores) / 1000)
+    assert record.runs[0].training.outcome is Outcome.BUDGET
