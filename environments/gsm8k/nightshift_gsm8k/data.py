@@ -143,7 +143,7 @@ def _examples(content: bytes) -> list[Example]:
 
 def _example(question: str, solution: str) -> Example:
     normalised = " ".join(question.lower().split())  # white space and case make no other problem
-    key = hashlib.sha256(normalised.encode()).hexdigest()
+    key = hashlib.sha256(normalised.encode()).hexdigest()[:16]
     return Example(key, question, solution, solution.rpartition("#### ")[2].strip())
 
 

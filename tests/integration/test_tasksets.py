@@ -1,0 +1,235 @@
+"""The tasksets with the real verifiers package: ids, wire format, the real reward path, and whole rollouts.
+
+The only stand-in is the model: a small OpenAI-compatible server on loopback that always gives one reply.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from nightshift_gsm8k import data
+from pydantic import ValidationError
+from verifiers.v1.trace import AgentInfo
+from verifiers.v1.utils import loaders
+from verifiers.v1.utils.decorators import invoke
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
+OFFICIAL = os.environ.get(data.ENV_VAR, "")
+IDS = ("nightshift-gsm8k", "nightshift-arithmetic")
+SIZE = 2  # as many as the fixture's selection set has
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture folder, prepared and taken for the official data."""
+    digests = {name: hashlib.sha256((FIXTURE / name).read_bytes()).hexdigest() for name in data.SHA256}
+    monkeypatch.setattr(data, "SHA256", digests)
+    monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers every chat completion with `reply` (or with `status`), and remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self, reply: str, status: int = 200) -> None:
+        self.reply, self.status = reply, status
+        self.requests: list[dict[str, Any]] = []
+        super().__init__(("127.0.0.1", 0), Answer)
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request to the stand-in."""
+
+    server: StandIn
+
+    def do_POST(self) -> None:
+        """POST /v1/chat/completions, in OpenAI's format."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(body | {"path": self.path})
+        message = {"role": "assistant", "content": self.server.reply}
+        completion = {
+            "id": "stand-in",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }
+        content = json.dumps(completion).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+def tasks_of(taskset_id: str, split: str = "train", size: int | None = SIZE, **options: Any) -> list[vf.Task]:
+    config = loaders.taskset_config_type(taskset_id)(id=taskset_id, split=split, size=size, **options)
+    return list(vf.load_taskset(config))
+
+
+def rollout(taskset_id: str, stand_in: StandIn, **taskset: Any) -> vf.Episode:
+    """The first task, run by verifiers' own environment, agent, runtime and interception server."""
+    settings = {"id": taskset_id, "split": "train", "size": SIZE} | taskset
+    config = loaders.resolve_env_config({"taskset": settings, "agent": {"runtime": {"type": "subprocess"}}})
+    env = loaders.load_environment(config)
+    client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{stand_in.server_port}/v1", api_key_var="UNSET")
+    context = vf.ModelContext(model="the-policy", client=client, sampling=vf.SamplingConfig(temperature=0.25))
+
+    async def run() -> vf.Episode:
+        async with env.serving():
+            (slot,) = env.slots(next(iter(env.taskset)))
+            return await env.run_slot(slot, context)
+
+    thread = Thread(target=stand_in.serve_forever)
+    thread.start()
+    try:
+        return asyncio.run(run())
+    finally:
+        stand_in.shutdown()
+        thread.join()
+        stand_in.server_close()
+
+
+@pytest.fixture(params=IDS)
+def taskset_id(request: pytest.FixtureRequest, trusted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each taskset, with the folders that verifiers makes for rollouts out of the user's cache."""
+    monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path)
+    chosen: str = request.param
+    return chosen
+
+
+def rewards(replies: list[tuple[vf.Task, str]]) -> list[float]:
+    """What verifiers' own scoring gives traces that end in these replies."""
+
+    async def reward(task: vf.Task, reply: str) -> float:
+        origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        trace = vf.Trace(task=origin, agent=AgentInfo(config=vf.AgentConfig()))
+        trace.nodes.append(vf.MessageNode(message=vf.AssistantMessage(content=reply), sampled=True))
+        await task.score(trace)
+        assert list(trace.rewards) == ["correct"]
+        return trace.reward
+
+    async def gather() -> list[float]:
+        return [await reward(task, reply) for task, reply in replies]
+
+    return asyncio.run(gather())
+
+
+def test_ids_resolve_to_one_taskset_and_its_own_harness(taskset_id: str) -> None:
+    assert loaders.default_harness_id(taskset_id) == taskset_id
+    harness = loaders.load_harness(vf.default_agent_harness(taskset_id))
+    assert type(harness).__name__ == "ChatHarness"
+    assert not harness.EXECUTES_CODE
+    assert not harness.NEEDS_CONTAINER
+    assert len(tasks_of(taskset_id)) == SIZE
+    assert loaders.environment_class(taskset_id) is vf.SingleAgentEnv
+
+
+def test_split_has_no_default(taskset_id: str) -> None:
+    with pytest.raises(ValidationError, match=r"split\n  Field required"):
+        loaders.taskset_config_type(taskset_id)(id=taskset_id, size=SIZE)
+    with pytest.raises(ValidationError, match="Field required"):
+        loaders.resolve_env_config({"taskset": {"id": taskset_id, "size": SIZE}})
+
+
+@pytest.mark.parametrize("split", ["sealed", "test", "", None])
+def test_the_sealed_set_cannot_be_loaded(taskset_id: str, split: str | None) -> None:
+    with pytest.raises(ValidationError, match="Input should be 'train' or 'selection'"):
+        tasks_of(taskset_id, split=split)  # type: ignore[arg-type]
+
+
+def test_tasks_survive_the_wire_with_their_key_and_hash(taskset_id: str) -> None:
+    for task in tasks_of(taskset_id):
+        wire = json.loads(json.dumps(task.data.model_dump(mode="json")))
+        rebuilt = type(task)(type(task).data_type().model_validate(wire), task.config)
+        assert (rebuilt.key, rebuilt.hash) == (task.key, task.hash)
+        assert rebuilt.data == task.data
+
+
+def test_keys_do_not_depend_on_size(taskset_id: str) -> None:
+    assert tasks_of(taskset_id, size=1)[0].key == tasks_of(taskset_id, size=2)[0].key
+    keys = [task.key for split in ("train", "selection") for task in tasks_of(taskset_id, split)]
+    assert len(set(keys)) == 2 * SIZE
+
+
+def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str) -> None:
+    for split in ("train", "selection"):
+        for task in tasks_of(taskset_id, split):
+            answer = task.data.answer
+            replies = [f"So it is.\n#### {answer}", f"#### {answer}1", ""]
+            assert rewards([(task, reply) for reply in replies]) == [1.0, 0.0, 0.0]
+            assert asyncio.run(invoke(task.validate, {"runtime": None}))
+
+
+def test_validate_finds_an_answer_that_is_no_number(taskset_id: str) -> None:
+    task = tasks_of(taskset_id)[0]
+    task.data = task.data.model_copy(update={"answer": "many"})
+    assert not asyncio.run(invoke(task.validate, {"runtime": None}))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
+    taskset_id: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError(f"a process was started: {args}")
+
+    task = tasks_of(taskset_id)[0]
+    stand_in = StandIn(f"Thinking.\n#### {task.data.answer}{'' if right else '9'}")
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        patch.setattr(asyncio, "create_subprocess_exec", refuse)
+        patch.setattr(asyncio, "create_subprocess_shell", refuse)
+        episode = rollout(taskset_id, stand_in)
+    (trace,) = episode.traces
+    assert not episode.errors
+    assert episode.ok
+    assert trace.reward == float(right)
+    assert trace.num_turns == 1
+    assert (episode.task.key, episode.task.hash) == (task.key, task.hash)
+    (request,) = stand_in.requests
+    assert request["path"] == "/v1/chat/completions"
+    assert request["model"] == "the-policy"
+    assert request["temperature"] == 0.25  # the run's sampling, laid over the harness's request
+    assert request["messages"] == [{"role": "user", "content": task.data.prompt_text}]
+
+
+def test_a_system_prompt_reaches_the_model_as_one(taskset_id: str, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.")
+    stand_in = StandIn("#### 0")
+    episode = rollout(taskset_id, stand_in, system_prompt=tmp_path / "system.txt")
+    assert episode.ok
+    (request,) = stand_in.requests
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    assert request["messages"][0]["content"] == "Be brief."
+
+
+def test_a_policy_that_cannot_answer_is_an_error_of_the_trace_not_a_zero(taskset_id: str) -> None:
+    stand_in = StandIn("#### 0", status=500)
+    episode = rollout(taskset_id, stand_in)
+    (trace,) = episode.traces
+    assert not episode.ok
+    assert trace.errors
+    assert not trace.rewards
+    assert len(stand_in.requests) == 1
+
+
+@pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
+def test_every_official_gold_answer_earns_the_reward() -> None:
+    tasks = [task for split in ("train", "selection") for task in tasks_of("nightshift-gsm8k", split, size=None)]
+    assert len(tasks) == 7473
+    assert len({task.key for task in tasks}) == 7473
+    assert set(rewards([(task, f"#### {task.data.answer}") for task in tasks])) == {1.0}
