@@ -1,0 +1,257 @@
+"""The allow-list against a recording of prime-rl's config classes: it can neither drift nor leave a gap."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import keys
+from nightshift.keys import KEYS, LOCKS, SHARED, describe_keys
+from nightshift.values import BadValue, Key, Kind, accept
+
+RECORDED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "rlconfig-keys.json").read_text()
+)
+# prime-rl hands these to vLLM untouched, so its classes do not name them.
+PASS_THROUGH = {"inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"}
+# Free-form mappings in the recording: it stops at their names.
+MAPPINGS = {
+    f"{keys.SOURCE}.curriculum.sampler.pools.": "orchestrator.train.source[].curriculum.sampler<difficulty_pool>.pools",
+    f"{keys.SOURCE}.curriculum.gates.": "orchestrator.train.source[].curriculum.gates",
+}
+# Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
+LATE_DEFAULTS = {"orchestrator.batch_size": 128, "seq_len": RECORDED["orchestrator.seq_len"]["default"]}
+TYPES = {Kind.INT: "integer", Kind.FLOAT: "number", Kind.BOOL: "boolean", Kind.CHOICE: "string", Kind.LIST: "array"}
+
+
+def open_variants(selector: str) -> tuple[str, ...]:
+    [key] = [key for key in KEYS if key.path == selector]
+    return key.choices
+
+
+def wanted_variants(key: Key, selector: str) -> tuple[Any, ...]:
+    """The variants under which a key exists, by its own condition or that of a table around it."""
+    for entry in (key, *(entry for entry in KEYS if key.path.startswith(f"{entry.path}."))):
+        if entry.only_if and entry.only_if[0] == selector:
+            return entry.only_if[1]
+    return open_variants(selector)
+
+
+def recorded_names(key: Key) -> list[str]:
+    """The names under which the recording knows an open key: one for every variant it exists in."""
+    names = [""]
+    own: list[str] = []
+    for segment in key.path.split("."):
+        grown = []
+        for name in names:
+            variants = RECORDED.get(name, {}).get("variants")
+            if variants and segment != "type":
+                wanted = wanted_variants(key, f"{'.'.join(own)}.type")
+                grown += [f"{name}<{variant}>.{segment}" for variant in wanted]
+            else:
+                grown.append(f"{name}.{segment}" if name else segment)
+        names = [f"{name}[]" if name == keys.SOURCE else name for name in grown]
+        own.append(segment)
+    return names
+
+
+def in_mapping(key: Key) -> str | None:
+    return next((entry for prefix, entry in MAPPINGS.items() if key.path.startswith(prefix)), None)
+
+
+CHECKED = [key for key in KEYS if key.path not in PASS_THROUGH and in_mapping(key) is None]
+
+
+@pytest.mark.parametrize("key", CHECKED, ids=lambda key: f"{key.path}-{key.default}")
+def test_open_key_exists_in_prime_rl_with_compatible_type_and_range(key: Key) -> None:
+    for name in recorded_names(key):
+        if key.leaf == "type" and name not in RECORDED:  # the selector of a union
+            assert set(key.choices) <= set(RECORDED[name.removesuffix(".type")]["variants"])
+            assert set(key.refused or ()) <= set(RECORDED[name.removesuffix(".type")]["variants"])
+            continue
+        entry = RECORDED[name]
+        shapes = entry.get("types", [entry])
+        if key.kind is Kind.TABLE:
+            assert any(other.startswith((f"{name}.", f"{name}<")) for other in RECORDED), "prime-rl knows no such table"
+            assert entry["nullable"] is key.nullable
+            continue
+        [shape] = [shape for shape in shapes if shape["type"] == TYPES[key.kind] and "const" not in shape]
+        constants = {shape["const"] for shape in shapes if "const" in shape}
+        assert set(key.choices) <= {*shape.get("enum", key.choices if key.kind is Kind.LIST else ()), *constants}
+        assert not key.nullable or entry.get("nullable")
+        lowest = max(
+            (bound for bound in (shape.get("minimum"), shape.get("exclusiveMinimum")) if bound is not None),
+            default=None,
+        )
+        highest = min(
+            (bound for bound in (shape.get("maximum"), shape.get("exclusiveMaximum")) if bound is not None),
+            default=None,
+        )
+        ours = [bound for bound in (key.minimum, key.above) if bound is not None]
+        assert lowest is None or max(ours) >= lowest
+        ours = [bound for bound in (key.maximum, key.below) if bound is not None]
+        assert highest is None or min(ours) <= highest
+        if "exclusiveMaximum" in shape:
+            assert key.below is not None
+
+
+@pytest.mark.parametrize("key", CHECKED, ids=lambda key: f"{key.path}-{key.default}")
+def test_default_is_that_of_prime_rl(key: Key) -> None:
+    for name in recorded_names(key):
+        if key.path in LATE_DEFAULTS:
+            assert key.default == LATE_DEFAULTS[key.path]
+        elif key.kind is Kind.TABLE:
+            # The recording has no default for a table that is on: it comes from a factory.
+            assert (key.default is None) == ("default" in RECORDED[name])
+        elif key.kind is Kind.LIST:
+            assert isinstance(key.default, tuple)
+            assert set(key.default) <= set(RECORDED[name]["default"])
+        elif name in RECORDED:
+            assert key.default == RECORDED[name]["default"]
+            assert isinstance(key.default, type(RECORDED[name]["default"]))
+
+
+def test_a_variant_key_exists_in_no_other_variant() -> None:
+    # Else the same value would be refused under a type for which prime-rl takes it.
+    for key in CHECKED:
+        if key.only_if is None or not key.only_if[0].endswith(".type"):
+            continue
+        table = key.only_if[0].removesuffix(".type")
+        others = set(open_variants(key.only_if[0]))
+        others -= {variant for entry in KEYS if entry.path == key.path for variant in (entry.only_if or ("", ()))[1]}
+        assert [variant for variant in others if f"{table}<{variant}>.{key.leaf}" in RECORDED] == []
+
+
+def test_exceptions_are_exceptions_indeed() -> None:
+    assert RECORDED["inference.vllm"]["extra_keys_allowed"]
+    for path in PASS_THROUGH:
+        assert path not in RECORDED
+    for entry in MAPPINGS.values():
+        assert RECORDED[entry] == {"type": "object"}
+        assert not any(name.startswith(f"{entry}.") for name in RECORDED)
+
+
+def test_every_prime_rl_key_is_open_or_has_an_owner() -> None:
+    paths = [tuple(re.sub(r"<[^>]*>|\[\]", "", name).split(".")) for name in RECORDED]
+    undecided = [
+        path
+        for path in paths
+        if not (keys.variants(path) or keys.is_inner(path) or keys.lock(path) or ".".join(path) in SHARED)
+    ]
+    assert undecided == []
+    assert len(paths) > 600
+
+
+def test_no_open_key_lies_under_a_lock() -> None:
+    assert [key.path for key in KEYS if keys.lock(tuple(key.path.split(".")))] == []
+
+
+def test_no_prefix_is_locked_twice() -> None:
+    prefixes = [prefix for entry in LOCKS for prefix in entry.prefixes]
+    assert len(prefixes) == len(set(prefixes))
+
+
+def test_a_key_follows_its_selector_and_its_table() -> None:
+    seen: set[str] = set()
+    tables = {key.path for key in KEYS if key.kind is Kind.TABLE}
+    for key in KEYS:
+        assert key.only_if is None or key.only_if[0] in seen
+        around = {key.path[: match.start()] for match in re.finditer(r"\.", key.path)}
+        assert around & tables <= seen
+        seen.add(key.path)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.path}-{key.default}")
+def test_default_is_a_value_that_the_key_takes(key: Key) -> None:
+    if key.default is not None:
+        assert accept(key, key.default) == key.default
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key.kind in (Kind.INT, Kind.FLOAT)], ids=lambda key: key.path)
+def test_range_ends_where_it_says(key: Key) -> None:
+    tiny = 1 if key.kind is Kind.INT else 1e-9
+    for bound, sign in ((key.minimum, -1), (key.maximum, 1)):
+        if bound is not None:
+            end = int(bound) if key.kind is Kind.INT else bound
+            assert accept(key, end) == bound
+            with pytest.raises(BadValue, match="out of range"):
+                accept(key, end + sign * tiny)
+    for bound in (key.above, key.below):
+        if bound is not None:
+            with pytest.raises(BadValue, match="out of range"):
+                accept(key, float(bound))
+    for value in (float("nan"), float("inf"), -float("inf"), True, "1", [], {}, 10**400, -(10**400)):
+        with pytest.raises(BadValue):
+            accept(key, value)
+
+
+def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> None:
+    for key in KEYS:
+        if key.kind not in (Kind.INT, Kind.FLOAT, Kind.BOOL):
+            continue
+        for value in ("3e-6", "0.5", "x", -1e300, 1.5, True, [], "1e999", "nan"):
+            with contextlib.suppress(BadValue):
+                accept(key, value)
+                continue
+            with pytest.raises(BadValue) as refusal:
+                accept(key, value)
+            offered = re.search(rf"{key.leaf} = (\S+)", refusal.value.fix)
+            assert offered, refusal.value.fix
+            accept(key, json.loads(offered[1]))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("optim.lr", "trainer.optim.lr"),
+        ("lr", "trainer.optim.lr"),
+        ("trainer.lr", "trainer.optim.lr"),
+        ("trainer.optim.learning_rate", "trainer.optim.lr"),
+        ("trainer.optim.betas_1", "trainer.optim.betas1"),
+        ("orchestrator.batchsize", "orchestrator.batch_size"),
+        ("orchestrator.rollouts_per_example", "orchestrator.group_size"),
+        ("orchestrator.sampling.temperature", "orchestrator.train.sampling.temperature"),
+        ("orchestrator.sampling.max_tokens", "orchestrator.train.sampling.max_completion_tokens"),
+        ("trainer.model.lora.r4nk", "trainer.model.lora.rank"),
+        ("batch_size", "orchestrator.batch_size"),
+        ("inference.vllm.max-num-seqs", "inference.vllm.max_num_seqs"),
+        ("trainer.optim.max_grad_norm", "trainer.optim.max_norm"),
+    ],
+)
+def test_nearest_name(written: str, meant: str) -> None:
+    assert keys.nearest(tuple(written.split("."))) == meant
+
+
+def test_nearest_of_nonsense_is_none() -> None:
+    assert keys.nearest(("zzz", "qqqqqq")) is None
+    assert keys.nearest(("",)) is None
+
+
+def test_longest_lock_wins_and_look_alikes_are_not_locked_but_closed() -> None:
+    assert keys.lock(("orchestrator", "train", "source", "env", "taskset", "id"))
+    assert keys.lock(("trainer", "env_vars", "LD_PRELOAD"))
+    assert keys.lock(("any", "thing", "trust_remote_code"))
+    assert keys.lock(("m\u043edel",)) is None
+    assert keys.variants(("m\u043edel",)) == ()
+    assert not keys.is_inner(("trainer.optim",))
+
+
+def test_description_names_every_key_and_every_lock_within_120_columns() -> None:
+    text = describe_keys()
+    lines = text.split("\n")
+    assert max(map(len, lines)) <= 120
+    table = ""
+    described = set()
+    for line in lines[: lines.index("locked: an error to name them")]:
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif re.match(r"  [a-z*]", line):
+            described.add(table + line.split()[0])
+    assert described == {key.path for key in KEYS}
+    for entry in LOCKS:
+        assert all(prefix in text for prefix in entry.prefixes)
