@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from nightshift import config, console
+from nightshift import config, console, keys
 from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger, duration_seconds, read_progress
 from nightshift.records import Record
@@ -71,7 +71,7 @@ class Flags:
 def run(root: Path, flags: Flags) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if flags.keys:
-        console.print_text(config.describe_keys())
+        console.print_text(keys.describe_keys())
         return ExitCode.MEASURED
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     try:

@@ -99,9 +99,9 @@ def summary(record: Record) -> str:
         ("eval_score", _number(score, 6)),
         ("eval_stderr", _number(stderr, 6)),
         (metric, _number(score, 6)),
-        ("incumbent_score", _number(judgement and judgement.incumbent_score, 6)),
-        ("delta", _number(judgement and judgement.delta, 6, sign=True)),
-        ("p_better", _number(judgement and judgement.p_better, 2)),
+        ("incumbent_score", _number(judgement.incumbent_score if judgement else None, 6)),
+        ("delta", _number(judgement.delta if judgement else None, 6, sign=True)),
+        ("p_better", _number(judgement.p_better if judgement else None, 2)),
         ("decision", record.status),
         ("why", judgement.why if judgement else ""),
         ("reward_mean", _number(sum(rewards) / len(rewards) if rewards else None, 6)),
@@ -152,4 +152,4 @@ def _number(value: float | None, digits: int, sign: bool = False) -> str:
 
 def printable(text: str) -> str:
     """Hostile text cannot move the cursor, forge lines or end the block."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return "".join(character if character.isprintable() else " " for character in text).rstrip()

@@ -35,7 +35,10 @@ class Problem:
 
 
 def selection_set(rules: Rules) -> list[Problem]:
-    """The examples that decide keep or discard, environment by environment, in a fixed order."""
+    """The examples that decide keep or discard, environment by environment, in a fixed order.
+
+    Raises EngineError when the data is missing or is not what the environment expects.
+    """
     return [problem for environment in rules.environments for problem in _problems(environment)]
 
 
@@ -43,7 +46,10 @@ def _problems(environment: EnvironmentRules) -> list[Problem]:
     # The packages ship with this repository and are named by the rules, never by train.toml.
     data: Any = importlib.import_module(f"{environment.package}.data")
     scoring: Any = importlib.import_module(f"{environment.package}.scoring")
-    examples = data.load("selection", environment.num_selection)
+    try:
+        examples = data.load("selection", environment.num_selection)
+    except ValueError as error:  # the environments' own error: data missing, or not the official bytes
+        raise EngineError(str(error)) from None
     return [Problem(environment.package, e.key, data.messages(e), e.answer, scoring.score) for e in examples]
 
 

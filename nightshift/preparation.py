@@ -22,8 +22,11 @@ def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = N
     _base_model(root, rules, note)
     for environment in rules.environments:
         data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):
-            data.prepare(source=gsm8k, progress=note)
+        if hasattr(data, "prepare"):  # generated data needs none
+            try:
+                data.prepare(source=gsm8k, progress=note)
+            except ValueError as error:  # the environments' own error, one line with its fix
+                raise EngineError(str(error)) from None
     if Ledger(root).sync_tsv():
         note("results.tsv: written")
 
@@ -57,4 +60,4 @@ def rebuild_base(root: Path, rules: Rules, note: Note) -> None:
         if step % 50 == 0 or step == num_steps:
             note(f"supervised step {step} / {num_steps}")
 
-    trl_base.rebuild(root / rules.model, progress=progress)
+    trl_base.rebuild(root / rules.model, trl_base.NUM_STEPS, seed=0, progress=progress)

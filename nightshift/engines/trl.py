@@ -173,7 +173,7 @@ class TrlSession:
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         self._buffer = b""
         self._num_steps = 0
-        argv = [sys.executable, "-I", worker, spec_path]
+        argv: list[str | Path] = [sys.executable, "-I", worker, spec_path]
         self._worker = self._group.start(
             "worker", argv, log_path=run_dir / "worker.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )

@@ -15,7 +15,10 @@ LAYERS = [
     "errors",
     "records",
     "rules",
+    "values",
+    "toml_text",
     "keys",
+    "checks",
     "config",
     "watchdog",
     "supervise",
@@ -34,7 +37,7 @@ LAYERS = [
     "command",
     "cli",
 ]
-STAND_ALONE = {"engines.trl_worker", "engines.trl_sampler"}  # child processes: import nothing of nightshift
+STAND_ALONE = {"engines.trl_worker", "engines.trl_sampler", "engines.trl_trainer"}  # child processes: import nothing of nightshift
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "matplotlib", "accelerate", "scipy")
 
 

@@ -1,0 +1,129 @@
+"""A/A: the same config against itself. How often is it kept, and how often should it be?
+
+    uv run benchmarks/aa.py --decisions 20 --budget-seconds 10
+
+Runs run.py in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds.
+Then simulates the same number of decisions with decision.py itself, from the run-to-run spread and
+the per-example agreement that the real runs showed, and prints both. Resumable: give the same --folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import NormalDist
+
+import click
+import numpy as np
+
+from nightshift import decision
+from nightshift.ledger import Ledger
+from nightshift.records import Record, Side
+from nightshift.rules import ARITHMETIC_TRL, DecisionRules
+
+ROOT = Path(__file__).resolve().parents[1]
+BRANCH = "autoresearch/aa"
+
+
+def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> list[Record]:
+    """A baseline and `num_decisions` repetitions of it; goes on where an earlier call stopped."""
+    if not folder.exists():
+        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
+        subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=folder, check=True)
+    ledger = Ledger(folder)
+    while True:
+        records = [r for r in ledger.records() if r.status in ("keep", "discard")]
+        print(f"{max(len(records) - 1, 0)} of {num_decisions} decisions", file=sys.stderr, flush=True)
+        if len(records) > num_decisions:
+            return records
+        arguments = ["run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "-m", "A/A", "--again"]
+        result = subprocess.run([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, check=False)
+        if result.returncode != 0:
+            sys.exit(f"run.py ended with {result.returncode}")
+
+
+def simulate(matrix: np.ndarray, rules: DecisionRules, max_runs: int, repetitions: int) -> float:
+    """Share of A/A decisions that keep, when runs are drawn like the rows of `matrix` (runs x examples, 0/1).
+
+    An example's answer is a threshold on a latent sum of its difficulty (shared by all runs), a run
+    effect with the observed spread, and noise of its own; difficulty's share comes from the observed
+    agreement between runs.
+    """
+    rng = np.random.default_rng(0)
+    normal = NormalDist()
+    n = matrix.shape[1]
+    mean = matrix.mean()
+    cut = normal.inv_cdf(1 - mean)
+    pairs = np.corrcoef(matrix)[np.triu_indices(len(matrix), 1)].mean()
+    # Tetrachoric correlation of two 0/1 variables with this margin, by bisection on simulated normals.
+    draws = rng.standard_normal((3, 200_000))
+    low, high = 0.0, 0.999
+    for _ in range(25):
+        share = (low + high) / 2
+        a, b = (math.sqrt(share) * draws[0] + math.sqrt(1 - share) * draws[i] > cut for i in (1, 2))
+        low, high = (share, high) if np.corrcoef(a, b)[0, 1] < pairs else (low, share)
+    # Run effect: what the spread of run scores holds beyond the sampling of examples with fixed difficulty.
+    within = float(np.mean(matrix.mean(axis=0) * (1 - matrix.mean(axis=0)))) * len(matrix) / (len(matrix) - 1) / n
+    run_sd = math.sqrt(max(matrix.mean(axis=1).var(ddof=1) - within, 0.0))
+    shift = run_sd / normal.pdf(cut)  # score sd -> latent sd
+
+    def run(difficulty: np.ndarray) -> tuple[float, ...]:
+        latent = math.sqrt(share) * difficulty + math.sqrt(1 - share) * rng.standard_normal(n)
+        return tuple((latent + shift * rng.standard_normal() > cut).astype(float).tolist())
+
+    kept = 0
+    for _ in range(repetitions):
+        difficulty = rng.standard_normal(n)
+        belief = decision.baseline([run(difficulty) for _ in range(rules.baseline_runs)], rules)
+        comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, run(difficulty), rules)
+        for num_runs in range(1, max_runs + 1):
+            choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
+            if choice.replicate is None:
+                break
+            comparison = decision.observe(comparison, choice.replicate, run(difficulty), rules)
+        kept += choice.keep
+    print(
+        f"observed: {len(matrix)} runs, mean {mean:.4f}, run sd {matrix.mean(axis=1).std(ddof=1):.4f}, "
+        f"correlation between runs {pairs:.2f}"
+    )
+    return kept / repetitions
+
+
+def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson 1927)."""
+    p, denominator = successes / trials, 1 + z**2 / trials
+    centre = (p + z**2 / (2 * trials)) / denominator
+    half = z * math.sqrt(p * (1 - p) / trials + z**2 / (4 * trials**2)) / denominator
+    return centre - half, centre + half
+
+
+@click.command(help=__doc__)
+@click.option("--decisions", default=20, show_default=True)
+@click.option("--budget-seconds", default=10.0, show_default=True)
+@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone lives, or will.")
+@click.option("--repetitions", default=1000, show_default=True, help="Simulated decisions.")
+def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int) -> None:
+    """Run, simulate, print."""
+    records = real_decisions(folder, decisions, budget_seconds)
+    kept = sum(r.status == "keep" for r in records[1:])
+    low, high = wilson(kept, len(records) - 1)
+    rows = [run.evaluation.scores for record in records for run in record.runs if run.evaluation]
+    predicted = simulate(np.array(rows), ARITHMETIC_TRL.decision, max_runs=3, repetitions=repetitions)
+    result = {
+        "decisions": len(records) - 1,
+        "kept": kept,
+        "kept_share": kept / (len(records) - 1),
+        "interval_95": [low, high],
+        "predicted_share": predicted,
+        "predicted_inside": low <= predicted <= high,
+        "runs_per_decision": sum(len(r.runs) for r in records[1:]) / (len(records) - 1),
+        "p_better": [r.judgement.p_better for r in records[1:] if r.judgement],
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""run.py and `nightshift` as a user meets them: whole processes, exit codes, streams, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.ledger import Ledger
+from nightshift.watchdog import MARKER_NAME
+from tests.conftest import git
+
+ROOT = Path(__file__).parents[2]
+GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    """A campaign checkout that the stand-in can run in, and afterwards no process that names it."""
+    for name in ("models", "environments", "nightshift"):
+        (checkout / name).symlink_to(ROOT / name)
+    (checkout / ".gitignore").write_text(
+        "runs/\nresults.tsv\nmodels\nenvironments\nnightshift\nrun.py\nstand-in.json\n"
+    )
+    (checkout / "run.py").symlink_to(ROOT / "run.py")
+    (checkout / "train.toml").write_bytes(GOOD)
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "-m", "baseline config")
+    yield checkout
+    for process in processes_of(checkout):
+        process.kill()
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Processes whose command line or working folder lies in the checkout, or that carry a run's marker."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid():
+                continue
+            here = str(root) in " ".join(process.cmdline()) or str(root) in process.cwd()
+            if here or (process.environ().get(MARKER_NAME) and str(root) in process.cwd()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def start(root: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl", *flags]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+def until_training(root: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        if any((root / "runs").glob("*/run-*/metrics.jsonl")):
+            return
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(f"no training began: {process.communicate()}")
+
+
+def no_process_left(root: Path, within_seconds: float) -> None:
+    deadline = time.monotonic() + within_seconds
+    while processes_of(root) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(root) == []
+
+
+def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> None:
+    code, stdout, stderr = finish(start(root, "--budget-seconds", "1", "-m", "first"))
+    assert code == 0, stderr
+    assert stdout.startswith("---\neval_score:")
+    values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
+    assert values["decision"].strip() == "keep"
+    assert values["num_runs"].strip() == "2"
+    assert values["delta"].strip() == ""  # a baseline is compared with nothing
+    assert "training" in stderr
+    assert "\x1b" not in stdout + stderr  # plain in a pipe
+    assert len((root / "results.tsv").read_text().splitlines()) == 2
+
+
+def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
+    (root / "stand-in.json").write_text('{"fault": "error"}')
+    code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
+    assert code == 1
+    assert "decision:         crash\n" in stdout
+    assert "loss is nan" in stdout
+    assert "eval_score:\n" in stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: signal.Signals) -> None:
+    process = start(root, "--budget-seconds", "60")
+    until_training(root, process)
+    process.send_signal(number)
+    code, stdout, stderr = finish(process)
+    assert (code, stdout) == (130, "")
+    assert number.name in stderr
+    assert "Traceback" not in stderr
+    no_process_left(root, 5)
+    assert [r.status for r in Ledger(root).records()] == ["crash"]
+    assert len((root / "results.tsv").read_text().splitlines()) == 2
+
+
+def test_sigkill_of_the_harness_leaves_no_process_and_the_next_start_closes_the_record(root: Path) -> None:
+    process = start(root, "--budget-seconds", "60")
+    until_training(root, process)
+    process.kill()
+    finish(process)
+    no_process_left(root, 15)
+    assert [r.status for r in Ledger(root).records()] == ["started"]
+    code, _, stderr = finish(start(root, "--budget-seconds", "1"))
+    assert code == 0, stderr
+    assert "0001 was interrupted" in stderr
+    assert [r.status for r in Ledger(root).records()] == ["crash", "keep"]
+
+
+def test_two_at_once_are_refused(root: Path) -> None:
+    first = start(root, "--budget-seconds", "60")
+    until_training(root, first)
+    code, _, stderr = finish(start(root, "--budget-seconds", "60"))
+    assert code == 2
+    assert "another experiment is running" in stderr
+    first.send_signal(signal.SIGINT)
+    assert finish(first)[0] == 130
+
+
+def test_wait_and_status(root: Path) -> None:
+    process = start(root, "--budget-seconds", "4")
+    until_training(root, process)
+    status = subprocess.run(["nightshift", "status"], cwd=root, capture_output=True, text=True, check=True)
+    assert status.stdout.startswith("running:  0001 for ")
+    assert "training" in status.stdout
+    early = subprocess.run(["nightshift", "wait", "--timeout", "0.1"], cwd=root, capture_output=True, text=True)
+    assert early.returncode == 124
+    late = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
+    assert late.returncode == 0
+    assert late.stdout.startswith("---\neval_score:")
+    assert finish(process)[1] == late.stdout
+    idle = subprocess.run(["nightshift", "status"], cwd=root, capture_output=True, text=True, check=True)
+    assert idle.stdout.startswith("running:  nothing\nkeep:     1\n")
+
+
+BAD_CONFIGS = {
+    "syntax error": b"[trainer\nlr = 1\n",
+    "unknown key": b"[trainer.optim]\nlrr = 1e-6\n",
+    "locked key": b"[model]\nname = 'x'\n",
+    "wrong type": b"[trainer.optim]\nlr = '3e-6'\n",
+    "out of range": b"[trainer.optim]\nlr = -1.0\n",
+    "group_size does not divide": b"[orchestrator]\nbatch_size = 10\ngroup_size = 4\n",
+    "max_steps below warm-up": b"max_steps = 5\n[trainer.scheduler]\ntype = 'cosine'\nwarmup_steps = 10\n",
+    "empty": b"",
+    "binary": bytes(range(256)) * 4,
+    "10 MB": b"# x\n" * 2_500_000,
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGS)
+def test_a_bad_config_is_one_line_and_exit_code_2(root: Path, case: str) -> None:
+    (root / "train.toml").write_bytes(BAD_CONFIGS[case])
+    code, stdout, stderr = finish(start(root))
+    assert (code, stdout) == (2, "")
+    assert len(stderr.splitlines()) == 1
+    assert stderr.startswith("train.toml")
+    assert not (root / "results.tsv").exists()
+
+
+def test_dry_run_and_keys_run_nothing(root: Path) -> None:
+    code, stdout, _ = finish(start(root, "--dry-run"))
+    assert code == 0
+    assert "against:  nothing: this is the baseline" in stdout
+    code, stdout, _ = finish(start(root, "--keys"))
+    assert code == 0
+    assert "trainer.optim.lr" in stdout
+    assert not (root / "runs").exists() or Ledger(root).numbers() == []
+
+
+def test_wrong_flags_teach(root: Path) -> None:
+    for flags, word in (
+        (("--until", "yesterday"), "07:30"),
+        (("--max-runs", "0"), "1<=x<=6"),
+        (("--nonsense",), "such"),
+    ):
+        code, _, stderr = finish(start(root, *flags))
+        assert code == 2
+        assert word in stderr
+
+
+def test_the_last_reading_is_left_for_status(root: Path) -> None:
+    assert finish(start(root, "--budget-seconds", "1"))[0] == 0
+    progress = json.loads((root / "runs" / "0001" / "progress.json").read_text())
+    assert progress["run"] == 2
