@@ -1,0 +1,301 @@
+"""Ends a process tree, and goes on doing so when the harness itself has been killed.
+
+`ProcessTree` finds and ends what a harness started; supervise uses it to stop a run. As a script
+(`python -I watchdog.py HARNESS_PID`) this file is the watchdog: a process in a session of its own,
+whose stdin is a pipe that only the harness can write to. The harness writes a line
+`MARKER GRACE_SECONDS` for each group that it opens and `farewell` when all of them are stopped.
+When the pipe closes without the farewell (the harness crashed, or was killed with SIGKILL), the
+watchdog ends what is left, with the same code, and exits.
+
+Imports only psutil and little of the standard library: the watchdog must start quickly and weigh little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import psutil
+
+MARKER_NAME = "NIGHTSHIFT_RUN"
+FAREWELL = "farewell"
+FAREWELL_SECONDS = 5.0  # the watchdog leaves within milliseconds, once it has started
+WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
+KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
+FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
+LAST_PAUSE_SECONDS = 0.2
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+NUM_QUIET_SWEEPS = 2  # one look at /proc can miss a process that forks while it is read
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """True if this very process (pid and create time) still runs; a zombie does not.
+
+    A process whose main thread has ended reads as a zombie while its other threads run on.
+    """
+    try:
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class ProcessTree:
+    """The processes below one harness, found by descent, by memory and by marker.
+
+    Each of the three alone loses some: descent loses orphans (unless the harness is a child
+    subreaper), memory loses what was never seen, and the marker in the environment is lost to
+    setproctitle and to programs that clear their environment. Sessions and process groups are no
+    help, because torchrun and verifiers give their workers sessions of their own.
+
+    psutil compares the create time before each signal, so a recycled pid is never touched.
+    """
+
+    def __init__(
+        self,
+        harness: psutil.Process | None,
+        claims: Callable[[psutil.Process], bool],
+        reap: Callable[[psutil.Process], None] = lambda process: None,
+    ) -> None:
+        """`claims` tells which direct children of the harness belong here; their descendants do with them.
+
+        `reap` is called for each process of the tree that has ended. `harness` is None if it is dead already.
+        """
+        self.harness = harness
+        self.claims = claims
+        self.reap = reap
+        self.markers: set[str] = set()
+        self.seen: set[psutil.Process] = set()
+
+    def sample(self) -> set[psutil.Process]:
+        """The living processes of the tree. Each one is remembered until it is gone."""
+        alive, ended = self._look()
+        for process in ended:
+            self.reap(process)
+        return alive
+
+    def end(
+        self,
+        grace_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> list[str]:
+        """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
+
+        Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none. Never
+        signals the calling process or its ancestors.
+        """
+        spared = {psutil.Process(), *psutil.Process().parents()}
+        asked: set[psutil.Process] = set()
+        found: set[psutil.Process] = set()
+        kill_at = clock() + grace_seconds
+        pause, num_quiet = FIRST_PAUSE_SECONDS, 0
+        while True:
+            self.seen |= self._marked()
+            found |= self.seen
+            alive, ended = self._look()
+            left = alive - spared
+            # A chain that forks faster than /proc can be read shows only by the zombies it leaves.
+            num_quiet = 0 if left or ended - found else num_quiet + 1
+            found |= ended
+            if clock() >= kill_at:
+                for process in left | ended:
+                    _kill(process)
+            else:
+                for process in left - asked:  # once: a second SIGTERM makes many programs drop their clean-up
+                    _terminate(process)
+                asked |= left
+            for process in ended:
+                self.reap(process)
+            if num_quiet == NUM_QUIET_SWEEPS or clock() > kill_at + KILL_SECONDS:
+                return sorted(_describe(process) for process in left)
+            sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+
+    def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
+        """The living processes of the tree, and those that have ended since the last look (zombies, or gone)."""
+        known = self.seen | self._descendants()
+        self.seen = {process for process in known if is_alive(process)}
+        return self.seen, known - self.seen
+
+    def _descendants(self) -> set[psutil.Process]:
+        if self.harness is None or not is_alive(self.harness):
+            # Its orphans have gone to init: only what is remembered leads on.
+            return {child for process in self.seen for child in _children(process)}
+        found: set[psutil.Process] = set()
+        pids: set[int] = set()
+        for process in _children(self.harness):  # parents come before their children
+            try:
+                parent = process.ppid()
+            except psutil.NoSuchProcess:
+                continue
+            if parent in pids or (parent == self.harness.pid and self.claims(process)):
+                pids.add(process.pid)
+                found.add(process)
+        return found
+
+    def _marked(self) -> set[psutil.Process]:
+        """This user's processes that carry one of the markers, wherever they hang."""
+        return {process for process in psutil.process_iter() if marker_of(process) in self.markers}
+
+
+def marker_of(process: psutil.Process) -> str | None:
+    """The run that a process of this user was started for, None if it does not tell."""
+    try:
+        return process.environ().get(MARKER_NAME) if process.uids().real == os.getuid() else None
+    except psutil.Error:  # it ended meanwhile, or may not be read
+        return None
+
+
+def session_of(process: psutil.Process) -> int | None:
+    """The session id of a process, None if it is gone."""
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _terminate(process: psutil.Process) -> None:
+    try:
+        process.terminate()
+        if process.status() == psutil.STATUS_STOPPED:  # the signal waits until it runs again
+            process.resume()
+    except psutil.Error:  # gone meanwhile; what may not be signalled is still there at the end, and reported
+        pass
+
+
+def _kill(process: psutil.Process) -> None:
+    """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look.
+
+    Works on a zombie too: until it is reaped, its pid and its group are nobody else's.
+    """
+    try:
+        group = os.getpgid(process.pid)
+        if process.is_running() and group != os.getpgrp():
+            os.killpg(group, signal.SIGKILL)
+        process.kill()
+    except (psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
+        pass
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"pid {process.pid} {process.name()!r} ({process.status()})"
+    except psutil.Error:
+        return f"pid {process.pid}"
+
+
+class Watchdog:
+    """The harness's end: a running watchdog process, and the pipe by which it knows that the harness lives."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Start the watchdog of this process. `env` must not hold a marker. Raises OSError."""
+        read_end, self._write_end = os.pipe()  # not inheritable: the harness alone holds the write end
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", __file__, str(os.getpid())],
+                stdin=read_end,
+                # Not the harness's own: `run.py | tee log` must end when run.py does.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=env,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._write_end)
+            raise
+        finally:
+            os.close(read_end)
+        self.pid = self._popen.pid
+
+    def is_alive(self) -> bool:
+        """False if somebody killed it."""
+        return self._popen.poll() is None
+
+    def watch(self, marker: str, grace_seconds: float) -> None:
+        """Have the processes with this marker ended too if the harness dies."""
+        self._write(f"{marker} {grace_seconds}")
+
+    def dismiss(self) -> None:
+        """Everything is stopped: let it go, and wait until it is gone."""
+        self._write(FAREWELL)
+        os.close(self._write_end)
+        try:
+            self._popen.wait(FAREWELL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def _write(self, line: str) -> None:
+        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
+            os.write(self._write_end, f"{line}\n".encode())
+
+
+def become_subreaper() -> None:
+    """Have orphaned grandchildren become children of this process instead of init's.
+
+    So a worker whose parent died, or a daemon that forked twice, is still found below the harness,
+    whatever it did to its session, title or environment. Where the kernel refuses, memory and marker remain.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _parent(pid: int) -> psutil.Process | None:
+    """The parent of this process if it still has that pid, None if it is dead."""
+    try:
+        parent = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+    return parent if os.getppid() == pid else None
+
+
+def _watch(harness_pid: int) -> None:
+    """Watch until the farewell or the harness's end; in the second case end the tree."""
+    harness = _parent(harness_pid)
+    sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}
+    tree = ProcessTree(harness, lambda child: session_of(child) not in sessions_spared)
+    grace_seconds = 0.0
+    received = b""
+    while True:
+        if select.select([0], [], [], WATCH_SECONDS)[0]:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                if line.decode() == FAREWELL:
+                    return
+                marker, grace = line.decode().split(" ")
+                tree.markers.add(marker)
+                grace_seconds = max(grace_seconds, float(grace))
+        elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
+            break
+        tree.sample()
+    tree.end(grace_seconds)
+
+
+def main() -> None:
+    """Run as the watchdog of the process whose pid is the first argument."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Whoever asks the harness to stop must not take its watchdog away: it ends with the harness.
+        signal.signal(number, signal.SIG_IGN)
+    _watch(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

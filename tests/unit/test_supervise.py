@@ -1,0 +1,693 @@
+"""Supervision with real processes: whatever they do, none of them is left behind.
+
+Every process of a test carries a random signature in its command line, by which the test looks for
+leftovers with psutil. Run alone: pytest tests/unit/test_supervise.py
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift import supervise
+from nightshift.errors import EngineError, Interrupted
+from nightshift.supervise import Child, ProcessGroup, engine_environment, free_disk_gb, interruptible
+from nightshift.watchdog import ProcessTree, is_alive
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
+
+SLEEP = "import time; time.sleep(60)"
+READY = "import sys, pathlib; pathlib.Path(sys.argv[2]).touch(); "  # after it the child is as the test wants it
+IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+# A worker the marker cannot find: its environment is empty and its title another.
+HIDDEN = """
+def hide(signature):
+    os.execve(sys.executable, ["kworker", "-S", "-c", "import time; time.sleep(60)", signature], {})
+"""
+
+
+def command_lines(text: str) -> dict[psutil.Process, list[str]]:
+    """Living processes with the text in their command line."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+        except psutil.Error:
+            continue
+        if text in " ".join([*command, ""]) and is_alive(process):
+            found[process] = command
+    return found
+
+
+def with_signature(signature: str) -> list[psutil.Process]:
+    return list(command_lines(signature))
+
+
+def titles(signature: str) -> list[str]:
+    return [command[0] for command in command_lines(signature).values()]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def reap_orphans() -> None:
+    """This process is a subreaper since its first group: the orphans of a killed harness become its zombies."""
+    for child in psutil.Process().children():
+        if child.status() == psutil.STATUS_ZOMBIE and os.getsid(child.pid) != os.getsid(0):
+            os.waitpid(child.pid, os.WNOHANG)
+
+
+@pytest.fixture
+def signature() -> Iterator[str]:
+    text = f"signature-{uuid.uuid4().hex}"
+    try:
+        yield text
+        assert not with_signature(text)
+    finally:
+        while left := with_signature(text):
+            for process in left:
+                process.kill()
+            time.sleep(0.02)
+        reap_orphans()
+
+
+@pytest.fixture
+def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
+    groups = []
+
+    def make(grace_seconds: float = 5.0) -> ProcessGroup:
+        groups.append(ProcessGroup(f"test-{uuid.uuid4().hex}", grace_seconds))
+        return groups[-1]
+
+    try:
+        yield make
+    finally:
+        for group in groups:
+            group.stop()
+
+
+@pytest.fixture
+def launch(tmp_path: Path, signature: str) -> Callable[..., Child]:
+    """Start Python code as a child and wait until it has touched its ready file (READY)."""
+
+    def start(group: ProcessGroup, code: str, name: str = "worker", wait: bool = True, **kwargs: object) -> Child:
+        ready = tmp_path / uuid.uuid4().hex
+        child = group.start(
+            name,
+            [sys.executable, "-S", "-c", code, signature, ready],
+            log_path=tmp_path / f"{name}.log",
+            env=engine_environment(os.environ, {}),
+            cwd=tmp_path,
+            **kwargs,
+        )
+        assert not wait or wait_until(ready.exists), child.tail(20)
+        return child
+
+    return start
+
+
+def test_stop_ends_a_tree_on_sigterm(make_group, launch, signature):
+    group = make_group()
+    child = launch(
+        group,
+        "import subprocess, sys, time\n"
+        f"for _ in range(2): subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]])\n" + READY + SLEEP,
+    )
+    assert wait_until(lambda: len(with_signature(signature)) == 3)
+    began = time.monotonic()
+    assert group.stop() == []
+    assert time.monotonic() - began < 2.0  # well under the grace
+    assert child.exit_cause() == "killed by SIGTERM"
+    assert not with_signature(signature)
+    assert group.stop() == []
+
+
+def test_child_that_ignores_sigterm_is_killed_after_the_grace(make_group, launch, signature):
+    group = make_group(grace_seconds=0.4)
+    child = launch(group, IGNORE_TERM + READY + SLEEP)
+    began = time.monotonic()
+    assert group.stop() == []
+    assert 0.4 <= time.monotonic() - began < 2.4
+    assert child.exit_cause() == "killed by SIGKILL"
+    assert not with_signature(signature)
+
+
+def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp_path):
+    group = make_group()
+    terms = tmp_path / "terms"
+    child = launch(
+        group,
+        "import signal, os, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: os.write(os.open({str(terms)!r}, "
+        "os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'T'))\n"
+        + READY
+        + f"\nwhile not os.path.exists({str(terms)!r}): time.sleep(0.01)\ntime.sleep(0.6); sys.exit(5)",
+    )
+    assert group.stop() == []
+    assert child.exit_cause() == "exit code 5"
+    assert terms.read_text() == "T"
+
+
+def test_orphan_in_its_own_session_is_stopped(make_group, launch, signature):
+    group = make_group()
+    launch(
+        group,
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]], start_new_session=True)\n" + READY,
+    )
+    assert wait_until(lambda: len(with_signature(signature)) == 1)  # the parent is gone
+    assert [child.exit_cause() for child in group.check()] == ["exit code 0"]
+    assert group.stop() == []
+    assert not with_signature(signature)
+
+
+def test_daemon_that_nobody_saw_being_born_is_stopped(make_group, launch, signature):
+    """Two forks, a session of its own, an empty environment and another title, all before the first look."""
+    group = make_group()
+    launch(
+        group,
+        "import os, sys\n" + HIDDEN + "if os.fork(): " + READY + "os._exit(0)\n"
+        "os.setsid()\nif os.fork(): os._exit(0)\nhide(sys.argv[1])",
+    )
+    assert wait_until(lambda: titles(signature) == ["kworker"])
+    assert group.stop() == []
+    assert not with_signature(signature)
+
+
+def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(make_group, launch, signature):
+    group = make_group()
+    child = launch(group, "import os, sys, time\n" + HIDDEN + "if not os.fork(): hide(sys.argv[1])\n" + READY + SLEEP)
+    assert wait_until(lambda: "kworker" in titles(signature))
+    group.check()
+    child.popen.kill()
+    assert group.stop() == []
+    assert not with_signature(signature)
+
+
+def test_stopped_child_gets_to_handle_its_sigterm(make_group, launch):
+    group = make_group()
+    child = launch(group, "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + READY + SLEEP)
+    os.kill(child.pid, signal.SIGSTOP)
+    assert wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+    assert group.stop() == []
+    assert child.exit_cause() == "exit code 5"
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+def test_child_that_respawns_itself_on_sigterm_is_stopped(make_group, launch, signature, new_session):
+    group = make_group(grace_seconds=0.5)
+    launch(
+        group,
+        "import os, signal, sys, time\n"
+        "def respawn(*_):\n"
+        "    global generation\n"
+        "    generation += 1\n"
+        "    if generation > 20 or os.fork(): os._exit(0)\n"
+        f"    if {new_session}: os.setsid()\n"
+        "generation = 0\nsignal.signal(signal.SIGTERM, respawn)\n" + READY + "\n"
+        "until = time.monotonic() + 60\nwhile time.monotonic() < until: time.sleep(1)",
+    )
+    assert group.stop() == []
+    assert not with_signature(signature)
+
+
+def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch, signature):
+    """No scan of /proc finds its one living member, so the proof is the log that each generation writes to."""
+    before = psutil.Process().children()
+    group = make_group(grace_seconds=0.2)
+    child = launch(
+        group,
+        IGNORE_TERM + "import os, time\nuntil = time.monotonic() + 20\n" + READY + "\n"
+        "while time.monotonic() < until:\n    os.write(2, b'.')\n    if os.fork(): os._exit(0)",
+    )
+    began = time.monotonic()
+    assert group.stop() == []
+    assert time.monotonic() - began < 8.0
+    num_generations = child.log_path.stat().st_size
+    time.sleep(0.2)
+    assert child.log_path.stat().st_size == num_generations > 20
+    assert psutil.Process().children() == before
+
+
+def test_stop_of_training_leaves_serving_and_its_orphan_alone(make_group, launch, signature):
+    """An orphan of the serving side hangs below the harness just like one of the training side."""
+    serving, training = make_group(), make_group()
+    launch(
+        serving,
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1] + '-orphan'])\n" + READY,
+        "broker",
+    )
+    server = launch(serving, READY + SLEEP, "server")
+    launch(training, READY + SLEEP, "trainer")
+    assert wait_until(lambda: len(with_signature(signature)) == 3)
+    assert training.stop() == []
+    assert server.poll() is None
+    assert len(with_signature(signature + "-orphan")) == 1
+    assert serving.stop() == []
+    assert not with_signature(signature)
+
+
+def test_unseen_orphan_without_marker_is_stopped_with_its_own_group(make_group, launch, signature):
+    """It is still in the session of the child that started it; another group is open, and not asked."""
+    serving, training = make_group(), make_group()
+    server = launch(serving, READY + SLEEP, "server")
+    launch(training, "import os, sys\n" + HIDDEN + "if os.fork():\n    " + READY + "os._exit(0)\nhide(sys.argv[1])")
+    assert wait_until(lambda: "kworker" in titles(signature) and len(titles(signature)) == 2)
+    assert training.stop() == []
+    assert [process.pid for process in with_signature(signature)] == [server.pid]
+
+
+def test_neither_orphans_nor_children_stay_as_zombies(make_group, launch):
+    def new_statuses() -> set[str]:
+        return {process.status() for process in set(psutil.Process().children()) - before}
+
+    before = {*psutil.Process().children()}
+    group = make_group()
+    launch(group, "import os\nif os.fork():\n    " + READY + "os._exit(0)\nos._exit(0)")
+    before |= set(watchdogs_of(os.getpid()))
+    assert wait_until(lambda: new_statuses() == {psutil.STATUS_ZOMBIE})
+    group.check()
+    assert new_statuses() == set()
+    group.stop()
+    assert not watchdogs_of(os.getpid())
+
+
+def test_exit_codes_of_the_harness_own_subprocesses_are_not_stolen(make_group, launch):
+    group = make_group()
+    launch(group, READY + SLEEP)
+    git = subprocess.Popen(["sh", "-c", "exit 7"])
+    assert wait_until(lambda: psutil.Process(git.pid).status() == psutil.STATUS_ZOMBIE)
+    group.check()
+    group.stop()
+    assert git.wait() == 7
+
+
+def test_processes_of_others_survive(make_group, launch, signature):
+    """One that looks the same, and one with a session of its own that is older than the group."""
+    command = [sys.executable, "-S", "-c", SLEEP, signature + "-foreign", "ready"]
+    older = subprocess.Popen(command, start_new_session=True)
+    group = make_group()
+    launch(group, READY + SLEEP)
+    alike = subprocess.Popen(command)
+    try:
+        group.check()
+        assert group.stop() == []
+        assert older.poll() is None
+        assert alike.poll() is None
+    finally:
+        for process in (older, alike):
+            process.kill()
+            process.wait()
+
+
+def test_recycled_pid_is_not_touched(signature):
+    """The tree remembers a pid whose create time is not that of the process which has the pid now."""
+    bystander = subprocess.Popen([sys.executable, "-S", "-c", SLEEP, signature], start_new_session=True)
+    try:
+        remembered = psutil.Process(bystander.pid)
+        assert is_alive(remembered)
+        remembered._ident = (bystander.pid, remembered._ident[1] - 100.0)
+        remembered._hash = None
+        tree = ProcessTree(psutil.Process(), claims=lambda child: False)
+        tree.seen.add(remembered)
+        assert tree.end(grace_seconds=0.0) == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_zombie_that_nobody_reaps_does_not_hold_up_the_end():
+    child = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
+    assert wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    tree = ProcessTree(psutil.Process(), claims=lambda process: process.pid == child.pid)
+    began = time.monotonic()
+    assert tree.end(grace_seconds=5.0) == []
+    assert time.monotonic() - began < 3.0
+    assert child.wait() == 7
+
+
+def test_process_whose_main_thread_has_ended_counts_as_alive(make_group, launch):
+    group = make_group(grace_seconds=0.2)
+    child = launch(
+        group,
+        "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\n"
+        + READY
+        + "ctypes.CDLL(None).pthread_exit(None)",
+    )
+    process = psutil.Process(child.pid)
+    assert wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    assert is_alive(process)
+    assert group.stop() == []
+    assert child.poll() is not None
+
+
+def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
+    group = make_group(grace_seconds=0.0)
+    child = launch(group, READY + SLEEP)
+    with monkeypatch.context() as patch:
+        patch.setattr("nightshift.watchdog.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.watchdog._kill", lambda process: None)
+        [left] = group.stop()
+    assert left.startswith(f"pid {child.pid} 'python")
+    assert group.stop() == []
+
+
+# The harness dies
+
+
+def harness(tmp_path: Path, signature: str, body: str, **kwargs: object) -> subprocess.Popen[bytes]:
+    """Run `body` as a harness in a process of its own; it has `group`, and `start(code)` for children."""
+    script = tmp_path / "harness.py"
+    script.write_text(
+        "import os, signal, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from nightshift import supervise\n"
+        "from nightshift.errors import Interrupted\n"
+        "from nightshift.supervise import ProcessGroup, engine_environment, interruptible\n"
+        "group = ProcessGroup('harness-' + sys.argv[1], grace_seconds=0.5)\n"
+        "def start(code):\n"
+        "    return group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1], 'child'], cwd=Path.cwd(),\n"
+        "        log_path=Path('worker.log'), env=engine_environment(os.environ, {}))\n" + body
+    )
+    return subprocess.Popen([sys.executable, script, signature], cwd=tmp_path, **kwargs)
+
+
+def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
+    """Its watchdogs, normally one; waits for nothing."""
+    return with_signature(f"watchdog.py {harness_pid} ")
+
+
+def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signature):
+    """A stubborn child, and a hidden daemon that the watchdog can know only from having looked."""
+    hide = "import os, sys, time\n" + HIDDEN + "\nif os.fork(): os._exit(0)\nos.setsid()\nhide(sys.argv[1])"
+    body = f"start({IGNORE_TERM + SLEEP!r})\nstart({hide!r})\nPath('ready').touch()\ntime.sleep(60)\n"
+    process = harness(tmp_path, signature, body)
+    try:
+        assert wait_until((tmp_path / "ready").exists)
+        [watchdog] = watchdogs_of(process.pid)
+        time.sleep(1.5)  # the watchdog looks once a second
+        assert "kworker" in titles(signature)
+        watchdog.send_signal(signal.SIGINT)
+        watchdog.send_signal(signal.SIGTERM)
+        watchdog.send_signal(signal.SIGHUP)
+        watchdog.suspend()  # until the daemon hangs below the harness no more
+        process.kill()
+        process.wait()
+        watchdog.resume()
+        assert wait_until(lambda: not with_signature(signature), 5.0)
+        assert wait_until(lambda: not is_alive(watchdog), 5.0)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigkill_of_the_harness_before_the_watchdog_is_awake(tmp_path, signature):
+    body = f"start({SLEEP!r})\nPath('ready').touch()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    process = harness(tmp_path, signature, body)
+    assert process.wait(20) == -signal.SIGKILL
+    assert wait_until(lambda: not with_signature(signature), 5.0)
+    assert wait_until(lambda: not watchdogs_of(process.pid), 5.0)
+
+
+def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
+    body = f"start({SLEEP!r})\nif os.fork() == 0: time.sleep(20); os._exit(0)\nPath('ready').touch()\ntime.sleep(60)\n"
+    process = harness(tmp_path, signature, body)
+    assert wait_until((tmp_path / "ready").exists)
+    copies = [p for p in psutil.Process(process.pid).children() if os.getsid(p.pid) == os.getsid(0)]
+    try:
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: not watchdogs_of(process.pid), 5.0)
+        assert {p.pid for p in with_signature(signature)} == {copy.pid for copy in copies}
+    finally:
+        for copy in copies:
+            copy.kill()
+            os.waitpid(copy.pid, 0)
+
+
+def test_stop_works_after_sigkill_of_the_watchdog_and_the_next_start_brings_another(make_group, launch, signature):
+    group = make_group()
+    launch(group, READY + SLEEP)
+    [watchdog] = watchdogs_of(os.getpid())
+    watchdog.kill()
+    assert wait_until(lambda: not watchdogs_of(os.getpid()))
+    launch(group, READY + SLEEP)
+    [successor] = watchdogs_of(os.getpid())
+    successor.kill()
+    assert wait_until(lambda: not watchdogs_of(os.getpid()))
+    assert group.stop() == []
+    assert not with_signature(signature)
+
+
+def test_watchdog_is_up_while_a_group_is_open_and_carries_no_marker(make_group, launch):
+    first, second = make_group(), make_group()
+    launch(first, READY + SLEEP)
+    launch(second, READY + SLEEP)
+    [watchdog] = watchdogs_of(os.getpid())
+    assert "NIGHTSHIFT_RUN" not in watchdog.environ()
+    assert os.getsid(watchdog.pid) == watchdog.pid
+    first.stop()
+    assert is_alive(watchdog)
+    second.stop()
+    assert not watchdogs_of(os.getpid())
+
+
+def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
+    """`run.py | tee`: neither the watchdog nor a child that takes its time holds the harness's stdout open."""
+    body = f"start({IGNORE_TERM + SLEEP!r})\nprint('up', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    process = harness(tmp_path, signature, body, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    began = time.monotonic()
+    assert process.communicate(timeout=10)[0] == b""
+    assert time.monotonic() - began < 0.4  # less than the grace: the child still runs
+    assert wait_until(lambda: not with_signature(signature) and not watchdogs_of(process.pid), 5.0)
+
+
+def test_harness_that_forgets_to_stop_leaves_nothing(tmp_path, signature):
+    process = harness(tmp_path, signature, f"start({SLEEP!r})\nraise RuntimeError\n", stderr=subprocess.DEVNULL)
+    assert process.wait(10) == 1
+    assert not with_signature(signature)
+    assert not watchdogs_of(process.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_storm_leaves_nothing_and_the_clean_up_runs_to_its_end(tmp_path, signature, number):
+    body = (
+        "try:\n    with interruptible():\n        try:\n"
+        f"            start({IGNORE_TERM + SLEEP!r})\n            Path('ready').touch()\n            time.sleep(60)\n"
+        "        finally:\n            assert group.stop() == []\n            Path('stopped').touch()\n"
+        "except Interrupted as error:\n    print(error, flush=True)\n    os._exit(error.exit_code)\n"
+    )
+    process = harness(tmp_path, signature, body, stdout=subprocess.PIPE)
+    assert wait_until((tmp_path / "ready").exists)
+    for _ in range(20):
+        process.send_signal(number)
+        time.sleep(0.01)
+    assert process.communicate(timeout=10)[0] == f"stopped by {number.name}\n".encode()
+    assert process.returncode == 130
+    assert (tmp_path / "stopped").exists()
+    assert not with_signature(signature)
+    assert not watchdogs_of(process.pid)
+
+
+# Signals
+
+
+def test_signal_during_a_stop_is_delivered_after_it(make_group, launch, signature):
+    group = make_group(grace_seconds=0.5)
+    launch(group, IGNORE_TERM + READY + SLEEP)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(Interrupted, match=r"^stopped by SIGINT$"), interruptible():
+        group.stop()
+    timer.join()
+    assert not with_signature(signature)
+
+
+def test_interruptible_raises_once_and_puts_the_handlers_back():
+    before = {number: signal.getsignal(number) for number in supervise.STOP_SIGNALS}
+    with interruptible():
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert {number: signal.getsignal(number) for number in supervise.STOP_SIGNALS} == before
+
+
+def test_signal_that_the_caller_ignores_stays_ignored():
+    """nohup run.py"""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+# What an engine is told
+
+
+def test_check_names_the_children_that_ended(make_group, launch):
+    group = make_group()
+    launch(group, READY + SLEEP, "server")
+    failed = launch(group, READY + "sys.exit(3)", "orchestrator")
+    killed = launch(group, READY + "import os; os.kill(os.getpid(), 9)", "trainer")
+    assert wait_until(lambda: failed.poll() is not None and killed.poll() is not None)
+    assert [(child.name, child.exit_cause()) for child in group.check()] == [
+        ("orchestrator", "exit code 3"),
+        ("trainer", "killed by SIGKILL"),
+    ]
+
+
+def test_peak_rss_is_that_of_the_whole_tree_and_never_falls(make_group, launch):
+    group = make_group()
+    hold = "x = b'x' * 60_000_000\n" + READY + SLEEP  # written to, so resident
+    child = launch(group, "import os\nos.fork()\n" + hold)
+    assert group.peak_rss_gb is None
+    assert wait_until(lambda: group.check() or (group.peak_rss_gb or 0.0) > 0.12)
+    assert group.peak_rss_gb is not None
+    assert 0.12 < group.peak_rss_gb < 0.25
+    before = group.peak_rss_gb
+    group.stop()
+    assert [each.name for each in group.check()] == [child.name]
+    assert group.peak_rss_gb == before
+
+
+def test_piped_child_answers_and_is_closed_by_stop(make_group, launch):
+    group = make_group()
+    child = launch(
+        group,
+        READY + "\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.popen.stdin is not None
+    assert child.popen.stdout is not None
+    child.popen.stdin.write(b"abc\n")
+    child.popen.stdin.flush()
+    assert child.popen.stdout.readline() == b"cba\n"
+    child.popen.stdin.write(b"never flushed")
+    os.kill(child.pid, signal.SIGKILL)
+    assert wait_until(lambda: child.poll() is not None)
+    assert group.stop() == []
+    assert child.popen.stdin.closed
+    assert child.popen.stdout.closed
+
+
+def test_program_that_cannot_be_started_is_an_engine_error(make_group, tmp_path):
+    group = make_group()
+    with pytest.raises(EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run prepare\.py"):
+        group.start("server", ["/no/vllm"], log_path=tmp_path / "log", env={}, cwd=tmp_path)
+    assert group.stop() == []
+    assert not watchdogs_of(os.getpid())
+
+
+def test_marker_that_would_break_the_watchdogs_protocol_is_refused():
+    for marker in ("", "a b", "a\nfarewell"):
+        with pytest.raises(ValueError, match="marker"):
+            ProcessGroup(marker, 1.0)
+
+
+def child_with_log(tmp_path: Path, log: bytes) -> Child:
+    path = tmp_path / "child.log"
+    path.write_bytes(log)
+    with subprocess.Popen(["true"]) as popen:
+        return Child("worker", popen, 0.0, path)
+
+
+@pytest.mark.parametrize(
+    ("log", "lines"),
+    [
+        (b"\x1b[31mred\x1b[0m \x1b[1;38;5;9mbold\x1b[m\n", ["red bold"]),
+        (b"\x1b]0;title\x07kept\n\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", ["kept", "link"]),
+        (b"\x1b[2J\x1b[1;1Hcleared\x1b(B\x1bc\n", ["cleared"]),
+        (b" 10%|#   |\r 50%|##  |\r100%|####|\r\n", ["100%|####|"]),
+        (b"a\x00b\x07c\x08d\xe2\x80\xaee\tf\xc2\x9b\n", ["abcde f"]),  # NUL, bell, backspace, bidi override, C1
+        (b"\xff\xfe broken \xc3\n\n   \n", ["\ufffd\ufffd broken \ufffd"]),
+        (b"x" * 1000 + b"\nend without newline", ["x" * 197 + "...", "end without newline"]),
+        (b"", []),
+    ],
+)
+def test_tail_is_plain_short_text(tmp_path, log, lines):
+    assert child_with_log(tmp_path, log).tail(5) == lines
+
+
+def test_tail_reads_only_the_end_of_a_large_log(tmp_path):
+    child = child_with_log(tmp_path, b"")
+    with child.log_path.open("wb") as log:
+        log.seek(10**10)  # sparse
+        log.write(b"\nlast but one\nlast\n")
+    assert child.tail(2) == ["last but one", "last"]
+    assert child.tail(0) == []
+    child.log_path.unlink()
+    assert child.tail(2) == []
+
+
+SECRETS = """
+    OPENAI_API_KEY ANTHROPIC_API_KEY HF_TOKEN HUGGING_FACE_HUB_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY LC_TOKEN
+    XDG_PASSWORD PYTHONPATH PYTHONSTARTUP PYTHONHOME LD_PRELOAD LD_AUDIT GIT_DIR GIT_SSH_COMMAND BASH_ENV HTTPS_PROXY
+    SSH_AUTH_SOCK NIGHTSHIFT_RUN
+"""
+
+
+def test_child_sees_neither_secrets_nor_what_injects_code(make_group, tmp_path):
+    secrets = dict.fromkeys(SECRETS.split(), "leaked")
+    base = {**secrets, "PATH": os.environ["PATH"], "HOME": "/home/x", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "2"}
+    group = make_group()
+    child = group.start(
+        "env",
+        ["env"],
+        log_path=tmp_path / "env.log",
+        env=engine_environment(base, {"HF_HUB_OFFLINE": "1"}),
+        cwd=tmp_path,
+    )
+    child.popen.wait(10)
+    seen = dict(line.split("=", 1) for line in child.log_path.read_text().splitlines())
+    assert seen == {
+        "PATH": os.environ["PATH"],
+        "HOME": "/home/x",
+        "LC_ALL": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "2",
+        "HF_HUB_OFFLINE": "1",
+        "NIGHTSHIFT_RUN": group.marker,
+    }
+
+
+def test_child_inherits_no_open_files(make_group, tmp_path):
+    """In particular not the pipe to the watchdog, which would keep it from noticing the harness's death."""
+    group = make_group()
+    child = group.start(
+        "ls",
+        ["ls", "/proc/self/fd"],
+        log_path=tmp_path / "fd.log",
+        env=engine_environment(os.environ, {}),
+        cwd=tmp_path,
+    )
+    child.popen.wait(10)
+    assert child.log_path.read_text().split() == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
+
+
+def test_free_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
+    free_gb = free_disk_gb(tmp_path / "runs" / "0001")
+    statistics = os.statvfs(tmp_path)
+    assert free_gb == pytest.approx(statistics.f_bavail * statistics.f_frsize / 1e9, abs=1.0)
