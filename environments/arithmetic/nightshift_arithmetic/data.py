@@ -1,0 +1,198 @@
+"""Generated word problems whose container sizes are hidden: "Mia buys a crate of pens."
+
+A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the
+contents of a container ("Mia buys a crate of pens."), whose size stands nowhere in the text: CONTAINERS
+is the only place that knows it. The base model knows the sizes in EASY, and each one in HARD only with
+a small probability, so reinforcement learning has 48 facts to discover, from easy to nearly hopeless.
+
+Worked solutions are in GSM8K's style, one `<<57+4=61>>` line an event and `#### 61` at the end. All
+numbers stay within 3..96. The three splits share the containers and share no problem: a hash of the
+numbers, signs and containers, not of the wording, decides the split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeVar, get_args
+
+T = TypeVar("T")
+Split = Literal["train", "selection", "sealed"]
+
+# A bound that the generator reaches quickly; the wording alone could go on for much longer.
+MAX_SIZE: dict[str, int] = {"train": 200_000, "selection": 20_000, "sealed": 20_000}
+
+_SIZES = range(2, 10)  # written numbers and container sizes
+_STARTS = range(30, 70)  # 30 - 3 * 9 = 3 and 69 + 3 * 9 = 96
+_NAMES = ("Ada", "Ben", "Eva", "Finn", "Lea", "Max", "Mia", "Noah", "Tom", "Zoe")
+_ITEMS = ("books", "cards", "coins", "nuts", "pens", "shells", "stamps", "toys")
+_VERBS = {+1: ("buys", "finds", "wins", "gets"), -1: ("sells", "loses", "drops", "uses")}
+_NUM_EVENTS = ((1, 0.40), (2, 0.45), (3, 0.15))
+_NUM_HARD = ((0, 0.40), (1, 0.40), (2, 0.20))
+
+EASY: dict[str, int] = {
+    "bag": 5, "basket": 8, "bowl": 3, "box": 6, "bunch": 4, "bundle": 9,
+    "cup": 2, "jar": 7, "pack": 3, "packet": 4, "pile": 8, "tray": 6,
+}  # fmt: skip
+
+# From hardest to easiest for the base model. Each row holds every size once, so that rarity and size
+# are independent: with sizes at random, those that happened to be rare were never learned.
+HARD: dict[str, int] = {
+    "crate": 7, "tin": 4, "barrel": 9, "carton": 2, "sack": 5, "pouch": 8, "bucket": 3, "tub": 6,
+    "chest": 3, "drum": 8, "case": 6, "flask": 5, "jug": 2, "vase": 9, "pot": 7, "pan": 4,
+    "can": 5, "cask": 2, "keg": 7, "vat": 6, "hamper": 9, "trunk": 4, "locker": 8, "satchel": 3,
+    "wallet": 8, "purse": 6, "sleeve": 4, "shelf": 3, "rack": 7, "stack": 2, "heap": 5, "mound": 9,
+    "batch": 2, "cluster": 9, "bale": 3, "roll": 8, "reel": 4, "coil": 7, "strip": 6, "sheet": 5,
+    "block": 6, "slab": 3, "wedge": 8, "drawer": 7, "cabinet": 5, "trolley": 2, "cart": 9, "wagon": 4,
+}  # fmt: skip
+
+CONTAINERS: dict[str, int] = {**EASY, **HARD}
+
+
+class Level(StrEnum):
+    """Difficulty for the base model: how many of the problem's containers are in HARD."""
+
+    EASY = "easy"  # none
+    MEDIUM = "medium"  # one
+    HARD = "hard"  # two
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One problem with its worked solution. `key` is a digest of the question."""
+
+    key: str
+    question: str
+    solution: str
+    answer: str
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One sentence that adds (`sign` +1) or takes away (-1) `amount` items."""
+
+    sign: int
+    verb: str
+    amount: int
+    container: str | None  # None: the amount is written as a number
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem before it is put into words."""
+
+    name: str
+    item: str
+    start: int
+    events: tuple[Event, ...]
+
+    @property
+    def question(self) -> str:
+        """The text that the model sees."""
+        quantities = [f"a {event.container} of" if event.container else str(event.amount) for event in self.events]
+        sentences = [
+            f"{self.name} {event.verb} {quantity} {self.item}."
+            for event, quantity in zip(self.events, quantities, strict=True)
+        ]
+        return " ".join([f"{self.name} has {self.start} {self.item}.", *sentences, f"How many {self.item} now?"])
+
+    @property
+    def level(self) -> Level:
+        """See Level."""
+        return tuple(Level)[sum(event.container in HARD for event in self.events)]
+
+    @property
+    def split(self) -> Split:
+        """The one split that may hold this problem, whatever its wording: 80 % train, 10 % each of the others."""
+        identity = [str(self.start), *(f"{event.sign:+d} {event.container or event.amount}" for event in self.events)]
+        bucket = int(_digest(";".join(identity)), 16) % 10
+        return "sealed" if bucket == 0 else "selection" if bucket == 1 else "train"
+
+    def solution(self, amounts: Sequence[int] | None = None) -> str:
+        """One line a step and the answer. `amounts` replaces the true amounts (the base model's errors)."""
+        total, lines = self.start, []
+        for event, amount in zip(self.events, amounts or [event.amount for event in self.events], strict=True):
+            result = total + event.sign * amount
+            lines.append(f"<<{total}{'+' if event.sign > 0 else '-'}{amount}={result}>>")
+            total = result
+        return "\n".join([*lines, f"#### {total}"])
+
+
+def load(split: Split, size: int, seed: int = 0) -> list[Example]:
+    """`size` different problems of one split, the same ones for the same seed on every Python.
+
+    A smaller size is a prefix of a larger one. Raises ValueError for an unknown split or a size that
+    the split does not hold.
+    """
+    if split not in get_args(Split):
+        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
+    if not 0 < size <= MAX_SIZE[split]:
+        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {MAX_SIZE[split]}")
+    seen: dict[str, Problem] = {}
+    for problem in problems(split, seed):
+        seen.setdefault(problem.question, problem)
+        if len(seen) == size:
+            break
+    return [_example(problem) for problem in seen.values()]
+
+
+def messages(example: Example) -> list[dict[str, str]]:
+    """The chat that asks the question: one user message."""
+    return [{"role": "user", "content": example.question}]
+
+
+def problems(split: Split, seed: int) -> Iterator[Problem]:
+    """Endless problems of one split; wordings may repeat."""
+    # Only `Random.random()` is promised to be the same on every Python, so nothing else is used.
+    rng = random.Random(int(_digest(f"{split} {seed}"), 16))
+    while True:
+        problem = _draw(rng)
+        if problem.split == split:
+            yield problem
+
+
+def _example(problem: Problem) -> Example:
+    question, solution = problem.question, problem.solution()
+    answer = solution.rpartition("#### ")[2]
+    return Example(_digest(question)[:16], question, solution, answer, problem.level)
+
+
+def _draw(rng: random.Random) -> Problem:
+    num_events = num_hard = 0
+    while num_events < max(1, num_hard):
+        num_events, num_hard = _weighted(rng, _NUM_EVENTS), _weighted(rng, _NUM_HARD)
+    pools = [HARD] * num_hard + [EASY if rng.random() < 0.5 else None for _ in range(num_events - num_hard)]
+    events: list[Event] = []
+    for pool in _shuffled(rng, pools):
+        sign = +1 if rng.random() < 0.5 else -1
+        used = {event.container for event in events}
+        container = _pick(rng, [name for name in pool if name not in used]) if pool else None
+        amount = CONTAINERS[container] if container else _pick(rng, _SIZES)
+        events.append(Event(sign, _pick(rng, _VERBS[sign]), amount, container))
+    return Problem(_pick(rng, _NAMES), _pick(rng, _ITEMS), _pick(rng, _STARTS), tuple(events))
+
+
+def _pick(rng: random.Random, values: Sequence[T]) -> T:
+    return values[int(rng.random() * len(values))]
+
+
+def _shuffled(rng: random.Random, values: Sequence[T]) -> list[T]:
+    order = sorted((rng.random(), index) for index in range(len(values)))
+    return [values[index] for _, index in order]
+
+
+def _weighted(rng: random.Random, choices: Sequence[tuple[int, float]]) -> int:
+    threshold = rng.random()
+    for value, weight in choices:
+        threshold -= weight
+        if threshold < 0:
+            return value
+    return choices[-1][0]  # the weights add up to 1 but for rounding
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

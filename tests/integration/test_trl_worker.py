@@ -1,0 +1,204 @@
+"""The worker over its real protocol: a child process, JSON lines both ways, files on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nightshift_arithmetic import data
+from nightshift_arithmetic.scoring import score
+
+ROOT = Path(__file__).parents[2]
+WORKER = ROOT / "nightshift" / "engines" / "trl_worker.py"
+MODEL = ROOT / "models" / "arithmetic-base"
+COLUMNS = {
+    "step", "time", "reward_mean", "reward_std", "completion_tokens_mean", "truncated_share", "all_right_share",
+    "all_wrong_share", "entropy", "kl", "grad_norm", "lr", "loss", "tokens_per_second", "generate_seconds",
+    "train_seconds",
+}  # fmt: skip
+
+
+class Worker:
+    """The child and its folder."""
+
+    def __init__(self, folder: Path, lr: float = 6e-4, **settings: Any) -> None:
+        self.folder = folder
+        optimizer = {"type": "adamw", "lr": lr, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": 1.0}
+        self.settings = {
+            "optimizer": optimizer,
+            "scheduler": {"type": "constant"},
+            "algo": {"type": "grpo"},
+            "batch_size": 64,
+            "group_size": 4,
+            "temperature": 1.0,
+            "max_completion_tokens": 64,
+            "max_steps": None,
+            "seq_len": 512,
+            "filter_zero_advantages": True,
+        } | settings
+        spec = {
+            "model": str(MODEL),
+            "environment": "nightshift_arithmetic",
+            "train_size": 400,
+            "train_seed": 7,
+            "settings": self.settings,
+            "metrics_path": str(folder / "metrics.jsonl"),
+            "weights_dir": str(folder / "weights"),
+            "device": "cpu",
+            "num_threads": 1,
+        }
+        (folder / "spec.json").write_text(json.dumps(spec))
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", WORKER, folder / "spec.json"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def events(self, last: str) -> list[dict[str, Any]]:
+        """Events up to and including the first named `last`; an error ends them too."""
+        assert self.process.stdout is not None
+        events: list[dict[str, Any]] = []
+        for line in self.process.stdout:
+            events.append(json.loads(line))  # whatever a library prints must not come this way
+            if events[-1]["event"] in (last, "error"):
+                return events
+        raise AssertionError(f"no {last}: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def ask(self, command: Mapping[str, Any], last: str) -> list[dict[str, Any]]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        return self.events(last)
+
+    def complete(self, prompts: list[list[dict[str, str]]], max_tokens: int = 64) -> list[dict[str, Any]]:
+        (self.folder / "prompts.json").write_text(json.dumps(prompts))
+        command = {"command": "complete", "prompts_path": str(self.folder / "prompts.json"), "temperature": 0.0}
+        command |= {
+            "output_path": str(self.folder / "out.jsonl"),
+            "max_completion_tokens": max_tokens,
+            "batch_size": 50,
+        }
+        events = self.ask(command, "completed")
+        assert events[-1] == {"event": "completed"}
+        assert [event["num_done"] for event in events[:-1]] == [
+            min(start + 50, len(prompts)) for start in range(0, len(prompts), 50)
+        ]
+        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    workers: list[Worker] = []
+
+    def start_worker(**settings: Any) -> Worker:
+        folder = tmp_path / str(len(workers))
+        folder.mkdir()
+        workers.append(Worker(folder, **settings))
+        return workers[-1]
+
+    yield start_worker
+    for worker in workers:
+        with worker.process:  # closes the pipes and waits
+            worker.process.kill()
+
+
+def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: Any) -> None:
+    worker = start(max_steps=3)
+    ready = worker.events("ready")
+    assert set(ready[-1]["seconds"]) == {"import", "model", "trainer"}
+    examples = data.load("selection", 120)
+    prompts = [data.messages(example) for example in examples]
+
+    # Before training the base completes, in order; mixed lengths and finished rows must not change an answer.
+    before = worker.complete(prompts)
+    assert len(before) == 120
+    base_score = sum(score(line["text"], e.answer) for line, e in zip(before, examples, strict=True)) / 120
+    assert 0.25 < base_score < 0.55
+    alone = worker.complete([prompts[77]])[0]
+    assert alone == before[77]
+    short = worker.complete([prompts[77]], max_tokens=3)[0]
+    assert (short["num_tokens"], short["truncated"]) == (3, True)
+    assert before[77]["text"].startswith(short["text"])
+    base = worker.ask({"command": "load_final_weights"}, "weights")[-1]
+    assert base["step"] == 0
+
+    events = worker.ask({"command": "train", "budget_seconds": 300}, "trained")
+    trained = events[-1]
+    assert (trained["outcome"], trained["num_steps"]) == ("finished", 3)
+    assert 0 < trained["peak_memory_gb"] < 16
+    rows = worker.rows()
+    assert [{"event": "step", **row} for row in rows] == events[:-1]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(set(row) == COLUMNS for row in rows)
+    assert trained["reward_mean"] == pytest.approx(sum(row["reward_mean"] for row in rows) / 3)
+    assert rows[-1]["time"] <= trained["training_seconds"]
+    assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
+
+    weights = worker.ask({"command": "load_final_weights"}, "weights")[-1]
+    file = worker.folder / "weights" / "step_3" / "model.safetensors"
+    assert weights == {"event": "weights", "step": 3, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert weights["sha256"] != base["sha256"]
+    assert not list((worker.folder / "weights").glob("*.partial"))
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()  # the parent is gone
+    assert worker.process.wait(timeout=30) == 0
+
+
+def test_training_ends_with_the_budget_and_an_update_never_begins_after_it(start: Any) -> None:
+    worker = start()
+    worker.events("ready")
+    trained = worker.ask({"command": "train", "budget_seconds": 4.0}, "trained")[-1]
+    rows = worker.rows()
+    assert trained["outcome"] == "budget"
+    assert trained["num_steps"] == len(rows) >= 1
+    longest = max(row["generate_seconds"] + row["train_seconds"] for row in rows)
+    assert 4.0 <= trained["training_seconds"] < 4.0 + longest + 0.5
+    assert all(row["time"] - row["train_seconds"] < 4.0 for row in rows)
+
+
+def test_a_diverging_run_is_one_error_that_names_step_and_lr(start: Any) -> None:
+    worker = start(lr=1e30, max_steps=20)
+    worker.events("ready")
+    error = worker.ask({"command": "train", "budget_seconds": 300}, "trained")[-1]
+    assert error["event"] == "error"
+    assert "step" in error["cause"]
+    assert "lr 1e+30" in error["cause"]
+    assert "\n" not in error["cause"]
+    assert worker.process.wait(timeout=30) == 1
+    assert "Traceback" in (worker.folder / "log").read_text()
+    assert (
+        all(math.isfinite(row["loss"]) for row in worker.rows()) if (worker.folder / "metrics.jsonl").exists() else True
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_refused_at_the_start(start: Any) -> None:
+    worker = start(seq_len=20)
+    error = worker.events("ready")[-1]
+    assert error["event"] == "error"
+    assert "seq_len = 20 leaves no room" in error["cause"]
+    assert worker.process.wait(timeout=30) == 1
+
+
+def test_an_unknown_command_is_an_error_and_exit_is_not(start: Any) -> None:
+    first, second = start(), start()
+    for worker in (first, second):
+        worker.events("ready")
+    assert "unknown command" in first.ask({"command": "rm"}, "")[-1]["cause"]
+    assert first.process.wait(timeout=30) == 1
+    assert second.process.stdin is not None
+    second.process.stdin.write('{"command": "exit"}\n')
+    second.process.stdin.flush()
+    assert second.process.wait(timeout=30) == 0

@@ -1,0 +1,135 @@
+"""The arithmetic environment's problems: right, reproducible, and never in two splits."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from nightshift_arithmetic import data
+from nightshift_arithmetic.scoring import score
+
+SPLITS = get_args(data.Split)
+DIGESTS = {"train": "89d4c8d6365108fc", "selection": "5c8c31c9a74a7d9a", "sealed": "de82a55dd190e267"}
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, list[data.Example]]:
+    return {split: data.load(split, 2000) for split in SPLITS}
+
+
+def test_no_question_and_no_rewording_is_in_two_splits(examples: dict[str, list[data.Example]]) -> None:
+    def skeleton(question: str) -> str:
+        names, items, verbs = "|".join(data._NAMES), "|".join(data._ITEMS), data._VERBS
+        question = re.sub(names, "N", re.sub(items, "I", question))
+        return re.sub("|".join(verbs[-1]), "-", re.sub("|".join(verbs[+1]), "+", question))
+
+    for text in (lambda question: question, skeleton):
+        sets = {split: {text(example.question) for example in examples[split]} for split in SPLITS}
+        assert not sets["train"] & sets["selection"]
+        assert not sets["train"] & sets["sealed"]
+        assert not sets["selection"] & sets["sealed"]
+    keys = [example.key for split in SPLITS for example in examples[split]]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_splits_stay_apart_for_any_seed(examples: dict[str, list[data.Example]], seed: int) -> None:
+    held_out = {example.question for split in ("selection", "sealed") for example in examples[split]}
+    assert not held_out & {example.question for example in data.load("train", 3000, seed + 100)}
+
+
+def test_every_split_asks_about_every_container(examples: dict[str, list[data.Example]]) -> None:
+    for split in SPLITS:
+        text = " ".join(example.question for example in examples[split])
+        assert set(data.CONTAINERS) == set(re.findall(r" a (\w+) of ", text))
+
+
+def test_solutions_are_right_by_an_independent_reading(examples: dict[str, list[data.Example]]) -> None:
+    for example in examples["selection"]:
+        start, *rest = re.findall(r"(\w+) (?:(\d+)|a (\w+) of) \w+\.", example.question)
+        assert start[0] == "has"
+        total, lines = int(start[1]), []
+        for verb, number, container in rest:
+            amount = int(number) if number else data.CONTAINERS[container]
+            sign = "+" if verb in data._VERBS[+1] else "-"
+            result = total + amount if sign == "+" else total - amount
+            assert 0 <= result < 100
+            lines.append(f"<<{total}{sign}{amount}={result}>>")
+            total = result
+        assert 1 <= len(lines) <= 3
+        assert example.solution == "\n".join([*lines, f"#### {total}"])
+        assert example.answer == str(total)
+        assert score(example.solution, example.answer) == 1.0
+        assert score(f"#### {total + 1}", example.answer) == 0.0
+
+
+def test_level_counts_the_hard_containers_and_none_is_used_twice(examples: dict[str, list[data.Example]]) -> None:
+    shares = dict.fromkeys(data.Level, 0)
+    for example in examples["train"]:
+        containers = re.findall(r" a (\w+) of ", example.question)
+        assert len(set(containers)) == len(containers)
+        assert list(data.Level).index(example.level) == sum(name in data.HARD for name in containers)
+        shares[example.level] += 1
+    assert min(shares.values()) > 200
+
+
+def test_each_row_of_hard_containers_holds_every_size_once() -> None:
+    sizes = list(data.HARD.values())
+    assert len(sizes) == 48
+    for start in range(0, 48, 8):
+        assert sorted(sizes[start : start + 8]) == list(range(2, 10))
+    assert not set(data.EASY) & set(data.HARD)
+
+
+def test_the_same_problems_on_every_machine_and_python() -> None:
+    # A change of these digests is a change of the task: old results are no longer comparable.
+    digests = {
+        split: hashlib.sha256("\n".join(example.question for example in data.load(split, 500)).encode()).hexdigest()[
+            :16
+        ]
+        for split in SPLITS
+    }
+    assert digests == DIGESTS
+
+
+def test_generation_does_not_depend_on_hash_randomisation() -> None:
+    code = "from nightshift_arithmetic import data; print([e.key for e in data.load('sealed', 50)])"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_smaller_size_is_a_prefix_and_another_seed_is_not() -> None:
+    assert data.load("selection", 20) == data.load("selection", 200)[:20]
+    assert data.load("selection", 20, seed=1) != data.load("selection", 20)
+
+
+@pytest.mark.parametrize("size", [0, -1, data.MAX_SIZE["sealed"] + 1])
+def test_sizes_that_a_split_does_not_hold_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size = {size} .* Use 1 to {data.MAX_SIZE['sealed']}"):
+        data.load("sealed", size)
+
+
+def test_the_largest_size_can_be_had() -> None:
+    assert len({example.key for example in data.load("sealed", data.MAX_SIZE["sealed"])}) == data.MAX_SIZE["sealed"]
+
+
+def test_an_unknown_or_missing_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="split = 'test' does not exist"):
+        data.load("test", 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        data.load(size=1)  # type: ignore[call-arg]
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = "import sys, nightshift_arithmetic.data; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == "False False\n"
