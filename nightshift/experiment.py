@@ -99,6 +99,8 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         lab.ledger.write(record)  # 9: the verdict is safe before git is touched
         record = settle(record, plan.head, lab)
         lab.ledger.close(record)
+        if record.status != Verdict.KEEP:
+            lab.ledger.drop_weights(record.number)
     return record
 
 

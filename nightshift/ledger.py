@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -120,6 +121,11 @@ class Ledger:
             self.sync_tsv(record)
         except OSError as error:
             raise _disk_error(error, self.run_dir(record.number)) from None
+
+    def drop_weights(self, number: int) -> None:
+        """Delete the final weights of an experiment's runs: a gigabyte each on a GPU, and only a keep's are wanted."""
+        for path in self.run_dir(number).glob("run-*/weights"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def records(self) -> list[Record]:
         """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""

@@ -301,6 +301,13 @@ def test_missing_machinery_is_an_error_and_no_experiment(lab: Lab) -> None:
     assert lab.ledger.numbers() == []
 
 
+def test_only_the_weights_of_a_keep_stay(lab: Lab) -> None:
+    baseline(lab)
+    write(lab, BAD)
+    run(lab)
+    assert [path.parts[-3] for path in sorted(lab.ledger.runs_dir.glob("*/run-*/weights"))] == ["0001", "0001"]
+
+
 def test_evaluation_writes_one_line_an_example(lab: Lab) -> None:
     baseline(lab)
     record = lab.ledger.records()[0]
