@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from nightshift.engines import ProgressCallback
 from nightshift.errors import NightshiftError
-from nightshift.ledger import score_of, write_atomically
+from nightshift.ledger import write_atomically
 from nightshift.records import Phase, Progress, Record, Side
+from nightshift.results import figures
 
 _PLAIN_INTERVAL_SECONDS = 10.0
 _STATUS_INTERVAL_SECONDS = 1.0
@@ -87,30 +88,24 @@ def _reading(p: Progress) -> str:
 
 def summary(record: Record) -> str:
     """The block that agents grep: `key: value` lines; not measured is an empty value."""
-    runs = [r for r in record.runs if r.side is Side.CANDIDATE]
-    score, stderr = score_of(runs)
-    judgement = record.judgement
-    rewards = [r.training.reward_mean for r in runs if r.training.reward_mean is not None]
-    memory = [r.training.peak_memory_gb for r in record.runs if r.training.peak_memory_gb is not None]
-    training = [r.training.training_seconds for r in record.runs if r.training.training_seconds is not None]
-    steps = [r.training.num_steps for r in runs]
+    values = figures(record)
     metric = f"{record.rules_name.split('-')[0]}_pass1"
-    lines: Sequence[tuple[str, str]] = (
-        ("eval_score", _number(score, 6)),
-        ("eval_stderr", _number(stderr, 6)),
-        (metric, _number(score, 6)),
-        ("incumbent_score", _number(judgement.incumbent_score if judgement else None, 6)),
-        ("delta", _number(judgement.delta if judgement else None, 6, sign=True)),
-        ("p_better", _number(judgement.p_better if judgement else None, 2)),
+    lines = (
+        ("eval_score", _number(values["eval_score"], ".6f")),
+        ("eval_stderr", _number(values["eval_stderr"], ".6f")),
+        (metric, _number(values["eval_score"], ".6f")),
+        ("incumbent_score", _number(values["incumbent_score"], ".6f")),
+        ("delta", _number(values["delta"], "+.6f")),
+        ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
-        ("why", judgement.why if judgement else ""),
-        ("reward_mean", _number(sum(rewards) / len(rewards) if rewards else None, 6)),
-        ("num_steps", f"{sum(steps) / len(steps):.0f}" if steps else ""),
-        ("num_runs", str(len(record.runs))),
-        ("training_seconds", _number(sum(training) if training else None, 1)),
-        ("total_seconds", _number(record.total_seconds, 1)),
-        ("peak_memory_gb", _number(max(memory, default=None), 2)),
-        ("run", f"{record.number:04d}"),
+        ("why", values["why"] or ""),
+        ("reward_mean", _number(values["reward_mean"], ".6f")),
+        ("num_steps", _number(values["num_steps"], ".0f")),
+        ("num_runs", str(values["num_runs"])),
+        ("training_seconds", _number(values["training_seconds"], ".1f")),
+        ("total_seconds", _number(values["total_seconds"], ".1f")),
+        ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
+        ("run", values["run"]),
         ("changes", "; ".join(record.diff)),
         ("unused_keys", ", ".join(record.unused_keys)),
         ("settled", record.settled or ""),
@@ -146,8 +141,8 @@ def print_error(error: NightshiftError) -> None:
     Console(stderr=True, highlight=False).print(printable(str(error)), markup=False, soft_wrap=True)
 
 
-def _number(value: float | None, digits: int, sign: bool = False) -> str:
-    return "" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"
+def _number(value: float | None, spec: str) -> str:
+    return "" if value is None else format(value, spec)
 
 
 def printable(text: str) -> str:

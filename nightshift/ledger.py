@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -32,15 +32,10 @@ from nightshift.records import (
     Verdict,
     Weights,
 )
+from nightshift.results import COLUMNS, row
 
 RECORD_VERSION = 1
 STARTED = "started"
-# The first five are those that readers of the format know; then ours.
-COLUMNS = (
-    *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
-    *("training_seconds", "total_seconds", "engine", "rules", "started"),
-)
 
 
 class Ledger:
@@ -193,48 +188,6 @@ class Ledger:
             return None
 
 
-def row(record: Record) -> str:
-    """One line of results.tsv; an empty cell is "not measured"."""
-    runs = [r for r in record.runs if r.side is Side.CANDIDATE]
-    score, stderr = score_of(runs)
-    judgement = record.judgement
-    cells: dict[str, object] = {
-        "commit": record.kept_commit[:7] if record.kept_commit else None,
-        "eval_score": score,
-        "memory_gb": _max(r.training.peak_memory_gb for r in record.runs),
-        "status": record.status,
-        "description": record.description,
-        "run": f"{record.number:04d}",
-        "parent": f"{record.parent:04d}" if record.parent is not None else None,
-        "eval_stderr": stderr,
-        "delta": judgement.delta if judgement else None,
-        "p_better": judgement.p_better if judgement else None,
-        "num_runs": len(record.runs),
-        "num_steps": _mean(r.training.num_steps for r in runs),
-        "reward_mean": _mean(r.training.reward_mean for r in runs),
-        "training_seconds": _sum(r.training.training_seconds for r in record.runs),
-        "total_seconds": record.total_seconds,
-        "engine": record.engine,
-        "rules": record.rules_hash,
-        "started": record.started,
-    }
-    return "\t".join(_cell(cells[column]) for column in COLUMNS)
-
-
-def score_of(runs: Iterable[Run]) -> tuple[float | None, float | None]:
-    """Mean eval_score of the evaluated runs and its standard error over examples; None if there is none.
-
-    The standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
-    """
-    evaluations = [r.evaluation for r in runs if r.evaluation is not None]
-    if not evaluations:
-        return None, None
-    k = len(evaluations)
-    score = sum(e.eval_score for e in evaluations) / k
-    stderr = (sum(e.eval_stderr**2 for e in evaluations) / k) ** 0.5 / k**0.5
-    return score, stderr
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -268,27 +221,6 @@ def duration_seconds(started: str, now: datetime) -> float:
 
 def _disk_error(error: OSError, path: Path) -> NightshiftError:
     return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _max(values: Iterable[float | None]) -> float | None:
-    return max((v for v in values if v is not None), default=None)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _record(data: dict[str, Any]) -> Record:

@@ -117,18 +117,12 @@ GSM8K_PRIME_RL = Rules(
     max_completion_tokens=2048,
 )
 
-GSM8K_TRL = Rules(
+GSM8K_TRL = replace(
+    GSM8K_PRIME_RL,
     name="gsm8k-trl",
     engine="trl",
-    model=_QWEN[0],
-    model_revision=_QWEN[1],
-    environments=_GSM8K,
-    budget_seconds=600.0,
-    startup_seconds=300.0,
-    evaluation_seconds=600.0,
+    evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
     decoding=Decoding(max_completion_tokens=1024, batch_size=128),
-    decision=DecisionRules(),
-    max_completion_tokens=2048,
 )
 
 ARITHMETIC_TRL = Rules(

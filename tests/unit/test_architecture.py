@@ -23,6 +23,7 @@ LAYERS = [
     "watchdog",
     "supervise",
     "repo",
+    "results",
     "ledger",
     "decision",
     "campaign",
@@ -37,7 +38,11 @@ LAYERS = [
     "command",
     "cli",
 ]
-STAND_ALONE = {"engines.trl_worker", "engines.trl_sampler", "engines.trl_trainer"}  # child processes: import nothing of nightshift
+STAND_ALONE = {
+    "engines.trl_worker",
+    "engines.trl_sampler",
+    "engines.trl_trainer",
+}  # child processes: import nothing of nightshift
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "matplotlib", "accelerate", "scipy")
 
 

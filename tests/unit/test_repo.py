@@ -158,7 +158,7 @@ def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, hide: str) -
     if hide == "delete":
         path.unlink()
     assert repo.changed_harness_files(start) == ["harness.py"]
-    with pytest.raises(UsageError, match="harness.py differ"):
+    with pytest.raises(UsageError, match=r"harness\.py differ"):
         require_clean_start(repo, repo.head(), INCUMBENT, start)
 
 
