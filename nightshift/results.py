@@ -1,0 +1,88 @@
+"""results.tsv: one row an experiment, as readers of the format know it. A view of the records, nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nightshift.records import Record, Run, Side
+
+# The first five are those that readers of the format know; then ours.
+COLUMNS = (
+    *("commit", "eval_score", "memory_gb", "status", "description"),
+    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+)
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
+
+    Scores, steps and rewards are means over the candidate's runs; seconds and memory cover all runs.
+    """
+    runs = [r for r in record.runs if r.side is Side.CANDIDATE]
+    score, stderr = score_of(runs)
+    judgement = record.judgement
+    return {
+        "commit": record.kept_commit[:7] if record.kept_commit else None,
+        "eval_score": score,
+        "memory_gb": _max(r.training.peak_memory_gb for r in record.runs),
+        "status": record.status,
+        "description": record.description,
+        "run": f"{record.number:04d}",
+        "parent": f"{record.parent:04d}" if record.parent is not None else None,
+        "eval_stderr": stderr,
+        "incumbent_score": judgement.incumbent_score if judgement else None,
+        "delta": judgement.delta if judgement else None,
+        "p_better": judgement.p_better if judgement else None,
+        "why": judgement.why if judgement else None,
+        "num_runs": len(record.runs),
+        "num_steps": _mean(r.training.num_steps for r in runs),
+        "reward_mean": _mean(r.training.reward_mean for r in runs),
+        "training_seconds": _sum(r.training.training_seconds for r in record.runs),
+        "total_seconds": record.total_seconds,
+        "engine": record.engine,
+        "rules": record.rules_hash,
+        "started": record.started,
+    }
+
+
+def row(record: Record) -> str:
+    """One line of results.tsv; an empty cell is "not measured"."""
+    cells = figures(record)
+    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+
+
+def score_of(runs: Iterable[Run]) -> tuple[float | None, float | None]:
+    """Mean eval_score of the evaluated runs and its standard error over examples; None if there is none.
+
+    The standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
+    """
+    evaluations = [r.evaluation for r in runs if r.evaluation is not None]
+    if not evaluations:
+        return None, None
+    k = len(evaluations)
+    score = sum(e.eval_score for e in evaluations) / k
+    stderr = (sum(e.eval_stderr**2 for e in evaluations) / k) ** 0.5 / k**0.5
+    return score, stderr
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
