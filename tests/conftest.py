@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
+
+from nightshift.watchdog import is_alive
 
 CAMPAIGN = "autoresearch/test"
 
@@ -15,6 +18,12 @@ def git(root: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=Tester", "-c", "user.email=tester@localhost")
     command = ["git", *identity, *arguments]
     return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def living_children() -> list[psutil.Process]:
+    """Descendants of pytest that still run. Zombies do not: pytest is a child subreaper after its first
+    ProcessGroup, and nobody reaps what harnesses killed by other tests left to it."""
+    return [p for p in psutil.Process().children(recursive=True) if is_alive(p)]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nightshift import config
@@ -19,6 +18,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.rules import ARITHMETIC_TRL
+from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "stand_in_worker.py"
@@ -79,7 +79,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         session.close()
     # close: twice is once, and nothing is left
     session.close()
-    assert psutil.Process().children(recursive=True) == []
+    assert living_children() == []
 
 
 def test_max_steps_ends_a_run_before_its_budget(engine: Engine, run_dir: Path) -> None:
@@ -108,4 +108,4 @@ def test_a_worker_that_cannot_start_is_an_error_with_its_cause(engine: Engine, r
     broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
     with pytest.raises(EngineError, match="lr"):
         engine.open(broken, 7, run_dir, DEADLINE_SECONDS)
-    assert psutil.Process().children(recursive=True) == []
+    assert living_children() == []

@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nightshift.engines import ProgressCallback
@@ -21,7 +20,7 @@ from nightshift.ledger import Ledger
 from nightshift.records import Failure, Outcome, Phase, Progress, Record, Side
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, Rules
-from tests.conftest import git
+from tests.conftest import git, living_children
 
 STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"
 RULES = replace(
@@ -195,7 +194,7 @@ def test_a_failed_run_is_a_recorded_crash(lab: Lab, name: str, failure: Failure,
     assert record.judgement is not None
     assert cause in record.judgement.why
     assert record.runs[0].evaluation is None
-    assert psutil.Process().children(recursive=True) == []
+    assert living_children() == []
     left = (lab.root / "train.toml").read_bytes()
     if failure is Failure.TRAINING:  # the config's own doing: undone, and not tried twice
         assert left == incumbent
@@ -212,7 +211,7 @@ def test_a_worker_that_leaves_a_process_behind_does_not(lab: Lab) -> None:
     git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
     fault(lab, "orphan")
     assert run(lab).status == "keep"
-    assert psutil.Process().children(recursive=True) == []
+    assert living_children() == []
 
 
 def test_an_interruption_closes_the_record_and_decides_nothing(lab: Lab, reporter: SilentReporter) -> None:
@@ -229,7 +228,7 @@ def test_an_interruption_closes_the_record_and_decides_nothing(lab: Lab, reporte
     record = lab.ledger.records()[-1]
     assert (record.status, record.failure) == ("crash", Failure.INTERRUPTED)
     assert (lab.root / "train.toml").read_bytes() == candidate
-    assert psutil.Process().children(recursive=True) == []
+    assert living_children() == []
     reporter.on_progress = lambda reading: None
     assert run(lab).status == "discard"
 
