@@ -41,7 +41,7 @@ class TerminalReporter:
         started = self._clock()
         last_plain, last_status, last_phase = float("-inf"), float("-inf"), None
         head = f"{record.number:04d} run {run_index} ({side})"
-        self.note(f"{head}: starting, about {'half a minute' if run_index == 1 else 'as long as before'}")
+        self.note(f"{head}: starting")
 
         def report(reading: Progress) -> None:
             nonlocal last_plain, last_status, last_phase

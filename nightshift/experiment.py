@@ -89,6 +89,10 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         require_ready(lab.engine)  # 4
         files = {CONFIG_NAME: candidate.source, "effective.json": _json(plan.record.effective)}
         record = lab.ledger.reserve(plan.record, files)  # 3
+        lab.reporter.note(
+            f"experiment {record.number:04d}: up to {request.max_runs} runs, "
+            f"each with {lab.rules.budget_seconds:g} s of training beside start-up and evaluation"
+        )
         try:
             record = run_until_decided(record, plan, request, lab)  # 5 to 8
         except Interrupted as error:
