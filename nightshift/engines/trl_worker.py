@@ -33,7 +33,7 @@ def main() -> int:
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     # Threads that spin while they wait stall each other as soon as anything else wants a core.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         worker = Worker(json.loads(Path(sys.argv[1]).read_text()), events)
         for line in sys.stdin:
