@@ -207,11 +207,11 @@ class _MuonWithAdamW(Optimizer):
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
         self._optimizers = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        # Schedules write the learning rate into these dicts, so they must be the optimizers' own.
-        self.param_groups = [*muon.param_groups, *adamw.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for optimizer in self._optimizers:
+        # The schedule writes into this optimizer's groups, which accelerate replaces by copies.
+        for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
+            optimizer.param_groups[0]["lr"] = group["lr"]
             optimizer.step()
 
 

@@ -1,0 +1,263 @@
+"""What the worker's trainer and sampler compute, against transformers' own code and prime-rl's definitions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from nightshift_arithmetic import data
+from nightshift_arithmetic.scoring import score
+
+# Libraries warn about each other; here only results count.
+pytestmark = pytest.mark.filterwarnings("default")
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "arithmetic-base"
+ADAMW = {"type": "adamw", "lr": 1e-3, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": None}
+
+
+def load_sibling(name: str) -> ModuleType:
+    """As the worker loads it: by path, since a trl.py lies beside it."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "nightshift" / "engines" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sampler() -> ModuleType:
+    return load_sibling("trl_sampler")
+
+
+@pytest.fixture(scope="module")
+def trainer_module() -> ModuleType:
+    return load_sibling("trl_trainer")
+
+
+@pytest.fixture
+def shipped() -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32").eval(), AutoTokenizer.from_pretrained(MODEL)
+
+
+def prompt_ids(tokenizer: Any, size: int) -> list[list[int]]:
+    messages = [data.messages(example) for example in data.load("train", size)]
+    ids: list[list[int]] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
+        "input_ids"
+    ]
+    return ids
+
+
+def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tuple[Any, Any]) -> None:
+    import torch
+
+    model, tokenizer = shipped
+    prompts = prompt_ids(tokenizer, 40)
+    assert len({len(ids) for ids in prompts}) > 5
+    samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
+    assert {sample.truncated for sample in samples} == {True, False}
+    for ids, sample in zip(prompts, samples, strict=True):
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+        assert sample.ids == expected
+        assert sample.truncated == (sample.ids[-1] != tokenizer.eos_token_id)
+
+
+@pytest.mark.parametrize("num_kv", [1, 2, 4])
+def test_every_grouping_of_heads_is_that_of_transformers(sampler: ModuleType, num_kv: int) -> None:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(num_kv)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, num_key_value_heads=num_kv, **shape)).eval()
+    for parameter in model.parameters():  # biases and norms start out as 0 and 1, where errors would not show
+        torch.nn.init.normal_(parameter, std=0.3)
+    prompt = [5, 7, 11]
+    (sample,) = sampler.sample(model, [prompt], 1, 12, 0.0, {49})
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=49)
+    assert sample.ids == expected[0, 3:].tolist()
+
+
+def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
+    sampler: ModuleType, shipped: tuple[Any, Any]
+) -> None:
+    import torch
+
+    model, tokenizer = shipped
+    torch.manual_seed(0)
+    prompts = prompt_ids(tokenizer, 3)
+    for temperature in (0.7, 1.0, 1.5):
+        samples = sampler.sample(model, prompts, 4000, 5, temperature, {tokenizer.eos_token_id})
+        assert len(samples) == 12000
+        for index, ids in enumerate(prompts):
+            group = samples[index * 4000 : (index + 1) * 4000]
+            prefix = sampler.sample(model, [ids], 1, 4, 0.0, {tokenizer.eos_token_id})[0].ids
+            chosen = [sample.ids[4] for sample in group if sample.ids[:4] == prefix]  # the drawn container size
+            assert len(chosen) > 3000
+            with torch.no_grad():
+                logits = model(torch.tensor([ids + prefix])).logits[0, -1]
+            probabilities = torch.softmax(logits / temperature, dim=-1)
+            frequencies = torch.bincount(torch.tensor(chosen), minlength=len(probabilities)) / len(chosen)
+            assert (frequencies - probabilities).abs().max() < 0.04  # 4 sd at p = 1/2
+
+
+def make_settings(**changes: Any) -> dict[str, Any]:
+    return {
+        "optimizer": ADAMW,
+        "scheduler": {"type": "constant"},
+        "algo": {"type": "grpo"},
+        "batch_size": 32,
+        "group_size": 4,
+        "temperature": 1.0,
+        "max_completion_tokens": 40,
+        "max_steps": 1,
+        "seq_len": 512,
+        "filter_zero_advantages": True,
+    } | changes
+
+
+@pytest.fixture
+def make_trainer(
+    trainer_module: ModuleType, sampler: ModuleType, tmp_path: Path
+) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
+    def make(**changes: Any) -> tuple[Any, list[dict[str, Any]]]:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        rows: list[dict[str, Any]] = []
+        trainer = trainer_module.Trainer(
+            model=AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
+            tokenizer=AutoTokenizer.from_pretrained(MODEL),
+            examples=data.load("train", 64),
+            messages=data.messages,
+            score=score,
+            sample=sampler.sample,
+            settings=make_settings(**changes),
+            seed=3,
+            output_dir=tmp_path,
+            metrics_path=tmp_path / "metrics.jsonl",
+            send=rows.append,
+        )
+        return trainer, rows
+
+    return make
+
+
+def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(
+    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+) -> None:
+    import torch
+
+    gradients, token_counts = [], []
+    for is_filtered in (True, False):
+        trainer, _ = make_trainer(filter_zero_advantages=is_filtered)
+        torch.manual_seed(5)
+        trainer.model.train()
+        inputs = [
+            {"prompt": row["prompt"], "answer": row["answer"]} for row in trainer.train_dataset for _ in range(4)
+        ][:32]
+        trainer._ends = float("inf")
+        trainer._started = 0.0
+        batch = trainer._generate_and_score_completions(inputs)
+        if is_filtered:
+            assert (batch["advantages"] != 0).all()
+            assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+        else:
+            assert len(batch["advantages"]) == 32
+            groups = batch["advantages"].view(8, 4)
+            assert torch.allclose(groups.sum(1), torch.zeros(8), atol=1e-6)
+            assert ((groups.abs() <= 0.75) | (groups == 0)).all()  # reward minus mean, not divided by the sd
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.compute_loss(trainer.model, batch).backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()]))
+        token_counts.append(batch["num_items_in_batch"].item())
+    assert token_counts[0] < token_counts[1]
+    assert torch.allclose(gradients[0] * token_counts[0], gradients[1] * token_counts[1], rtol=1e-3, atol=1e-4)
+
+
+def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
+    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+) -> None:
+    trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
+    texts = ["#### 1", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2"]
+    assert trainer._reward(completions=texts, answer=["1"] * 8) == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
+    assert trainer._row["reward_mean"] == pytest.approx(1 / 8)  # the metrics stay raw
+    assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
+
+
+def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
+    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+) -> None:
+    trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
+    trainer._score = lambda text, answer: 0.0
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    assert trainer.train_for(60)["num_steps"] == 1
+    assert rows[0]["all_wrong_share"] == 1.0
+    assert rows[0]["grad_norm"] == 0.0
+    assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"type": "sgd", "lr": 1e-3, "weight_decay": 0.01, "momentum": 0.9, "nesterov": True, "max_norm": 1.0},
+        {"type": "muon", "lr": 1e-3, "weight_decay": 0.01, "mu": 0.95, "betas1": 0.9, "betas2": 0.95, "max_norm": 1.0},
+    ],
+)
+def test_every_optimizer_trains_with_a_schedule(
+    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]], optimizer: dict[str, Any], tmp_path: Path
+) -> None:
+    schedule = {"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}
+    trainer, rows = make_trainer(optimizer=optimizer, scheduler=schedule, max_steps=3)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    assert trainer.train_for(60)["outcome"] == "finished"
+    assert [row["lr"] for row in rows] == pytest.approx([1e-11, 5e-4, 1e-3])
+    unmoved = [name for name, parameter in trainer.model.named_parameters() if bool((parameter == before[name]).all())]
+    assert unmoved == []
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_steps", "expected"),
+    [
+        ({"type": "constant"}, None, [1.0] * 6),
+        ({"type": "linear", "warmup_steps": 2, "decay_steps": 3, "min_lr": 0.1}, 6, [0.1, 0.55, 1.0, 1.0, 0.55, 0.1]),
+        ({"type": "linear", "warmup_steps": 0, "decay_steps": 6, "min_lr": 0.5}, 6, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]),
+        ({"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}, None, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]),
+        ({"type": "cosine", "warmup_steps": 2, "min_lr": 0.2}, 6, [0.2, 0.6, 1.0, 0.8828, 0.6, 0.3172]),
+    ],
+)
+def test_schedules_are_prime_rls(
+    trainer_module: ModuleType, settings: dict[str, Any], max_steps: int | None, expected: list[float]
+) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = trainer_module.make_scheduler(settings, optimizer, max_steps, 1.0)
+    factors = []
+    for _ in expected:
+        factors.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert factors == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_schedule_that_needs_an_end_is_refused_without_one(trainer_module: ModuleType) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    for settings in (
+        {"type": "cosine", "warmup_steps": 1, "min_lr": 0.0},
+        {"type": "linear", "warmup_steps": 1, "decay_steps": 5, "min_lr": 0.0},
+    ):
+        with pytest.raises(trainer_module.TrainingError, match="max_steps"):
+            trainer_module.make_scheduler(settings, optimizer, None, 1.0)
