@@ -1,4 +1,4 @@
-"""run.py for another checkout, with the stand-in worker and a short start-up: `stand_in_run.py ROOT [flags]`."""
+"""run.py for another checkout, with the stand-in worker: `stand_in_run.py ROOT [--real-worker] [flags]`."""
 
 from __future__ import annotations
 
@@ -24,5 +24,8 @@ def stand_in_engine(rules: Rules, root: Path) -> TrlEngine:
 
 if __name__ == "__main__":
     run.ROOT = Path(sys.argv.pop(1))
-    lab.open_engine = stand_in_engine
+    if "--real-worker" in sys.argv:
+        sys.argv.remove("--real-worker")
+    else:
+        lab.open_engine = stand_in_engine
     run.main()

@@ -130,6 +130,23 @@ def test_sigkill_of_the_harness_leaves_no_process_and_the_next_start_closes_the_
     assert [r.status for r in Ledger(root).records()] == ["crash", "keep"]
 
 
+@pytest.mark.parametrize("victim", ["run.py", "worker"])
+def test_sigkill_with_the_real_worker_leaves_no_process(root: Path, victim: str) -> None:
+    process = start(root, "--real-worker", "--budget-seconds", "60")
+    until_training(root, process)
+    if victim == "run.py":
+        process.kill()
+        assert finish(process)[0] == -signal.SIGKILL
+    else:
+        (worker,) = [p for p in processes_of(root) if any("trl_worker.py" in word for word in p.cmdline())]
+        worker.kill()
+        code, stdout, _ = finish(process)
+        assert code == 1
+        assert "killed by SIGKILL" in stdout
+        assert [r.failure for r in Ledger(root).records()] == ["machinery"]
+    no_process_left(root, 15)
+
+
 def test_two_at_once_are_refused(root: Path) -> None:
     first = start(root, "--budget-seconds", "60")
     until_training(root, first)
