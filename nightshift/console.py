@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -57,7 +58,8 @@ class TerminalReporter:
                 last_plain = now
             if reading.phase is not last_phase or now - last_status >= _STATUS_INTERVAL_SECONDS:
                 status = {"run": run_index, "side": side, "line": _reading(reading), "seconds": now - started}
-                write_atomically(self._run_dir(record.number) / "progress.json", json.dumps(status).encode())
+                with suppress(OSError):  # a full disk ends the run where it matters, not here
+                    write_atomically(self._run_dir(record.number) / "progress.json", json.dumps(status).encode())
                 last_status = now
             last_phase = reading.phase
 

@@ -99,23 +99,24 @@ class Ledger:
             self.run_dir(number).mkdir(parents=True)
             for name, data in files.items():
                 write_atomically(self.run_dir(number) / name, data)
-            self.write(record)
         except OSError as error:
             raise _disk_error(error, self.run_dir(number)) from None
+        self.write(record)
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json: whole or not at all."""
+        """Write record.json: whole or not at all. Raises EngineError when the disk refuses."""
         data = json.dumps({"version": RECORD_VERSION, **asdict(record)}, allow_nan=False)
-        write_atomically(self.run_dir(record.number) / "record.json", data.encode() + b"\n")
+        path = self.run_dir(record.number) / "record.json"
+        try:
+            write_atomically(path, data.encode() + b"\n")
+        except OSError as error:
+            raise _disk_error(error, path) from None
 
     def close(self, record: Record) -> None:
         """Write the final record and its row. Raises EngineError when the disk refuses."""
-        try:
-            self.write(record)
-            self.sync_tsv(record)
-        except OSError as error:
-            raise _disk_error(error, self.run_dir(record.number)) from None
+        self.write(record)
+        self.sync_tsv(record)
 
     def drop_weights(self, number: int) -> None:
         """Delete the final weights of an experiment's runs: a gigabyte each on a GPU, and only a keep's are wanted."""
@@ -166,14 +167,17 @@ class Ledger:
         listed, numbers = self._tsv_runs(), self.numbers()
         if last is None and listed == numbers:
             return False
-        if last is not None and listed == [n for n in numbers if n != last.number]:
-            with self.tsv_path.open("ab") as file:
-                file.write((row(last) + "\n").encode())
-                file.flush()
-                os.fsync(file.fileno())
-            return True
-        lines = [header, *(row(record) for record in self.records() if record.status != STARTED)]
-        write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+        try:
+            if last is not None and listed == [n for n in numbers if n != last.number]:
+                with self.tsv_path.open("ab") as file:
+                    file.write((row(last) + "\n").encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                return True
+            lines = [header, *(row(record) for record in self.records() if record.status != STARTED)]
+            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+        except OSError as error:
+            raise _disk_error(error, self.tsv_path) from None
         return True
 
     def _tsv_runs(self) -> list[int] | None:

@@ -222,3 +222,28 @@ def test_the_last_reading_is_left_for_status(root: Path) -> None:
     assert finish(start(root, "--budget-seconds", "1"))[0] == 0
     progress = json.loads((root / "runs" / "0001" / "progress.json").read_text())
     assert progress["run"] == 2
+
+
+@pytest.fixture
+def small_disk(root: Path) -> Iterator[Path]:
+    """`runs/` on a file system of half a megabyte."""
+    (root / "runs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(root / "runs")]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield root
+    subprocess.run(["umount", "-l", str(root / "runs")], check=True)
+
+
+@pytest.mark.parametrize("free_kilobytes", [0, 8, 100])
+def test_a_full_disk_is_one_line_or_a_recorded_crash(small_disk: Path, free_kilobytes: int) -> None:
+    ballast = small_disk / "runs" / "ballast"
+    ballast.write_bytes(b"x" * (512 - free_kilobytes) * 1024)
+    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1"))
+    assert code in (1, 2)
+    assert "Traceback" not in stderr
+    no_process_left(small_disk, 5)
+    ballast.unlink()
+    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1", "--max-runs", "1"))
+    assert code == 0, stderr
+    assert {r.status for r in Ledger(small_disk).records()} <= {"crash", "keep"}
