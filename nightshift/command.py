@@ -143,10 +143,10 @@ def detach(root: Path) -> int:
     ledger.runs_dir.mkdir(exist_ok=True)
     before = max(ledger.numbers(), default=0)
     log = ledger.runs_dir / "detached.log"
-    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    arguments = [argument for argument in sys.argv if argument != "--detach"]
     with log.open("wb") as file:
         child = subprocess.Popen(
-            [sys.executable, str(root / "run.py"), *arguments],
+            [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

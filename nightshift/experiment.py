@@ -181,7 +181,7 @@ def require_ready(engine: Engine) -> None:
     """Raise EngineError with the first problem that makes a run impossible."""
     problems = engine.check()
     if problems:
-        more = f" (and {len(problems) - 1} more: uv run nightshift doctor)" if len(problems) > 1 else ""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise EngineError(problems[0] + more)
 
 

@@ -15,7 +15,7 @@ from nightshift.errors import UsageError
 from nightshift.records import Decoding
 
 # The code that turns a policy into a number and a number into a verdict.
-MEASURING_CODE = ("environments", "nightshift/evaluation.py", "nightshift/decision.py")
+MEASURING_CODE = ("environments/**/*.py", "nightshift/evaluation.py", "nightshift/decision.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,12 @@ class Rules:
     def hash(self, root: Path) -> str:
         """12 hex digits over the constants, the measuring code below `root`, and a shipped model."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        paths = [root / name for name in MEASURING_CODE]
+        files = [file for name in MEASURING_CODE for file in sorted(root.glob(name))]
         if self.model_revision is None:
-            paths.append(root / self.model)
-        for path in paths:
-            files = sorted(path.rglob("*")) if path.is_dir() else [path]
-            for file in files:
-                if file.is_file() and "__pycache__" not in file.parts and not file.name.endswith(".pyc"):
-                    data = file.read_bytes()
-                    digest.update(f"{file.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data)
+            files += sorted(file for file in (root / self.model).iterdir() if file.suffix != ".md")
+        for file in files:
+            data = file.read_bytes()
+            digest.update(f"{file.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data)
         return digest.hexdigest()[:12]
 
 
@@ -137,7 +134,7 @@ ARITHMETIC_TRL = Rules(
     decoding=Decoding(max_completion_tokens=64),
     decision=DecisionRules(),
     max_completion_tokens=64,
-    learning_rate_scale=200.0,
+    learning_rate_scale=80.0,
 )
 
 ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)

@@ -23,9 +23,8 @@ def stand_in_engine(rules: Rules, root: Path) -> TrlEngine:
 
 
 if __name__ == "__main__":
-    run.ROOT = Path(sys.argv.pop(1))
-    if "--real-worker" in sys.argv:
-        sys.argv.remove("--real-worker")
-    else:
+    run.ROOT = Path(sys.argv[1])
+    flags = [flag for flag in sys.argv[2:] if flag != "--real-worker"]
+    if "--real-worker" not in sys.argv:
         lab.open_engine = stand_in_engine
-    run.main()
+    run.main(flags)

@@ -83,7 +83,7 @@ class _Decoder:
             [_with_room(t, group_size, capacity) for t in (layer.keys, layer.values)] for layer in cache.layers
         ]
         positions = torch.arange(capacity, device=model.device)[None]
-        cosines, sines = self._backbone.rotary_emb(self.logits, positions)  # (1, positions, size)
+        cosines, sines = self._backbone.rotary_emb(self._head, positions)  # (1, positions, size)
         # x -> cos x + sin rotate_half(x); the sign of rotate_half moves into the sines.
         half = sines.shape[-1] // 2
         self._cosines, self._sines = cosines[0], torch.cat([-sines[0, :, :half], sines[0, :, half:]], dim=-1)

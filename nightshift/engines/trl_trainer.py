@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._settings, self._score, self._sample, self._send = settings, score, sample, send
         self._metrics_path = metrics_path
         self._row: dict[str, Any] = {}
-        self._rewards_sum = self._num_rollouts = 0.0
+        self._reward_means: list[float] = []  # one a step
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
             tokenizer.apply_chat_template(messages(example), tokenize=False, add_generation_prompt=True)
@@ -97,7 +98,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "outcome": outcome,
             "num_steps": self.state.global_step,
             "training_seconds": time.monotonic() - self._started,
-            "reward_mean": self._rewards_sum / self._num_rollouts if self._num_rollouts else None,
+            "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
 
     def _reward(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -107,8 +108,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         """
         rewards = torch.tensor([self._score(text, gold) for text, gold in zip(completions, answer, strict=True)])
         groups = rewards.view(-1, self.num_generations)
-        self._rewards_sum += rewards.sum().item()
-        self._num_rollouts += len(rewards)
         self._row |= {
             "reward_mean": rewards.mean().item(),
             "reward_std": rewards.std(correction=0).item(),
@@ -185,6 +184,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "tokens_per_second": num_tokens / seconds,
             "train_seconds": seconds - row["generate_seconds"],
         }
+        self._reward_means.append(row["reward_mean"])
         with self._metrics_path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})

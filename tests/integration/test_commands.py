@@ -173,6 +173,27 @@ def test_wait_and_status(root: Path) -> None:
     assert idle.stdout.startswith("running:  nothing\nkeep:     1\n")
 
 
+def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
+    code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "2", "--max-runs", "1"))
+    assert code == 0, stderr
+    assert "uv run nightshift wait" in stdout
+    assert Ledger(root).is_locked()
+    done = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout in (root / "runs" / "detached.log").read_text()
+    no_process_left(root, 5)
+
+
+def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:
+    (root / "stray.py").write_text("x = 1\n")
+    git(root, "add", "stray.py")
+    git(root, "commit", "--quiet", "-m", "tracked")
+    (root / "stray.py").write_text("x = 2\n")
+    code, stdout, stderr = finish(start(root, "--detach"))
+    assert (code, stdout) == (2, "")
+    assert "stray.py differ" in stderr
+
+
 BAD_CONFIGS = {
     "syntax error": b"[trainer\nlr = 1\n",
     "unknown key": b"[trainer.optim]\nlrr = 1e-6\n",
