@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -167,6 +166,10 @@ def test_training_ends_with_the_budget_and_an_update_never_begins_after_it(start
     longest = max(row["generate_seconds"] + row["train_seconds"] for row in rows)
     assert 4.0 <= trained["training_seconds"] < 4.0 + longest + 0.5
     assert all(row["time"] - row["train_seconds"] < 4.0 for row in rows)
+    assert worker.process.stdin is not None
+    worker.process.stdin.write('{"command": "exit"}\n')
+    worker.process.stdin.flush()
+    assert worker.process.wait(timeout=30) == 0
 
 
 def test_a_diverging_run_is_one_error_that_names_step_and_lr(start: Any) -> None:
@@ -179,9 +182,9 @@ def test_a_diverging_run_is_one_error_that_names_step_and_lr(start: Any) -> None
     assert "\n" not in error["cause"]
     assert worker.process.wait(timeout=30) == 1
     assert "Traceback" in (worker.folder / "log").read_text()
-    assert (
-        all(math.isfinite(row["loss"]) for row in worker.rows()) if (worker.folder / "metrics.jsonl").exists() else True
-    )
+    metrics = (worker.folder / "metrics.jsonl").read_text() if (worker.folder / "metrics.jsonl").exists() else ""
+    assert "NaN" not in metrics
+    assert "Infinity" not in metrics
 
 
 def test_a_prompt_that_does_not_fit_is_refused_at_the_start(start: Any) -> None:
@@ -192,13 +195,8 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(start: Any) -> None:
     assert worker.process.wait(timeout=30) == 1
 
 
-def test_an_unknown_command_is_an_error_and_exit_is_not(start: Any) -> None:
-    first, second = start(), start()
-    for worker in (first, second):
-        worker.events("ready")
-    assert "unknown command" in first.ask({"command": "rm"}, "")[-1]["cause"]
-    assert first.process.wait(timeout=30) == 1
-    assert second.process.stdin is not None
-    second.process.stdin.write('{"command": "exit"}\n')
-    second.process.stdin.flush()
-    assert second.process.wait(timeout=30) == 0
+def test_an_unknown_command_is_an_error(start: Any) -> None:
+    worker = start()
+    worker.events("ready")
+    assert "unknown command" in worker.ask({"command": "rm"}, "")[-1]["cause"]
+    assert worker.process.wait(timeout=30) == 1
