@@ -45,8 +45,12 @@ def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> l
             sys.exit(f"run.py ended with {result.returncode}")
 
 
-def simulate(matrix: np.ndarray, rules: DecisionRules, max_runs: int, repetitions: int) -> float:
-    """Share of A/A decisions that keep, when runs are drawn like the rows of `matrix` (runs x examples, 0/1).
+def simulate(
+    matrix: np.ndarray, rules: DecisionRules, max_runs: int, num_decisions: int, repetitions: int
+) -> np.ndarray:
+    """Kept share of simulated A/A campaigns, when runs are drawn like the rows of `matrix` (runs x examples, 0/1).
+
+    A campaign is what was really run: one baseline, then `num_decisions` in a row, each informing the next.
 
     An example's answer is a threshold on a latent sum of its difficulty (shared by all runs), a run
     effect with the observed spread, and noise of its own; difficulty's share comes from the observed
@@ -74,22 +78,26 @@ def simulate(matrix: np.ndarray, rules: DecisionRules, max_runs: int, repetition
         latent = math.sqrt(share) * difficulty + math.sqrt(1 - share) * rng.standard_normal(n)
         return tuple((latent + shift * rng.standard_normal() > cut).astype(float).tolist())
 
-    kept = 0
+    shares = []
     for _ in range(repetitions):
         difficulty = rng.standard_normal(n)
         belief = decision.baseline([run(difficulty) for _ in range(rules.baseline_runs)], rules)
-        comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, run(difficulty), rules)
-        for num_runs in range(1, max_runs + 1):
-            choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
-            if choice.replicate is None:
-                break
-            comparison = decision.observe(comparison, choice.replicate, run(difficulty), rules)
-        kept += choice.keep
+        kept = 0
+        for _ in range(num_decisions):
+            comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, run(difficulty), rules)
+            for num_runs in range(1, max_runs + 1):
+                choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
+                if choice.replicate is None:
+                    break
+                comparison = decision.observe(comparison, choice.replicate, run(difficulty), rules)
+            belief = decision.settle(comparison, choice.keep)
+            kept += choice.keep
+        shares.append(kept / num_decisions)
     print(
         f"observed: {len(matrix)} runs, mean {mean:.4f}, run sd {matrix.mean(axis=1).std(ddof=1):.4f}, "
         f"correlation between runs {pairs:.2f}"
     )
-    return kept / repetitions
+    return np.array(shares)
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -104,20 +112,22 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 @click.option("--decisions", default=20, show_default=True)
 @click.option("--budget-seconds", default=10.0, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone lives, or will.")
-@click.option("--repetitions", default=1000, show_default=True, help="Simulated decisions.")
+@click.option("--repetitions", default=200, show_default=True, help="Simulated campaigns.")
 def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int) -> None:
     """Run, simulate, print."""
     records = real_decisions(folder, decisions, budget_seconds)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
     rows = [run.evaluation.scores for record in records for run in record.runs if run.evaluation]
-    predicted = simulate(np.array(rows), ARITHMETIC_TRL.decision, max_runs=3, repetitions=repetitions)
+    shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, 3, len(records) - 1, repetitions)
+    predicted = float(shares.mean())
     result = {
         "decisions": len(records) - 1,
         "kept": kept,
         "kept_share": kept / (len(records) - 1),
         "interval_95": [low, high],
         "predicted_share": predicted,
+        "predicted_middle_95": np.quantile(shares, [0.025, 0.975]).tolist(),
         "predicted_inside": low <= predicted <= high,
         "runs_per_decision": sum(len(r.runs) for r in records[1:]) / (len(records) - 1),
         "p_better": [r.judgement.p_better for r in records[1:] if r.judgement],
