@@ -20,10 +20,9 @@ from typing import Any
 from nightshift import checks, keys, toml_text
 from nightshift.checks import Problem
 from nightshift.errors import ConfigError
-from nightshift.keys import describe_keys
 from nightshift.values import BadValue, Kind, Value, accept, value_text
 
-__all__ = ["ABSENT", "Config", "describe_keys", "diff", "effective", "load", "nested", "parse", "set_values"]
+__all__ = ["ABSENT", "Config", "diff", "effective", "load", "nested", "parse", "set_values"]
 
 MAX_DEPTH = 12  # prime-rl's deepest open key has 8 segments
 

@@ -71,7 +71,6 @@ class Plan:
     candidate: Config
     settings: Mapping[Side, Mapping[str, Any]]
     seed_index: Mapping[Side, int]
-    incumbent: bytes | None  # its train.toml; None for a baseline
     record: Record
 
 
@@ -122,10 +121,9 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     validated = lab.engine.validate(candidate)
     settings = {Side.CANDIDATE: validated.settings}
     seed_index = {Side.CANDIDATE: campaign.num_runs_of(candidate.hash)}
-    source, incumbent = None, None
+    incumbent = None
     if campaign.incumbent:
-        source = lab.ledger.source(campaign.incumbent.number)
-        incumbent = configs.parse(source)
+        incumbent = configs.parse(lab.ledger.source(campaign.incumbent.number))
         settings[Side.INCUMBENT] = lab.engine.validate(incumbent).settings
         seed_index[Side.INCUMBENT] = campaign.num_runs_of(incumbent.hash)
     diff = configs.diff(incumbent, candidate) if incumbent else ()
@@ -150,7 +148,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         hardware=lab.engine.hardware(),
         effective=dict(validated.settings),
     )
-    return Plan(head, campaign, candidate, settings, seed_index, source, record)
+    return Plan(head, campaign, candidate, settings, seed_index, record)
 
 
 def refuse_repetition(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from nightshift.campaign import fixed_by
 from nightshift.engines import Engine
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import UsageError
@@ -56,9 +57,8 @@ def open_lab(root: Path, engine: str | None, budget_seconds: float | None, repor
     On a campaign branch without --engine, the engine of its first experiment is taken.
     """
     ledger, repo = Ledger(root), Repo(root)
-    if engine is None and (branch := repo.head()).is_campaign:
-        measured = (r for r in ledger.records() if r.branch == branch.branch and r.status in ("keep", "discard"))
-        first = next(measured, None)
+    if engine is None and (head := repo.head()).is_campaign:
+        first = fixed_by(ledger.records(), head)
         engine = first.engine if first else None
     rules = pick_rules(engine, num_gpus())
     if budget_seconds is not None:

@@ -139,10 +139,6 @@ class Ledger:
                 f"{path} is damaged: {error}", f"Move {path.parent} out of runs/ to go on without it."
             ) from None
 
-    def campaign(self, branch: str, rules_hash: str) -> list[Record]:
-        """Records of one branch under one set of rules: the only ones that compare."""
-        return [r for r in self.records() if r.branch == branch and r.rules_hash == rules_hash]
-
     def close_interrupted(self) -> list[Record]:
         """Close records whose process is gone (call with the lock held): crash, interrupted."""
         closed = []

@@ -150,7 +150,7 @@ class Judgement:
     delta: float | None = None  # posterior mean of candidate minus incumbent
     delta_stderr: float | None = None
     p_better: float | None = None
-    incumbent_score: float | None = None  # posterior mean of the incumbent before this experiment
+    incumbent_score: float | None = None  # posterior mean of the incumbent, after the runs of this experiment
     diagnostics: dict[str, float] = field(default_factory=dict)
 
 

@@ -224,7 +224,8 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
     assert "against:  nothing: this is the baseline" in stdout
     code, stdout, _ = finish(start(root, "--keys"))
     assert code == 0
-    assert "3e-6" in stdout or "lr " in stdout
+    assert "\n[trainer.optim]\n" in stdout
+    assert "\n  lr  " in stdout
     assert not (root / "runs").exists() or Ledger(root).numbers() == []
 
 
