@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "nightshift"
 LAYERS = [
     "errors",
     "records",
+    "metrics",
     "rules",
     "values",
     "toml_text",

@@ -1,0 +1,78 @@
+"""metrics.jsonl: one line a training step, in the same terms for every engine. Health digest and report read it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+METRICS_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One policy update and the rollouts it learnt from. What an engine does not measure is None.
+
+    `time` is in seconds since training began; shares are fractions of 0..1; rewards are means over all
+    rollouts of the step, before any filter. `kl`: between the policy that trains and the one that sampled.
+    """
+
+    step: int
+    time: float | None = None
+    reward_mean: float | None = None
+    reward_std: float | None = None
+    all_right_share: float | None = None  # of groups: no gradient in them
+    all_wrong_share: float | None = None
+    completion_tokens_mean: float | None = None
+    truncated_share: float | None = None
+    entropy: float | None = None  # per token
+    kl: float | None = None
+    grad_norm: float | None = None  # before clipping
+    lr: float | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    generate_seconds: float | None = None
+    train_seconds: float | None = None
+    broadcast_seconds: float | None = None  # prime-rl: writing the weights for the server
+    wait_for_rollouts_seconds: float | None = None  # prime-rl: the trainer idles
+    wait_for_policy_seconds: float | None = None  # prime-rl: the orchestrator idles
+    off_policy_mean: float | None = None  # prime-rl: age of the rollouts, in policy versions
+    masked_share: float | None = None  # prime-rl: tokens that the loss dropped
+    error_share: float | None = None  # prime-rl: rollouts that failed
+
+
+_NAMES = frozenset(field.name for field in fields(Step))
+
+
+def write_steps(path: Path, steps: list[Step]) -> None:
+    """Write the whole file; what was not measured is null."""
+    path.write_text("".join(json.dumps(asdict(step)) + "\n" for step in steps))
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The steps in order; of a step that was written twice (resumed runs) the last line.
+
+    A missing file is an empty list. Torn lines, unknown names and values that are no finite numbers are
+    left out: the file is written by a process that may have been killed at any byte.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    steps: dict[int, Step] = {}
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and _is_number(row.get("step")):
+            values = {name: value for name, value in row.items() if name in _NAMES and _is_number(value)}
+            step = Step(**{**values, "step": int(row["step"])})
+            steps[step.step] = step
+    return [steps[number] for number in sorted(steps)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
