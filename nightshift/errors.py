@@ -47,9 +47,17 @@ class ConfigError(UsageError):
 
 
 class EngineError(NightshiftError):
-    """Hardware or installation is missing or broken; nothing was measured."""
+    """Hardware or installation is missing or broken; nothing was measured.
+
+    In the middle of an experiment it is recorded: as a failure of machinery, or of the config where
+    `is_config_fault` says so (the engine itself refused it, or ran out of memory with it).
+    """
 
     exit_code = ExitCode.USAGE
+
+    def __init__(self, cause: str, fix: str = "", *, is_config_fault: bool = False) -> None:
+        super().__init__(cause, fix)
+        self.is_config_fault = is_config_fault
 
 
 class Interrupted(NightshiftError):

@@ -68,7 +68,7 @@ class Plan:
 
     head: Head
     campaign: Campaign
-    candidate: Config
+    hashes: Mapping[Side, str]  # of the configs
     settings: Mapping[Side, Mapping[str, Any]]
     seed_index: Mapping[Side, int]
     record: Record
@@ -95,6 +95,7 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         try:
             record = run_until_decided(record, plan, request, lab)  # 5 to 8
         except Interrupted as error:
+            record = lab.ledger.read(record.number) or record
             record = crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}")
             lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
             raise
@@ -120,12 +121,13 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     campaign = campaigns.replay(ours, lab.rules)
     validated = lab.engine.validate(candidate)
     settings = {Side.CANDIDATE: validated.settings}
-    seed_index = {Side.CANDIDATE: campaign.num_runs_of(candidate.hash)}
+    hashes = {Side.CANDIDATE: candidate.hash}
     incumbent = None
     if campaign.incumbent:
         incumbent = configs.parse(lab.ledger.source(campaign.incumbent.number))
         settings[Side.INCUMBENT] = lab.engine.validate(incumbent).settings
-        seed_index[Side.INCUMBENT] = campaign.num_runs_of(incumbent.hash)
+        hashes[Side.INCUMBENT] = incumbent.hash
+    seed_index = {side: campaign.num_runs_of(config_hash) for side, config_hash in hashes.items()}
     diff = configs.diff(incumbent, candidate) if incumbent else ()
     if not request.again:
         refuse_repetition(candidate, campaign, head, diff, settings, validated.unused)
@@ -148,7 +150,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         hardware=lab.engine.hardware(),
         effective=dict(validated.settings),
     )
-    return Plan(head, campaign, candidate, settings, seed_index, record)
+    return Plan(head, campaign, hashes, settings, seed_index, record)
 
 
 def refuse_repetition(
@@ -193,6 +195,7 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
     while True:
         run = execute(record, plan, side, problems, lab)
         record = replace(record, runs=(*record.runs, run))
+        lab.ledger.write(record)  # an interruption loses the run in flight only
         can_replicate = len(record.runs) < request.max_runs and _has_time(run, request, lab)
         if run.evaluation is None and side is Side.CANDIDATE:
             return crash(record, run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known")
@@ -215,7 +218,8 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
 def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:
     """One run: start, train within the budget, evaluate the final weights, leave no process behind."""
     index = len(record.runs) + 1
-    used = sum(r.side is side and r.evaluation is not None for r in record.runs)
+    # A config never sees a seed twice, also where candidate and incumbent are one config (--again).
+    used = sum(plan.hashes[r.side] == plan.hashes[side] and r.evaluation is not None for r in record.runs)
     seed = lab.rules.seed(plan.seed_index[side] + used)
     run_dir = lab.ledger.run_dir(record.number) / f"run-{index}"
     run_dir.mkdir()
@@ -233,7 +237,9 @@ def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab
         finally:
             session.close()
     except (EngineError, OSError) as error:
-        training = replace(training, outcome=Outcome.CRASHED, failure=Failure.MACHINERY, cause=str(error))
+        is_config_fault = isinstance(error, EngineError) and error.is_config_fault
+        failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
+        training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
         evaluation = None
     return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
 

@@ -160,6 +160,22 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(lab: Lab) -> None
     assert seeds.isdisjoint(r.seed for r in again.runs if r.side is Side.CANDIDATE)
 
 
+def test_a_config_against_itself_never_sees_a_seed_twice(lab: Lab, reporter: SilentReporter) -> None:
+    """A/A with a replicate of the incumbent: both sides are one config, and share its count of seeds."""
+    free = replace(RULES.decision, prior_mean=0.0, run_value=0.0)  # runs cost nothing, so both sides are replicated
+    lab = make_lab(lab.root, reporter, replace(RULES, decision=free))
+    write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    run(lab, max_runs=1)
+    sides = []
+    for _ in range(2):
+        record = run(lab, again=True, max_runs=4)
+        sides += [r.side for r in record.runs]
+    assert Side.INCUMBENT in sides, "no incumbent was replicated: the test would show nothing"
+    seeds = [r.seed for record in lab.ledger.records() for r in record.runs]
+    assert seeds == list(range(1000, 1000 + len(seeds)))
+
+
 def test_the_rth_run_of_every_config_has_the_same_seed(lab: Lab) -> None:
     baseline(lab)
     write(lab, BAD)
@@ -231,6 +247,22 @@ def test_an_interruption_closes_the_record_and_decides_nothing(lab: Lab, reporte
     assert living_children() == []
     reporter.on_progress = lambda reading: None
     assert run(lab).status == "discard"
+
+
+def test_an_interruption_loses_the_run_in_flight_only(lab: Lab, reporter: SilentReporter) -> None:
+    write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+
+    def interrupt(reading: Progress) -> None:
+        if lab.ledger.records()[-1].runs:  # the baseline's second run
+            raise Interrupted("stopped by SIGINT")
+
+    reporter.on_progress = interrupt
+    with pytest.raises(Interrupted):
+        run(lab)
+    (record,) = lab.ledger.records()
+    assert record.failure is Failure.INTERRUPTED
+    assert [r.evaluation is not None for r in record.runs] == [True]
 
 
 def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(lab: Lab) -> None:
