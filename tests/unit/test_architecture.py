@@ -29,6 +29,7 @@ LAYERS = [
     "decision",
     "campaign",
     "engines",
+    "engines.prime_rl_causes",
     "engines.trl_base",
     "engines.trl",
     "evaluation",
