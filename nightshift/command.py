@@ -17,7 +17,7 @@ import click
 from nightshift import config, console, keys
 from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger, duration_seconds, read_progress
-from nightshift.records import Record
+from nightshift.records import Record, Side
 
 ENGINES = ("trl", "prime-rl")
 TIMED_OUT = 124  # as timeout(1)
@@ -112,7 +112,10 @@ def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) ->
         lab = open_lab(root, flags.engine, flags.budget_seconds, reporter)
         if flags.dry_run:
             plan = experiment.admit(config.load(root / "train.toml"), _request(flags), lab)
-            console.print_text(console.dry_run(plan.record, lab.rules.name))
+            seed = lab.rules.seed(plan.seed_index[Side.CANDIDATE])
+            run_dir = lab.ledger.run_dir(lab.ledger.next_number()) / "run-1"
+            starts = lab.engine.describe(plan.settings[Side.CANDIDATE], seed, run_dir)
+            console.print_text(console.dry_run(plan.record, lab.rules.name, starts))
             return ExitCode.MEASURED
         preparation.prepare_missing(root, lab.rules, reporter.note)
         record = experiment.run_experiment(_request(flags), lab)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -115,13 +115,13 @@ def summary(record: Record) -> str:
     return "---\n" + "".join(f"{key + ':':18}{printable(value)}".rstrip() + "\n" for key, value in lines)
 
 
-def dry_run(record: Record, rules_name: str) -> str:
-    """What an experiment would run, without running it."""
+def dry_run(record: Record, rules_name: str, starts: Sequence[str]) -> str:
+    """What an experiment would run, without running it; `starts` is what the engine would start."""
     lines = [f"rules:    {rules_name} {record.rules_hash}", f"against:  {_against(record)}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
     lines += [f"unused:   {key}" for key in record.unused_keys]
     lines += [f"setting:  {key} = {json.dumps(value)}" for key, value in sorted(record.effective.items())]
-    return "\n".join(printable(line) for line in lines)
+    return "\n".join(printable(line) for line in (*lines, *starts))
 
 
 def _against(record: Record) -> str:

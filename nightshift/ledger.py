@@ -91,9 +91,13 @@ class Ledger:
         names = (entry.name for entry in os.scandir(self.runs_dir) if entry.is_dir())
         return sorted(int(name) for name in names if re.fullmatch(r"\d{4,}", name))
 
+    def next_number(self) -> int:
+        """The number that the next experiment gets."""
+        return max(self.numbers(), default=0) + 1
+
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give the record the next number and its folder, with status `started`, and store `files` beside it."""
-        number = max(self.numbers(), default=0) + 1
+        number = self.next_number()
         record = replace(record, number=number, status=STARTED)
         try:
             self.run_dir(number).mkdir(parents=True)

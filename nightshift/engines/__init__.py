@@ -68,6 +68,10 @@ class Engine(Protocol):
         """The engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
         ...
 
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
+        """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
+        ...
+
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
         """Start the processes of one run and wait until they can train. Raises EngineError with the cause.
 

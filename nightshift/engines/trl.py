@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import selectors
+import shlex
 import sys
 import time
 import uuid
@@ -132,12 +133,31 @@ class TrlEngine:
             settings["scheduler"]["min_lr"] *= self.rules.learning_rate_scale
         return Effective(settings, tuple(key for key in config.values if key not in _USED))
 
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
+        """The worker's command line and what its spec.json would hold."""
+        spec = self._spec(settings, seed, run_dir)
+        command = shlex.join(map(str, worker_argv(self._worker, run_dir / "spec.json")))
+        del spec["settings"]  # shown by who asked
+        return [f"worker:   {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in spec.items())]
+
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the worker and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
+        spec_path = run_dir / "spec.json"
+        spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
+        environment_variables = engine_environment(self._environment, _OFFLINE)
+        session = TrlSession(self._worker, spec_path, run_dir, environment_variables, deadline)
+        try:
+            session.wait_until_ready(self.rules.startup_seconds)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
         environment = self.rules.environments[0]
         model = str(self.root / self.rules.model) if self.rules.model_revision is None else self.rules.model
-        spec = {
+        return {
             "model": model,
             "model_revision": self.rules.model_revision,
             "environment": environment.package,
@@ -149,16 +169,11 @@ class TrlEngine:
             "device": "cuda" if self._cuda else "cpu",
             "num_threads": min(_NUM_THREADS, len(os.sched_getaffinity(0))),
         }
-        spec_path = run_dir / "spec.json"
-        spec_path.write_text(json.dumps(spec, indent=1))
-        environment_variables = engine_environment(self._environment, _OFFLINE)
-        session = TrlSession(self._worker, spec_path, run_dir, environment_variables, deadline)
-        try:
-            session.wait_until_ready(self.rules.startup_seconds)
-        except BaseException:
-            session.close()
-            raise
-        return session
+
+
+def worker_argv(worker: Path, spec_path: Path) -> list[str | Path]:
+    """-I: nothing of the current folder or the user's site reaches the worker."""
+    return [sys.executable, "-I", worker, spec_path]
 
 
 class TrlSession:
@@ -173,7 +188,7 @@ class TrlSession:
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         self._buffer = b""
         self._num_steps = 0
-        argv: list[str | Path] = [sys.executable, "-I", worker, spec_path]
+        argv = worker_argv(worker, spec_path)
         self._worker = self._group.start(
             "worker", argv, log_path=run_dir / "worker.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )

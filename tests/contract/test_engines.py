@@ -91,6 +91,14 @@ def test_max_steps_ends_a_run_before_its_budget(engine: Engine, run_dir: Path) -
     assert (training.outcome, training.num_steps) == (Outcome.FINISHED, 2)
 
 
+def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir: Path) -> None:
+    lines = engine.describe(settings(engine), 7, run_dir)
+    assert lines
+    assert all("\n" not in line for line in lines)
+    assert any(str(run_dir) in line for line in lines)
+    assert list(run_dir.iterdir()) == []
+
+
 def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
     one = engine.validate(config.parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
     two = engine.validate(config.parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
