@@ -36,6 +36,7 @@ LAYERS = [
     "experiment",
     "preparation",
     "lab",
+    "proposers",
     "console",
     "command",
     "cli",
