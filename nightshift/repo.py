@@ -115,6 +115,36 @@ class Repo:
             done.append("left train.toml alone: it was edited while the experiment ran")
         return "; ".join(done)
 
+    def start_campaign(self, tag: str) -> Head:
+        """Create `autoresearch/<tag>` (`-2`, `-3`, ... where it is taken) at HEAD and stand on it; no file changes."""
+        commit = self.head().commit
+        if commit is None:
+            raise UsageError(f"{self.root} has no commit to start a campaign from", "Commit the checkout first.")
+        branch, number = f"{CAMPAIGN_PREFIX}{tag}", 1
+        while self._run("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
+            number += 1
+            branch = f"{CAMPAIGN_PREFIX}{tag}-{number}"
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, "")
+        self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{branch}")
+        return Head(branch, commit)
+
+    def clone(self, head: Head, folder: Path) -> Path:
+        """Copy the branch into `folder`, with no object, remote or reflog in common; the root's place in the copy."""
+        top = self._git("rev-parse", "--show-toplevel").rstrip("\n")
+        options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
+        self._git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", top, str(folder))
+        Repo(folder)._git("remote", "remove", "origin")
+        return folder / self._git("rev-parse", "--show-prefix").rstrip("\n")
+
+    def state(self) -> dict[str, str]:
+        """HEAD, refs, index and configuration as text: what must be as it was after a stranger was at work."""
+        return {
+            "HEAD": self._git("rev-parse", "--symbolic-full-name", "HEAD"),
+            "branches and tags": self._git("for-each-ref", "--format=%(refname) %(objectname)"),
+            "the index": self._git("ls-files", "--stage", "-v"),
+            "the git configuration": self._git("config", "--local", "--list"),
+        }
+
     def _moved(self, head: Head) -> str | None:
         """Why nothing can be settled, if the checkout is no longer where the experiment began."""
         now = self.head()

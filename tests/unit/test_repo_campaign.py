@@ -1,0 +1,71 @@
+"""git for the night: a campaign branch of its own, a clone that shares nothing, a state that tells of strangers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import UsageError
+from nightshift.repo import Head, Repo
+from tests.conftest import CAMPAIGN, git
+
+
+def test_a_new_campaign_takes_a_free_name_and_touches_no_file(checkout: Path) -> None:
+    git(checkout, "switch", "--quiet", "main")
+    (checkout / "program.md").write_text("edited\n")
+    (checkout / "new.txt").write_text("untracked\n")
+    before = git(checkout, "status", "--porcelain")
+    repo = Repo(checkout)
+    first = repo.start_campaign("test-2")
+    git(checkout, "switch", "--quiet", "main")
+    second = repo.start_campaign("test")  # the fixture's branch, and the one just made, are taken
+    assert (first.branch, second.branch) == ("autoresearch/test-2", "autoresearch/test-3")
+    assert second == repo.head()
+    assert git(checkout, "status", "--porcelain") == before
+    assert git(checkout, "log", "--format=%s", second.branch).splitlines() == ["start"]
+
+
+def test_a_campaign_needs_a_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    with pytest.raises(UsageError, match="no commit"):
+        Repo(tmp_path).start_campaign("test")
+
+
+@pytest.mark.parametrize("below", ["", "sub/folder"])
+def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Path, tmp_path: Path, below: str) -> None:
+    root = checkout / below
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "train.toml").write_bytes(b"lr = 1\n")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "baseline")
+    git(checkout, "tag", "secret")
+    repo = Repo(root)
+    copy = repo.clone(repo.head(), tmp_path / "copy")
+    assert copy == tmp_path / "copy" / below
+    assert (copy / "train.toml").read_bytes() == b"lr = 1\n"
+    assert git(copy, "branch", "--all", "--format=%(refname)").split() == [f"refs/heads/{CAMPAIGN}"]
+    assert git(copy, "tag", "--list") == git(copy, "remote") == git(copy, "reflog") == ""
+    inodes = {path.stat().st_ino for path in (checkout / ".git").rglob("*") if path.is_file()}
+    ours = [path for path in (tmp_path / "copy" / ".git").rglob("*") if path.is_file()]
+    assert inodes.isdisjoint(path.stat().st_ino for path in ours)
+    assert not [path for path in ours if str(checkout).encode() in path.read_bytes()]
+
+
+def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:
+    repo = Repo(checkout)
+    clean = repo.state()
+    changes = {
+        "HEAD": ("symbolic-ref", "HEAD", "refs/heads/main"),
+        "branches and tags": ("tag", "stray"),
+        "the index": ("update-index", "--assume-unchanged", "harness.py"),
+        "the git configuration": ("config", "core.hooksPath", "elsewhere"),
+    }
+    for part, command in changes.items():
+        before = repo.state()
+        git(checkout, *command)
+        after = repo.state()
+        assert [name for name in before if before[name] != after[name]] == [part]
+    git(checkout, "symbolic-ref", "HEAD", f"refs/heads/{CAMPAIGN}")
+    assert repo.state()["HEAD"] == clean["HEAD"]
+    assert repo.head() == Head(CAMPAIGN, repo.head().commit)
