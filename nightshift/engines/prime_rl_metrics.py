@@ -1,0 +1,162 @@
+"""What prime-rl's trainer and orchestrator append to their metrics files, read while they write, as Steps.
+
+Keys and their meaning: prime_rl/trainer/rl/train.py and prime_rl/orchestrator/{metrics,orchestrator}.py at the
+pinned commit. The trainer writes five rows a step (perf, optim, tensor statistics, time, disk), the orchestrator
+one; a row of the trainer may come before the orchestrator's of the same step. Rows of both in one file are told
+apart by their keys.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nightshift.metrics import Step, write_steps
+
+# By kind of row: a prefix that only its keys have, then raw key -> field of Step (or a name of our own, with _).
+# A row that is written again (a resumed run) replaces the earlier one of its kind whole.
+# `all` holds every rollout of the step; `effective` only what was left after the zero-advantage filter.
+# reward_std has no raw key: prime-rl writes mean, extremes and percentiles only.
+_ROWS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "optim": (("optim/",), {"optim/lr": "lr", "optim/grad_norm": "grad_norm"}),  # lr: of the next step
+    "statistics": (
+        ("loss/", "entropy/", "is_masked/", "mismatch_kl/"),
+        {
+            "loss/mean": "loss",
+            "entropy/all/mean": "entropy",
+            "mismatch_kl/all/mean": "kl",  # of the trainer's probabilities from the server's, per token
+            "is_masked/mean": "masked_share",
+        },
+    ),
+    "time": (
+        ("time/forward_backward",),
+        {
+            "time": "time",
+            "time/forward_backward": "train_seconds",  # optimizer step included
+            "time/broadcast_weights": "broadcast_seconds",
+            "time/wait_for_batch": "wait_for_rollouts_seconds",
+        },
+    ),
+    "orchestrator": (
+        ("progress/",),
+        {
+            "train/agg/all/agent/reward/mean": "reward_mean",
+            "train/agg/all/agent/solved_all": "all_right_share",
+            "train/agg/all/agent/solved_none": "all_wrong_share",
+            "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
+            "train/agg/all/agent/is_truncated/mean": "truncated_share",
+            "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
+            "off_policy/mean": "off_policy_mean",
+            "time/step": "generate_seconds",  # from one full batch to the next
+            "time/wait_for_policy": "wait_for_policy_seconds",
+            "progress/rollouts": "_num_rollouts",
+        },
+    ),
+}
+
+
+class MetricsTail:
+    """Reads appended rows only, so that it can be polled every second of a run.
+
+    A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet."""
+        self._offsets = dict.fromkeys(paths, 0)
+        self._rows: dict[int, dict[str, dict[str, float | None]]] = {}
+
+    def poll(self) -> bool:
+        """Take in what was appended since the last call; True if there was any whole row."""
+        grown = False
+        for path in self._offsets:
+            for row in self._new_rows(path):
+                grown = True
+                self._take(row)
+        return grown
+
+    @property
+    def num_steps(self) -> int:
+        """Complete steps so far."""
+        return len(self._complete())
+
+    def steps(self, began: float, last_step: int | None = None) -> list[Step]:
+        """Complete steps in order, up to `last_step`. `began`: when training began, in seconds of time.time()."""
+        return [self._step(number, began) for number in self._complete(last_step)]
+
+    def reward_mean(self, last_step: int | None = None) -> float | None:
+        """Mean reward over all rollouts of the complete steps; None before the first."""
+        total, count = 0.0, 0.0
+        for number in self._complete(last_step):
+            row = self._rows[number].get("orchestrator", {})
+            reward, num_rollouts = row.get("reward_mean"), row.get("_num_rollouts")
+            if reward is not None and num_rollouts:
+                total += reward * num_rollouts
+                count += num_rollouts
+        return total / count if count else None
+
+    def not_finite_step(self) -> int | None:
+        """The first complete step whose loss was NaN or infinite: prime-rl always has one and leaves it out then."""
+        return next((n for n in self._complete() if self._rows[n].get("statistics", {}).get("loss") is None), None)
+
+    def write(self, path: Path, began: float, last_step: int | None = None) -> None:
+        """Write the steps as Nightshift's own metrics.jsonl."""
+        write_steps(path, self.steps(began, last_step))
+
+    def _complete(self, last_step: int | None = None) -> list[int]:
+        """Numbers of the complete steps. The row with the times is the last that is read from the trainer."""
+        return sorted(n for n, rows in self._rows.items() if "time" in rows and (last_step is None or n <= last_step))
+
+    def _new_rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets[path])
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written, or was cut by a kill
+        self._offsets[path] += len(whole)
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                yield row
+
+    def _take(self, row: dict[str, Any]) -> None:
+        step = _number(row.get("step"))
+        if step is None or step != int(step):
+            return
+        for kind, (prefixes, names) in _ROWS.items():
+            if any(key.startswith(prefixes) for key in row):
+                values = {name: _number(row.get(key)) for key, name in names.items()}
+                self._rows.setdefault(int(step), {})[kind] = values
+
+    def _step(self, number: int, began: float) -> Step:
+        values = {name: value for row in self._rows[number].values() for name, value in row.items()}
+        num_rollouts = values.pop("_num_rollouts", None)
+        if values["time"] is not None:
+            values["time"] -= began
+        return Step(step=number, tokens_per_second=_tokens_per_second(values, num_rollouts), **values)
+
+
+def _tokens_per_second(values: dict[str, float | None], num_rollouts: float | None) -> float | None:
+    """Completion tokens of all rollouts of the step, a second of the orchestrator's clock.
+
+    As the trl engine counts. The trainer's perf/throughput counts padding too, and only the time that it computes.
+    """
+    tokens, seconds = values.get("completion_tokens_mean"), values.get("generate_seconds")
+    return tokens * num_rollouts / seconds if tokens is not None and num_rollouts and seconds else None
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None

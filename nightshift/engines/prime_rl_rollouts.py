@@ -1,0 +1,94 @@
+"""A few of the rollouts that prime-rl trained on, for people to read.
+
+One line of `rollouts/step_N/train/all/traces.jsonl` is an episode (verifiers/v1/trace.py, episode.py): tens of
+kB with its token ids and log probabilities, and whatever text the policy wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+MAX_TEXT = 4000  # characters of a problem or completion that are kept
+_MAX_LINE = 4 << 20  # bytes; a rollout of 2,048 tokens is about 0.1 MB
+_MAX_READ = 64 << 20  # bytes of a file that are looked at: a thousand rollouts or more
+# As verifiers: limits of the framework; else the last answer's finish reason decides.
+_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
+
+
+def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
+    """Up to `num` rollouts as {step, problem, completion, reward, truncated}, of the last steps first.
+
+    Evenly spaced over a step, so that they are not all of one problem. Text is cut to MAX_TEXT characters and
+    holds no control characters but newline and tab; `reward` is None where scoring failed. Lines that are torn,
+    too long or no episode are left out.
+    """
+    samples: list[dict[str, Any]] = []
+    for step, path in _files(rollouts_dir):
+        lines = _lines(path)
+        wanted = min(num - len(samples), len(lines))
+        with path.open("rb") as file:
+            for index in range(wanted):
+                offset, length = lines[index * len(lines) // wanted]
+                file.seek(offset)
+                rollout = _rollout(file.read(length))
+                if rollout is not None:
+                    samples.append({"step": step, **rollout})
+        if len(samples) >= num:
+            break
+    return samples
+
+
+def _files(rollouts_dir: Path) -> list[tuple[int, Path]]:
+    """(step, file of all its train rollouts), the last step first."""
+    found = []
+    for path in rollouts_dir.glob("step_*/train/all/traces.jsonl"):
+        name = re.fullmatch(r"step_(\d+)", path.parents[2].name)
+        if name:
+            found.append((int(name[1]), path))
+    return sorted(found, reverse=True)
+
+
+def _lines(path: Path) -> list[tuple[int, int]]:
+    """(offset, length) of the lines; a longer one than _MAX_LINE falls into pieces, which are no JSON."""
+    lines = []
+    with path.open("rb") as file:
+        while file.tell() < _MAX_READ and (line := file.readline(_MAX_LINE)):
+            lines.append((file.tell() - len(line), len(line)))
+    return lines
+
+
+def _rollout(line: bytes) -> dict[str, Any] | None:
+    try:
+        trace = json.loads(line)["traces"][0]
+        messages = [node["message"] for node in trace["nodes"]]
+        problem = next(m for m in messages if m["role"] == "user")
+        completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
+        return {
+            "problem": _text(problem.get("content")),
+            "completion": _text(completion.get("content")),
+            "reward": _reward(trace.get("rewards") or {}),
+            "truncated": _truncated(trace),
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
+        return None
+
+
+def _reward(rewards: dict[str, Any]) -> float | None:
+    """Sum of score times weight; None where nothing was scored."""
+    values = [float(r["score"]) * float(r["weight"]) for r in rewards.values() if r is not None]
+    return sum(values) if values else None
+
+
+def _truncated(trace: dict[str, Any]) -> bool:
+    calls = [call for call in trace.get("calls") or [] if call.get("error") is None]
+    return trace.get("stop_condition") in _LIMITS or bool(calls and calls[-1].get("finish_reason") == "length")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):  # parts, of which only text is shown
+        content = " ".join(str(part.get("text", "")) for part in content)
+    text = str(content or "")[:MAX_TEXT].encode("utf-8", "replace").decode()  # no lone surrogates
+    return "".join(c if c in "\n\t" or c.isprintable() else " " for c in text)

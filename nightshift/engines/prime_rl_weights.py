@@ -1,0 +1,192 @@
+"""The weights that prime-rl's trainer publishes: which are the last, are they whole, and a model folder of them.
+
+The trainer writes `broadcasts/step_N/` after every step, touches `STABLE` in it last, and then deletes step N-2
+(prime_rl/transports/weights/filesystem.py, prime_rl/trainer/utils.py). A folder holds weights only: one
+`model.safetensors`, or numbered shards with an index; or, of a LoRA run, an adapter with its config.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from nightshift.errors import EngineError
+
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+# What a Hugging Face folder holds beside weights, as far as the base model has it.
+_MODEL_FILES = (
+    "LICENSE",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+_HEAVY = ("broadcasts", "rollouts")
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A policy version that the trainer has published: `step` 0 is the base model."""
+
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The files of one set of weights, opened and found whole.
+
+    `sha256` is over names and bytes: that of the lines `<sha256 of the file>  <name>`, by name, so it can be
+    checked with `LC_ALL=C; sha256sum FILES | sha256sum`.
+    """
+
+    names: tuple[str, ...]
+    sha256: str
+    is_adapter: bool
+
+
+def latest_stable(broadcasts: Path, before: float | None = None) -> Broadcast | None:
+    """The highest step whose STABLE was written at `before` (seconds of time.time()) or earlier; None without one.
+
+    The trainer may delete folders meanwhile: one that vanishes is passed over.
+    """
+    found: list[Broadcast] = []
+    try:
+        folders = list(broadcasts.iterdir())
+    except FileNotFoundError:
+        return None
+    for folder in folders:
+        name = re.fullmatch(r"step_(\d+)", folder.name)
+        if name is None:
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            written = (folder / "STABLE").stat().st_mtime
+            if before is None or written <= before:
+                found.append(Broadcast(int(name[1]), folder))
+    return max(found, key=lambda broadcast: broadcast.step, default=None)
+
+
+def check_weights(folder: Path) -> WeightFiles:
+    """Open every safetensors file (its header must account for every byte), compare with the index, and hash.
+
+    Raises EngineError that names the file and what is wrong with it.
+    """
+    try:
+        return _check(folder)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise EngineError(f"the weights in {folder} are not whole: {error}") from None
+
+
+def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
+    """Make `target` a complete Hugging Face folder: the weights of `source`, config and tokenizer of `base`.
+
+    `base` is the base model's snapshot. An adapter names its base model in adapter_config.json and needs no
+    config. Weights are hard links where the filesystem allows it. `target` appears when it is complete, and
+    checked, or not at all. Raises EngineError.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+        partial.mkdir(parents=True)
+        names = check_weights(source).names
+        for name in names:
+            _link(source / name, partial / name)
+        files = check_weights(partial)
+        for name in _MODEL_FILES:
+            if (base / name).is_file() and not (files.is_adapter and name in ("config.json", "generation_config.json")):
+                shutil.copyfile(base / name, partial / name)
+        if not files.is_adapter and not (partial / "config.json").is_file():
+            raise EngineError(f"{base} has no config.json", "Run: uv run prepare.py")
+        if not (partial / "tokenizer_config.json").is_file():
+            raise EngineError(f"{base} has no tokenizer_config.json", "Run: uv run prepare.py")
+        partial.rename(target)
+    except OSError as error:
+        raise EngineError(
+            f"cannot write {target}: {error.strerror or error}", "Free disk space or fix its permissions."
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return files
+
+
+def remove_heavy(run_dir: Path) -> None:
+    """Delete what prime-rl wrote by the gigabyte: published weights and rollouts. What cannot be deleted stays."""
+    for name in _HEAVY:
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
+def _check(folder: Path) -> WeightFiles:
+    names = sorted(entry.name for entry in os.scandir(folder))
+    weights = {name: _tensor_names(folder / name) for name in names if name.endswith(".safetensors")}
+    is_adapter = any(name in names for name in _ADAPTER)
+    if is_adapter:
+        if list(weights) != [_ADAPTER[1]]:
+            raise ValueError(f"an adapter is one {_ADAPTER[1]}, here is {', '.join(weights) or 'none'}")
+        if not isinstance(_json(folder / _ADAPTER[0]), dict):
+            raise ValueError(f"{_ADAPTER[0]} is no table")
+        used = sorted(_ADAPTER)
+    elif _INDEX in names:
+        _compare_with_index(_json(folder / _INDEX), weights)
+        used = sorted([*weights, _INDEX])
+    elif list(weights) == ["model.safetensors"]:
+        used = list(weights)
+    else:
+        raise ValueError(f"model.safetensors or {_INDEX} is missing, here is {', '.join(names) or 'nothing'}")
+    manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in used)
+    return WeightFiles(tuple(used), hashlib.sha256(manifest.encode()).hexdigest(), is_adapter)
+
+
+def _tensor_names(path: Path) -> set[str]:
+    """Names in a file's header. The library refuses a header that does not account for every byte of the file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = set(file.keys())
+    except SafetensorError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    if not names:
+        raise ValueError(f"{path.name} holds no tensors")
+    return names
+
+
+def _compare_with_index(index: object, weights: dict[str, set[str]]) -> None:
+    listed = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(listed, dict):
+        raise ValueError(f"{_INDEX} has no weight_map")
+    actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
+    if listed != actual or sum(map(len, weights.values())) != len(actual):
+        differing = sorted({f"{t} in {n}" for t, n in listed.items() ^ actual.items()})
+        raise ValueError(f"{_INDEX} and the files differ, first at {differing[0] if differing else 'a double tensor'}")
+
+
+def _json(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another filesystem, or one without hard links
+        shutil.copyfile(source, target)
