@@ -185,3 +185,4 @@ class Record:
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
     total_seconds: float | None = None
     effective: dict[str, Any] = field(default_factory=dict)
+    health: str | None = None  # what the curves of its runs say is wrong (health.py), in a few lines
