@@ -1,0 +1,323 @@
+"""Where prime-rl is installed, and whether it is what pyproject.toml pins. Never changes anything.
+
+An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds
+lies in one folder of it, `.nightshift`: compile caches, logs, the environments, the pinned model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nightshift.errors import EngineError
+from nightshift.rules import Rules
+from nightshift.supervise import free_disk_gb
+
+ENV_VAR = "NIGHTSHIFT_PRIME_RL"
+PREPARE = "Run: uv run prepare.py --engine prime-rl"
+# The fifth one, prime-kernels, is for other models.
+SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
+PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun")
+# One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
+RUN_DISK_GB = 6.0
+_GIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """`[tool.nightshift.prime-rl]` of pyproject.toml."""
+
+    repository: str
+    commit: str
+    python: str
+    torch: str
+    vllm: str
+    flash_attn: str
+
+    @classmethod
+    def read(cls, pyproject: Path) -> Pins:
+        """The pins of this version of Nightshift."""
+        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["nightshift"]["prime-rl"]
+        return cls(**{name: table[name.replace("_", "-")] for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """prime-rl's checkout at `root` (absolute), there or not."""
+
+    root: Path
+    pins: Pins
+
+    @classmethod
+    def find(cls, pins: Pins, environ: Mapping[str, str], flag: Path | None = None) -> Installation:
+        """The folder of `--prime-rl`, else of NIGHTSHIFT_PRIME_RL, else one in the user's cache."""
+        named = flag or (Path(environ[ENV_VAR]) if environ.get(ENV_VAR) else None)
+        if named is None:
+            cache = Path(environ["XDG_CACHE_HOME"]) if environ.get("XDG_CACHE_HOME") else Path.home() / ".cache"
+            named = cache / "nightshift" / "prime-rl" / pins.commit
+        return cls(named.expanduser().absolute(), pins)
+
+    @property
+    def venv(self) -> Path:
+        return self.root / ".venv"
+
+    @property
+    def bin_dir(self) -> Path:
+        """prime-rl's programs; its processes start each other by bare name, so it comes first on their PATH."""
+        return self.venv / "bin"
+
+    @property
+    def python(self) -> Path:
+        return self.bin_dir / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+
+    @property
+    def state_dir(self) -> Path:
+        """Everything that Nightshift adds to the checkout."""
+        return self.root / ".nightshift"
+
+    @property
+    def caches_dir(self) -> Path:
+        return self.state_dir / "caches"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / "logs"
+
+    @property
+    def hub_dir(self) -> Path:
+        """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
+        return self.state_dir / "hub"
+
+    @property
+    def unfinished_sync(self) -> Path:
+        """Exists while packages are being installed, and after that was interrupted."""
+        return self.state_dir / "sync.unfinished"
+
+    def environments_dir(self, root: Path) -> Path:
+        """The copy of the environments of the Nightshift checkout at `root`, named by their bytes.
+
+        So two checkouts with different environments share an installation. It goes on PYTHONPATH.
+        """
+        return self.state_dir / "environments" / environments_hash(environment_packages(root))
+
+    def environment(self, root: Path, path: str) -> dict[str, str]:
+        """Variables that make a process use this installation; `path` is the caller's PATH."""
+        return {
+            "PATH": f"{self.bin_dir}{os.pathsep}{path}",
+            "VIRTUAL_ENV": str(self.venv),
+            "PYTHONPATH": str(self.environments_dir(root)),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.caches_dir / "inductor"),
+            "TRITON_CACHE_DIR": str(self.caches_dir / "triton"),
+            "VLLM_CACHE_ROOT": str(self.caches_dir / "vllm"),
+            "HF_HUB_CACHE": str(self.hub_dir),
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+        }
+
+
+def problems(
+    installation: Installation, rules: Rules, root: Path, environ: Mapping[str, str], *, has_gpus: bool = True
+) -> list[str]:
+    """What keeps this installation from running `rules` of the Nightshift checkout at `root`; each with its fix.
+
+    Takes under 0.3 s. `has_gpus=False`: it was built without CUDA, so its packages may differ from the pins.
+    """
+    findings = examine(installation, rules, root, environ, has_gpus=has_gpus)
+    return [str(problem) for _, problem in findings if problem is not None]
+
+
+def examine(
+    installation: Installation, rules: Rules, root: Path, environ: Mapping[str, str], *, has_gpus: bool = True
+) -> list[tuple[str, EngineError | None]]:
+    """Each part that was checked, with the first thing wrong with it. Without a checkout its parts are not checked."""
+    findings: list[tuple[str, EngineError | None]] = [("checkout", checkout_problem(installation))]
+    if findings[0][1] is None:
+        findings += [
+            ("submodules", submodules_problem(installation)),
+            ("packages", packages_problem(installation, has_gpus=has_gpus)),
+            ("environments", environments_problem(installation, root)),
+            ("model", model_problem(installation, rules)),
+        ]
+    return [*findings, ("data", data_problem(rules)), ("disk", disk_problem(root))]
+
+
+def checkout_problem(installation: Installation) -> EngineError | None:
+    """Another commit than the pinned one, or files that differ from it."""
+    root, commit = installation.root, installation.pins.commit
+    if not (root / ".git").exists():
+        return EngineError(f"prime-rl is not installed in {root}", f"{PREPARE}.")
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        if head != commit:
+            return EngineError(
+                f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
+                f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
+            )
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    except EngineError as error:
+        return error
+    return _changed(root, changed)
+
+
+def submodules_problem(installation: Installation) -> EngineError | None:
+    """A submodule that is missing, at another commit than the pinned one asks for, or changed."""
+    root = installation.root
+    for name in SUBMODULES:
+        if not (root / name / ".git").exists():
+            return EngineError(f"{root / name} is empty: a submodule is missing", f"{PREPARE}.")
+    try:
+        changed = _git(
+            root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked", "--", *SUBMODULES
+        )
+    except EngineError as error:
+        return error
+    return _changed(root, changed)
+
+
+def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
+    """A Python, a program or a package that is missing or not the pinned one."""
+    pins = installation.pins
+    if installation.unfinished_sync.exists():
+        return EngineError("prime-rl's packages are installed in part: uv sync was interrupted", f"{PREPARE}.")
+    if not os.access(installation.python, os.X_OK) or not installation.site_packages.is_dir():
+        return EngineError(f"{installation.venv} has no Python {pins.python}", f"{PREPARE}.")
+    for program in PROGRAMS:
+        if not os.access(installation.bin_dir / program, os.X_OK):
+            return EngineError(f"{installation.bin_dir / program} is missing", f"{PREPARE}.")
+    if has_gpus:
+        for name, pinned in (("torch", pins.torch), ("vllm", pins.vllm), ("flash_attn", pins.flash_attn)):
+            version = _version(installation.site_packages, name)
+            if version is None or pinned not in (version, version.partition("+")[0]):
+                return EngineError(f"prime-rl's environment has {name} {version}, pinned is {pinned}", f"{PREPARE}.")
+    return None
+
+
+def environments_problem(installation: Installation, root: Path) -> EngineError | None:
+    """The copy of this checkout's environments is missing or was changed."""
+    folder = installation.environments_dir(root)
+    packages = sorted(path for path in folder.glob("*") if path.is_dir())
+    if environments_hash(packages) != folder.name:
+        return EngineError(f"{folder} is not the copy of {root / 'environments'}", f"{PREPARE}.")
+    return None
+
+
+def model_problem(installation: Installation, rules: Rules) -> EngineError | None:
+    """The hub cache of the installation lacks the rules' model, or its `main` is another revision."""
+    if rules.model_revision is None:
+        return None
+    folder = model_folder(installation, rules)
+    snapshot = folder / "snapshots" / rules.model_revision
+    main = folder / "refs" / "main"
+    has_all = all((snapshot / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
+    if not has_all or not any(path.is_file() for path in snapshot.glob("*.safetensors")):
+        return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", f"{PREPARE}.")
+    if not main.is_file() or main.read_text() != rules.model_revision:
+        return EngineError(f"{main} does not name {rules.model_revision[:9]}", f"{PREPARE}.")
+    return None
+
+
+def data_problem(rules: Rules) -> EngineError | None:
+    """The official data is missing or is not the official one."""
+    for environment in rules.environments:
+        data: Any = importlib.import_module(f"{environment.package}.data")
+        if hasattr(data, "prepare"):  # generated data needs none
+            try:
+                data.load("selection", size=1)
+            except ValueError as error:  # the environments' own error, one line with its fix
+                return EngineError(str(error))
+    return None
+
+
+def disk_problem(root: Path) -> EngineError | None:
+    """Too little space below `root` for one run."""
+    free = free_disk_gb(root)
+    if free >= RUN_DISK_GB:
+        return None
+    return EngineError(
+        f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}",
+        "Delete old folders in runs/.",
+    )
+
+
+def model_folder(installation: Installation, rules: Rules) -> Path:
+    """Where a Hugging Face cache keeps the rules' model."""
+    return installation.hub_dir / f"models--{rules.model.replace('/', '--')}"
+
+
+def environment_packages(root: Path) -> list[Path]:
+    """The folders of Nightshift's environment packages, sorted by name."""
+    return sorted((path.parent for path in root.glob("environments/*/*/__init__.py")), key=lambda path: path.name)
+
+
+def environments_hash(packages: list[Path]) -> str:
+    """16 hex digits over the names and bytes of all files of the packages, but compiled ones."""
+    digest = hashlib.sha256()
+    for package in packages:
+        for file in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            data = file.read_bytes()
+            digest.update(f"{file.relative_to(package.parent).as_posix()}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def _version(site_packages: Path, name: str) -> str | None:
+    """The version of an installed package, from the name of its metadata folder; None if it is not there."""
+    for path in site_packages.glob(f"{name}-*.dist-info"):
+        return path.name.removesuffix(".dist-info").rpartition("-")[2]
+    return None
+
+
+def _changed(root: Path, status: str) -> EngineError | None:
+    if not status:
+        return None
+    lines = status.splitlines()
+    more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return EngineError(
+        f"{root}: {lines[0][2:].strip()}{more} differs from the pinned commit",
+        f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
+    )
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
+    environ = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        # A checkout that another user installed for all: nothing of it is executed here.
+        **git_config({"safe.directory": "*", "core.fsmonitor": "false", "core.hooksPath": os.devnull}, {}),
+    }
+    command = ["git", "--no-optional-locks", "-C", os.fspath(root), *arguments]
+    try:
+        result = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_GIT_SECONDS
+        )
+    except FileNotFoundError:
+        raise EngineError("git is not installed", "Install git.") from None
+    except subprocess.TimeoutExpired:
+        raise EngineError(
+            f"git {arguments[0]} in {root} did not answer in {_GIT_SECONDS:g} s", "Check the disk."
+        ) from None
+    if result.returncode:
+        raise EngineError(f"git {arguments[0]} fails in {root}: {' '.join(result.stderr.split())[:200]}", f"{PREPARE}.")
+    return result.stdout.strip("\n")
+
+
+def git_config(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings for git and all that it starts, added to those in `environ`; no configuration file is touched."""
+    count = int(environ.get("GIT_CONFIG_COUNT") or 0)
+    variables = {"GIT_CONFIG_COUNT": str(count + len(settings))}
+    for index, (key, value) in enumerate(settings.items(), start=count):
+        variables |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
+    return variables
