@@ -185,4 +185,6 @@ class Record:
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
     total_seconds: float | None = None
     effective: dict[str, Any] = field(default_factory=dict)
+    prediction: str | None = None  # what the hypothesis in `description` was expected to do
+    lesson: str | None = None  # one line, written after the verdict
     health: str | None = None  # what the curves of its runs say is wrong (health.py), in a few lines
