@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +22,11 @@ from nightshift.errors import EngineError
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # What a Hugging Face folder holds beside weights, as far as the base model has it.
-_MODEL_FILES = (
+_CONFIG = ("config.json", "generation_config.json")
+_TOKENIZER = (
     "LICENSE",
     "added_tokens.json",
     "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -63,22 +61,17 @@ class WeightFiles:
 def latest_stable(broadcasts: Path, before: float | None = None) -> Broadcast | None:
     """The highest step whose STABLE was written at `before` (seconds of time.time()) or earlier; None without one.
 
-    The trainer may delete folders meanwhile: one that vanishes is passed over.
+    The trainer may publish and delete meanwhile: what vanishes is passed over, and if that leaves nothing and
+    the folder has changed, it is looked at again.
     """
-    found: list[Broadcast] = []
-    try:
-        folders = list(broadcasts.iterdir())
-    except FileNotFoundError:
-        return None
-    for folder in folders:
-        name = re.fullmatch(r"step_(\d+)", folder.name)
-        if name is None:
-            continue
-        with suppress(FileNotFoundError, NotADirectoryError):
-            written = (folder / "STABLE").stat().st_mtime
-            if before is None or written <= before:
-                found.append(Broadcast(int(name[1]), folder))
-    return max(found, key=lambda broadcast: broadcast.step, default=None)
+    steps = _steps(broadcasts)
+    while True:
+        published = [step for step in steps if _is_stable(steps[step], before)]
+        seen, steps = steps, _steps(broadcasts)
+        if published:
+            return Broadcast(max(published), seen[max(published)])
+        if steps == seen:
+            return None
 
 
 def check_weights(folder: Path) -> WeightFiles:
@@ -86,10 +79,7 @@ def check_weights(folder: Path) -> WeightFiles:
 
     Raises EngineError that names the file and what is wrong with it.
     """
-    try:
-        return _check(folder)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise EngineError(f"the weights in {folder} are not whole: {error}") from None
+    return _checked(folder, folder)
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
@@ -103,18 +93,19 @@ def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
     try:
         shutil.rmtree(partial, ignore_errors=True)  # left by a kill
         partial.mkdir(parents=True)
-        names = check_weights(source).names
-        for name in names:
-            _link(source / name, partial / name)
-        files = check_weights(partial)
-        for name in _MODEL_FILES:
-            if (base / name).is_file() and not (files.is_adapter and name in ("config.json", "generation_config.json")):
+        for path in source.iterdir():
+            if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
+                _link(path, partial / path.name)
+        files = _checked(partial, source)  # the bytes that are kept
+        for name in _TOKENIZER if files.is_adapter else (*_CONFIG, *_TOKENIZER):
+            if (base / name).is_file():
                 shutil.copyfile(base / name, partial / name)
-        if not files.is_adapter and not (partial / "config.json").is_file():
-            raise EngineError(f"{base} has no config.json", "Run: uv run prepare.py")
-        if not (partial / "tokenizer_config.json").is_file():
-            raise EngineError(f"{base} has no tokenizer_config.json", "Run: uv run prepare.py")
+        for name in ("tokenizer_config.json",) if files.is_adapter else ("config.json", "tokenizer_config.json"):
+            if not (partial / name).is_file():
+                raise EngineError(f"{base} has no {name}", "Run: uv run prepare.py")
         partial.rename(target)
+    except FileNotFoundError as error:
+        raise EngineError(f"{error.filename} is gone", "Run it again.") from None
     except OSError as error:
         raise EngineError(
             f"cannot write {target}: {error.strerror or error}", "Free disk space or fix its permissions."
@@ -128,6 +119,30 @@ def remove_heavy(run_dir: Path) -> None:
     """Delete what prime-rl wrote by the gigabyte: published weights and rollouts. What cannot be deleted stays."""
     for name in _HEAVY:
         shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
+def _checked(folder: Path, source: Path) -> WeightFiles:
+    """Check `folder`; an error names `source`, where its files are from."""
+    try:
+        return _check(folder)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the weights in {source} are not whole: {error}") from None
+
+
+def _steps(broadcasts: Path) -> dict[int, Path]:
+    try:
+        names = [(re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in broadcasts.iterdir()]
+    except FileNotFoundError:
+        return {}
+    return {int(name[1]): folder for name, folder in names if name}
+
+
+def _is_stable(folder: Path, before: float | None) -> bool:
+    try:
+        written = (folder / "STABLE").stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return before is None or written <= before
 
 
 def _check(folder: Path) -> WeightFiles:

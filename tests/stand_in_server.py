@@ -1,0 +1,283 @@
+"""A stand-in for the vLLM server of a prime-rl run: no model, but its endpoints, and faults on demand.
+
+Statuses and shapes are those of tests/fixtures/prime_rl/http.json, recorded from the real server. Run it as
+`python tests/stand_in_server.py --port N --model ID [--fault NAME] [--answers FILE.json]`, or use StandInServer
+in a test. One thing the real one has not: GET /stand_in tells its state (weights, pauses, number of chats).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+FAULTS = (
+    "refuse",  # nobody listens on the port for the first second
+    "unhealthy",  # /health answers 503 for ever
+    "no_model",  # /v1/models lists another model
+    "chat_500",
+    "chat_hang",  # no answer to any chat
+    "chat_stall",  # no answer from the 11th chat on
+    "cut_once",  # the connection ends in the middle of the first five answers
+    "cut_always",
+    "wrong_model",
+    "missing_usage",
+    "finish_abort",
+    "no_choices",
+    "null_content",  # an empty completion: no fault of the real server
+    "huge_answer",  # 10 MB
+    "invalid_json",
+    "pause_hang",
+    "resume_500",
+    "update_500",
+    "update_hang",
+    "die_on_update",  # the process exits: for the program only
+)
+REFUSE_SECONDS = 1.0
+Answer = Callable[[str], str]
+
+
+def add_up(content: str) -> str:
+    """`3+4=` is 7; anything else is answered with `#### 0`."""
+    numbers = re.findall(r"\d+", content) if re.fullmatch(r"[\d+ =?]+", content) else []
+    return str(sum(map(int, numbers))) if numbers else "#### 0"
+
+
+class StandInServer:
+    """A server on a loopback port. As a context manager it serves from a thread of the test."""
+
+    def __init__(
+        self,
+        model: str,
+        port: int = 0,
+        fault: str | None = None,
+        answer: Answer = add_up,
+        max_model_len: int = 512,
+    ) -> None:
+        """`port` 0 takes a free one. `fault` may be changed while it serves."""
+        assert fault is None or fault in FAULTS, fault
+        self.model, self.fault, self.answer, self.max_model_len = model, fault, answer, max_model_len
+        self.requests: list[tuple[str, dict[str, Any]]] = []  # (path, body), as they came
+        self.weight_dir: str | None = None
+        self.adapters: dict[str, str] = {}
+        self.num_chats = self.num_cut = 0
+        self.running = threading.Event()  # cleared while paused
+        self.running.set()
+        self.closing = threading.Event()
+        self.lock = threading.Lock()
+        owner = self
+
+        class Handler(_Handler):
+            stand_in = owner
+
+        self._http = _Http(("127.0.0.1", port), Handler, bind_and_activate=False)
+        self._http.server_bind()
+        self.port = int(self._http.server_address[1])
+        self._thread = threading.Thread(target=self.serve)
+
+    def serve(self) -> None:
+        """Serve until `close`."""
+        if self.fault == "refuse":
+            time.sleep(REFUSE_SECONDS)
+        self._http.server_activate()
+        self._http.serve_forever(poll_interval=0.05)
+
+    def close(self) -> None:
+        """Let every waiting request go, and stop."""
+        self.closing.set()
+        self.running.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def __enter__(self) -> StandInServer:
+        self._thread.start()
+        if self.fault != "refuse":
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+                pass
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+        self._thread.join()
+
+    def chat(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and answer of a chat request; waits while paused."""
+        messages, salt = body.get("messages"), body.get("cache_salt", "-")
+        if not isinstance(messages, list):
+            return _error(400, "1 validation error: messages should be a valid list")
+        if salt == "":
+            return _error(400, "Parameter 'cache_salt' must be a non-empty string if provided.")
+        if body.get("model") not in (self.model, *self.adapters):
+            return _error(404, f"The model `{body.get('model')}` does not exist.")
+        content = str(messages[-1]["content"])
+        num_prompt = 10 + len(content)
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or self.max_model_len
+        if limit > self.max_model_len or num_prompt > self.max_model_len:
+            return _error(400, f"longer than the model's maximum context length of {self.max_model_len} tokens")
+        self.running.wait()
+        tokens = [*re.findall(r"\S+\s*", self.answer(content)), "<end>"]  # a word is a token here
+        truncated = len(tokens) > limit
+        text = "".join(tokens[: limit if truncated else -1])
+        return 200, self._completion(str(body["model"]), text, truncated, num_prompt, min(len(tokens), limit))
+
+    def _completion(self, model: str, text: str, truncated: bool, num_prompt: int, num_tokens: int) -> Any:
+        fault = self.fault
+        content = None if fault == "null_content" else "x" * 10_000_000 if fault == "huge_answer" else text
+        reason = "abort" if fault == "finish_abort" else "length" if truncated else "stop"
+        message = {"role": "assistant", "content": content, "refusal": None, "reasoning": None}
+        usage = {
+            "prompt_tokens": num_prompt, "total_tokens": num_prompt + num_tokens,
+            "completion_tokens": num_tokens, "prompt_tokens_details": None,
+        }  # fmt: skip
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        return {
+            "id": "chatcmpl-stand-in",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "another/model" if fault == "wrong_model" else model,
+            "choices": [] if fault == "no_choices" else [choice],
+            "usage": None if fault == "missing_usage" else usage,
+        }
+
+    def update(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and answer of /update_weights."""
+        folder = body.get("weight_dir")
+        if self.fault == "die_on_update":
+            os._exit(1)
+        if self.fault == "update_500" or folder is None or not list(Path(folder).glob("*.safetensors")):
+            return _error(500, f"Call to collective_rpc method failed: Worker failed with error '{folder}'")
+        self.weight_dir = folder
+        return 200, {"status": "ok"}
+
+    def load_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and answer of /load_lora_adapter."""
+        if not Path(body["lora_path"], "adapter_config.json").is_file():
+            return _error(404, f"No adapter found for {body['lora_path']}")
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return 200, {"status": "ok"}
+
+
+class _Http(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    request_queue_size = 1024  # hundreds of connections come at once
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stand_in: StandInServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: the harness's log is for what matters."""
+
+    def do_GET(self) -> None:
+        """Health, models, and the stand-in's own state."""
+        server, path = self.stand_in, self.path.partition("?")[0]
+        if path == "/health":
+            self._send(503 if server.fault == "unhealthy" else 200, None)
+        elif path == "/liveness":
+            self._send(200, {"status": "ok"})
+        elif path == "/v1/models":
+            names = ["another/model"] if server.fault == "no_model" else [server.model, *server.adapters]
+            models = [{"id": name, "object": "model", "max_model_len": server.max_model_len} for name in names]
+            self._send(200, {"object": "list", "data": models})
+        elif path == "/stand_in":
+            state = {"weight_dir": server.weight_dir, "adapters": server.adapters, "num_chats": server.num_chats}
+            self._send(200, {**state, "paused": not server.running.is_set()})
+        else:
+            self._send(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        """The admin endpoints and chat completions."""
+        server, path = self.stand_in, self.path.partition("?")[0]
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        server.requests.append((path, body))
+        hanging = {"/pause": "pause_hang", "/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
+        if server.fault is not None and server.fault == hanging.get(path):
+            server.closing.wait()
+        if path == "/pause":
+            server.running.clear()
+            self._send(200, {"status": "paused"})
+        elif path == "/resume" and server.fault == "resume_500":
+            self._send(*_error(500, "resume failed"))
+        elif path == "/resume":
+            server.running.set()
+            self._send(200, {"status": "resumed"})
+        elif path == "/update_weights":
+            self._send(*server.update(body))
+        elif path == "/load_lora_adapter":
+            self._send(*server.load_adapter(body))
+        elif path == "/v1/chat/completions":
+            self._chat(body)
+        else:
+            self._send(404, {"detail": "Not Found"})
+
+    def _chat(self, body: dict[str, Any]) -> None:
+        server = self.stand_in
+        with server.lock:
+            server.num_chats += 1
+            cut = server.fault == "cut_always" or (server.fault == "cut_once" and server.num_cut < 5)
+            server.num_cut += cut
+            stall = server.fault == "chat_stall" and server.num_chats > 10
+        if stall:
+            server.closing.wait()
+        status, answer = _error(500, "EngineCore died") if server.fault == "chat_500" else server.chat(body)
+        data = json.dumps(answer).encode()
+        if server.fault == "invalid_json":
+            data = data[:-1]
+        if cut:
+            self._send_bytes(200, data[: len(data) // 2], len(data))
+            self.close_connection = True
+        else:
+            self._send_bytes(status, data, len(data))
+
+    def _send(self, status: int, answer: Any) -> None:
+        data = b"" if answer is None else json.dumps(answer).encode()
+        self._send_bytes(status, data, len(data))
+
+    def _send_bytes(self, status: int, data: bytes, length: int) -> None:
+        head = f"HTTP/1.1 {status} -\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        self.wfile.write(head.encode() + data)
+
+
+def _error(status: int, message: str) -> tuple[int, Any]:
+    return status, {"error": {"message": message, "type": "Error", "param": None, "code": status}}
+
+
+def main() -> None:
+    """Serve until the process is killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--answers", type=Path, help="JSON: content of the last message -> completion")
+    arguments = parser.parse_args()
+    answers = json.loads(arguments.answers.read_text()) if arguments.answers else {}
+    server = StandInServer(
+        arguments.model,
+        arguments.port,
+        arguments.fault,
+        answer=lambda content: answers.get(content) or add_up(content),
+        max_model_len=8192,
+    )
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Files that a real prime-rl wrote (tests/fixtures/prime_rl, trimmed) become the same steps however they are cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.engines.prime_rl_metrics import MetricsTail
+from nightshift.metrics import Step, read_steps
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
+FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))
+STEPS = {
+    "metrics-5-steps.jsonl": range(1, 6),
+    "metrics-evals.jsonl": range(0),
+    "metrics-first-15-of-40-steps.jsonl": range(1, 16),
+    "metrics-resumed.jsonl": range(1, 8),
+}
+
+
+def read(*paths: Path) -> MetricsTail:
+    tail = MetricsTail(*paths)
+    tail.poll()
+    return tail
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RECORDED / name).read_text().splitlines()]
+
+
+def written(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def is_trainers(row: dict[str, Any]) -> bool:
+    return not any(key.startswith(("train/", "eval/")) for key in row)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_recorded_file_read_whole(name: str) -> None:
+    tail = read(RECORDED / name)
+    steps = tail.steps(began=0.0)
+    assert [step.step for step in steps] == list(STEPS[name])
+    assert tail.num_steps == len(steps)
+    assert tail.not_finite_step() is None
+    for step in steps:
+        missing = {field.name for field in fields(Step) if getattr(step, field.name) is None}
+        assert missing == {"reward_std"}, step  # prime-rl does not write it
+
+
+def test_each_raw_key_lands_in_its_field() -> None:
+    rows = rows_of("metrics-5-steps.jsonl")
+    raw: dict[str, float] = {}
+    for row in rows:
+        if row["step"] == 1 and not any(key.startswith("eval/") for key in row):
+            raw |= {f"orchestrator {k}" if k == "time/step" and "progress/tokens" in row else k: row[k] for k in row}
+    (step, *_) = read(RECORDED / "metrics-5-steps.jsonl").steps(began=raw["time"] - 10)
+    assert step == Step(
+        step=1,
+        time=pytest.approx(10.0, abs=0.1),
+        reward_mean=raw["train/agg/all/agent/reward/mean"],
+        all_right_share=raw["train/agg/all/agent/solved_all"],
+        all_wrong_share=raw["train/agg/all/agent/solved_none"],
+        completion_tokens_mean=raw["train/agg/all/agent/num_output_tokens/mean"],
+        truncated_share=raw["train/agg/all/agent/is_truncated/mean"],
+        entropy=raw["entropy/all/mean"],
+        kl=raw["mismatch_kl/all/mean"],
+        grad_norm=raw["optim/grad_norm"],
+        lr=raw["optim/lr"],
+        loss=raw["loss/mean"],
+        tokens_per_second=pytest.approx(32 * raw["train/agg/all/agent/num_output_tokens/mean"] / 6.8669603559997086),
+        generate_seconds=6.8669603559997086,
+        train_seconds=raw["time/forward_backward"],
+        broadcast_seconds=raw["time/broadcast_weights"],
+        wait_for_rollouts_seconds=raw["time/wait_for_batch"],
+        wait_for_policy_seconds=raw["time/wait_for_policy"],
+        off_policy_mean=raw["off_policy/mean"],
+        masked_share=raw["is_masked/mean"],
+        error_share=raw["train/agg/all/has_error/mean"],
+    )
+    # what was left after the filter flatters the policy, and is another number in this very file
+    assert raw["train/agg/effective/agent/reward/mean"] != step.reward_mean
+
+
+def test_one_file_for_both_writers_or_one_each_is_the_same(tmp_path: Path) -> None:
+    rows = rows_of("metrics-5-steps.jsonl")
+    trainer = written(tmp_path / "trainer.jsonl", filter(is_trainers, rows))
+    orchestrator = written(tmp_path / "orchestrator.jsonl", (row for row in rows if not is_trainers(row)))
+    both = read(RECORDED / "metrics-5-steps.jsonl")
+    apart = read(trainer, orchestrator)
+    assert apart.steps(7.0) == both.steps(7.0)
+    assert apart.reward_mean() == both.reward_mean()
+
+
+def cuts(data: bytes) -> list[int]:
+    """Every byte around the ends of lines, where things change, and a dense sample of the rest."""
+    ends = [i for i, byte in enumerate(data) if byte == ord("\n")]
+    near = {end + offset for end in ends for offset in (-1, 0, 1, 2)}
+    return sorted({*range(0, len(data), 41), *near, len(data)} & set(range(len(data) + 1)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_at_any_byte_invents_nothing_and_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
+    """One tail reads the file as it grows; at every cut it must know what a fresh reader of the whole lines knows."""
+    data, path = (RECORDED / name).read_bytes(), tmp_path / "metrics.jsonl"
+    tail, whole_lines = MetricsTail(path), tmp_path / "whole.jsonl"
+    fresh, num_lines = MetricsTail(whole_lines), 0
+    for before, cut in zip([0, *cuts(data)], cuts(data), strict=False):
+        with path.open("ab") as file:
+            file.write(data[before:cut])
+        grew = tail.poll()
+        assert grew == (data[:cut].count(b"\n") > num_lines), cut
+        if grew:
+            num_lines = data[:cut].count(b"\n")
+            whole_lines.write_bytes(data[: data[:cut].rindex(b"\n") + 1])
+            fresh = read(whole_lines)
+        assert tail.steps(0.0) == fresh.steps(0.0), cut
+    assert tail.steps(0.0) == read(RECORDED / name).steps(0.0)
+
+
+def test_a_file_that_stays_cut_gives_only_values_of_the_whole_one(tmp_path: Path) -> None:
+    data, path = (RECORDED / "metrics-5-steps.jsonl").read_bytes(), tmp_path / "metrics.jsonl"
+    whole = {step.step: step for step in read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)}
+    for cut in range(0, len(data), 1013):
+        path.write_bytes(data[:cut])
+        for step in read(path).steps(0.0):
+            for field in fields(Step):
+                assert getattr(step, field.name) in (None, getattr(whole[step.step], field.name)), (cut, field.name)
+
+
+def test_a_step_counts_when_the_trainers_rows_exist(tmp_path: Path) -> None:
+    rows = rows_of("metrics-5-steps.jsonl")
+    of_step_1 = [row for row in rows if row["step"] == 1]
+    orchestrator = [row for row in of_step_1 if not is_trainers(row)]
+    assert read(written(tmp_path / "a.jsonl", orchestrator)).num_steps == 0
+    tail = read(written(tmp_path / "b.jsonl", [row for row in of_step_1 if is_trainers(row)]))
+    (step,) = tail.steps(0.0)  # the orchestrator's row often comes after the trainer's
+    assert (step.reward_mean, step.tokens_per_second) == (None, None)
+    assert step.loss is not None
+    assert tail.reward_mean() is None
+
+
+def test_a_step_that_was_redone_counts_once_and_its_last_rows_win(tmp_path: Path) -> None:
+    rows = [row for row in rows_of("metrics-resumed.jsonl") if row["step"] == 5]
+    (step,) = read(RECORDED / "metrics-resumed.jsonl").steps(0.0)[4:5]
+    assert [row["loss/mean"] for row in rows if "loss/mean" in row][-1] == step.loss
+    assert len([row for row in rows if "loss/mean" in row]) == 2
+    # the last row replaces the earlier one whole: its NaN, which is left out, is not the earlier value
+    again = {"step": 5, "time": 9.0, "is_masked/mean": 0.5}
+    tail = read(written(tmp_path / "metrics.jsonl", [*rows, again]))
+    assert (tail.steps(0.0)[0].loss, tail.steps(0.0)[0].masked_share) == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    "key", ["loss/mean", "optim/grad_norm", "train/agg/all/agent/reward/mean", "mismatch_kl/all/mean"]
+)
+def test_a_value_that_was_nan_is_not_measured(tmp_path: Path, key: str) -> None:
+    """prime-rl drops values that are no finite numbers (P/monitors/file.py)."""
+    rows = [{k: v for k, v in row.items() if k != key} for row in rows_of("metrics-5-steps.jsonl")]
+    tail = read(written(tmp_path / "metrics.jsonl", rows))
+    field = {"loss/mean": "loss", "optim/grad_norm": "grad_norm", "mismatch_kl/all/mean": "kl"}.get(key, "reward_mean")
+    assert [getattr(step, field) for step in tail.steps(0.0)] == [None] * 5
+    assert tail.not_finite_step() == (1 if key == "loss/mean" else None)
+
+
+def test_a_loss_that_became_nan_names_its_step(tmp_path: Path) -> None:
+    rows = rows_of("metrics-5-steps.jsonl")
+    for row in rows:
+        if row["step"] >= 3:
+            row.pop("loss/mean", None)
+    assert read(written(tmp_path / "metrics.jsonl", rows)).not_finite_step() == 3
+
+
+def test_environment_names_with_hyphens(tmp_path: Path) -> None:
+    text = (RECORDED / "metrics-5-steps.jsonl").read_text().replace("/tinymath/", "/tiny-math-v2/")
+    assert "train/tiny-math-v2/all" in text
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
+
+
+def test_rows_of_evals_are_no_steps() -> None:
+    assert any(isinstance(row["step"], float) for row in rows_of("metrics-5-steps.jsonl"))
+    assert read(RECORDED / "metrics-evals.jsonl").steps(0.0) == []
+
+
+def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
+    rows = [row for row in rows_of("metrics-5-steps.jsonl") if "progress/rollouts" in row]
+    rewards = [(row["train/agg/all/agent/reward/mean"], row["progress/rollouts"]) for row in rows]
+    assert {n for _, n in rewards} == {32, 64}
+    expected = sum(reward * n for reward, n in rewards) / sum(n for _, n in rewards)
+    tail = read(RECORDED / "metrics-5-steps.jsonl")
+    assert tail.reward_mean() == pytest.approx(expected)
+    assert tail.reward_mean(last_step=1) == pytest.approx(rewards[0][0])
+
+
+def test_steps_after_the_evaluated_policy_are_left_out_of_what_is_written(tmp_path: Path) -> None:
+    tail = read(RECORDED / "metrics-5-steps.jsonl")
+    tail.write(tmp_path / "metrics.jsonl", began=1795196577.0, last_step=3)
+    steps = read_steps(tmp_path / "metrics.jsonl")
+    assert steps == tail.steps(1795196577.0)[:3]
+    assert steps[0].time == pytest.approx(7.75, abs=0.01)
+
+
+def test_missing_and_empty_files_are_no_steps(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    tail = MetricsTail(tmp_path / "empty.jsonl", tmp_path / "missing.jsonl")
+    assert not tail.poll()
+    assert tail.steps(0.0) == []
+    assert tail.reward_mean() is None
+    assert tail.not_finite_step() is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"step": "1", "time/forward_backward": 1}',
+        b'{"step": true, "time/forward_backward": 1}',
+        b'{"step": 1.5, "time/forward_backward": 1}',
+        b'{"step": NaN, "time/forward_backward": 1}',
+        b'{"step": 1' + b"0" * 400 + b', "time/forward_backward": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_strange_line_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    whole = (RECORDED / "metrics-5-steps.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + whole + line)
+    assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)

@@ -1,0 +1,381 @@
+"""Only weights that are whole, and were published in time, are evaluated; only a complete folder is ever kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from nightshift.engines.prime_rl_rollouts import MAX_TEXT, sample_rollouts
+from nightshift.engines.prime_rl_weights import (
+    build_model_folder,
+    check_weights,
+    latest_stable,
+    remove_heavy,
+)
+from nightshift.errors import EngineError
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
+
+
+def full(folder: Path, seed: int = 0) -> Path:
+    """As P/utils/weights.py writes one shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: np.full((4, 8), seed, np.float16) for name in ("model.embed_tokens.weight", "model.norm.weight")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def sharded(folder: Path) -> Path:
+    """As P/utils/weights.py writes several shards: numbered files, then the index."""
+    folder.mkdir(parents=True)
+    weight_map = {}
+    for number in (1, 2, 3):
+        name = f"model-{number:05d}-of-00003.safetensors"
+        save_file({f"layers.{number}.weight": np.ones((4, 8), np.float16)}, folder / name)
+        weight_map[f"layers.{number}.weight"] = name
+    index = {"metadata": {"total_size": 192}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    return folder
+
+
+def adapter(folder: Path) -> Path:
+    """As P/trainer/lora.py and P/transports/weights/filesystem.py write a LoRA broadcast."""
+    folder.mkdir(parents=True)
+    save_file(
+        {"base_model.layers.0.q_proj.lora_A.weight": np.ones((2, 8), np.float16)}, folder / "adapter_model.safetensors"
+    )
+    config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "r": 2, "lora_alpha": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def publish(folder: Path, at: float) -> None:
+    """The empty markers that a broadcast carries, STABLE last."""
+    for name in ("NCCL_READY", "STABLE"):
+        (folder / name).touch()
+        os.utime(folder / name, (at, at))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A snapshot as the hub's cache lays it out: links to blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "7ae5"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"):
+        (blobs / name).write_text(f"{name} of the base")
+        (snapshot / name).symlink_to(blobs / name)
+    for name in ("model.safetensors", "README.md", ".gitattributes"):
+        (snapshot / name).write_text("not wanted")
+    return snapshot
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# --- latest_stable ---------------------------------------------------------------------------------------
+
+
+def test_the_last_step_published_before_the_mark_is_taken(tmp_path: Path) -> None:
+    for step in (0, 8, 9, 10, 11):
+        publish(full(tmp_path / f"step_{step}", step), at=100.0 + step)
+    full(tmp_path / "step_12")  # still being written: no STABLE
+    (tmp_path / "step_13").touch()
+    (tmp_path / "step_x").mkdir()
+    (tmp_path / "xstep_99").mkdir()
+    for mark, step in ((None, 11), (200.0, 11), (110.5, 10), (110.0, 10), (109.99, 9), (100.0, 0)):
+        found = latest_stable(tmp_path, mark)
+        assert found is not None
+        assert (found.step, found.folder) == (step, tmp_path / f"step_{step}"), mark
+    assert latest_stable(tmp_path, 99.0) is None
+
+
+def test_no_broadcast_is_none(tmp_path: Path) -> None:
+    assert latest_stable(tmp_path, None) is None
+    assert latest_stable(tmp_path / "missing", None) is None
+
+
+def test_looking_while_the_trainer_publishes_and_deletes(tmp_path: Path) -> None:
+    """The trainer deletes step N-2 after it published N: whoever looks finds N-1 or N, never an error."""
+    publish(full(tmp_path / "step_0"), at=1.0)
+    published, failures = [0], []
+
+    def train() -> None:
+        for step in range(1, 400):
+            folder = tmp_path / f"step_{step}"
+            folder.mkdir()
+            (folder / "STABLE").touch()
+            published[0] = step
+            shutil.rmtree(tmp_path / f"step_{step - 2}", ignore_errors=True)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    while trainer.is_alive():
+        lowest = published[0]
+        found = latest_stable(tmp_path)
+        if found is None or found.step < lowest - 1:
+            failures.append((lowest, found))
+    trainer.join()
+    assert failures == []
+
+
+# --- check_weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [full, sharded, adapter])
+def test_whole_weights_are_hashed_over_names_and_bytes(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "step_1")
+    publish(folder, 1.0)
+    files = check_weights(folder)
+    assert files.is_adapter == (make is adapter)
+    assert set(files.names) == names_in(folder) - {"STABLE", "NCCL_READY"}
+    # the docstring's promise: anyone can check it with coreutils
+    environment = {"LC_ALL": "C", "PATH": os.environ["PATH"]}
+    command = ["sha256sum", *files.names]
+    listing = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert hashlib.sha256(listing).hexdigest() == files.sha256
+    assert check_weights(make(tmp_path / "again")).sha256 == files.sha256
+
+
+def test_another_byte_or_another_name_is_another_hash(tmp_path: Path) -> None:
+    one, other = check_weights(full(tmp_path / "a", 0)), check_weights(full(tmp_path / "b", 1))
+    assert one.sha256 != other.sha256
+    folder = sharded(tmp_path / "c")
+    before = check_weights(folder).sha256
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text() + "\n")
+    assert check_weights(folder).sha256 != before
+
+
+def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    path = full(tmp_path / "step_1") / "model.safetensors"
+    data = path.read_bytes()
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        with pytest.raises(EngineError, match=r"step_1 are not whole: model\.safetensors"):
+            check_weights(path.parent)
+    path.write_bytes(data + b"\0")
+    with pytest.raises(EngineError, match="not whole"):
+        check_weights(path.parent)
+
+
+def remove_shard(folder: Path) -> None:
+    (folder / "model-00002-of-00003.safetensors").unlink()
+
+
+def remove_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+
+
+def tear_index(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(path.read_text()[:-20])
+
+
+def stray_shard(folder: Path) -> None:
+    save_file({"layers.9.weight": np.ones(2, np.float16)}, folder / "tmp-rank0.safetensors")
+
+
+def double_tensor(folder: Path) -> None:
+    save_file({"layers.1.weight": np.ones(2, np.float16)}, folder / "model-00004-of-00003.safetensors")
+
+
+def outside(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace('"model-00001-of', '"../model-00001-of'))
+
+
+def no_map(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
+
+
+@pytest.mark.parametrize(
+    "damage", [remove_shard, remove_index, tear_index, stray_shard, double_tensor, outside, no_map]
+)
+def test_shards_that_are_not_those_of_the_index_are_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder = sharded(tmp_path / "step_1")
+    damage(folder)
+    with pytest.raises(EngineError, match="not whole"):
+        check_weights(folder)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "adapter_config.json").unlink(),
+        lambda folder: (folder / "adapter_config.json").write_text("{"),
+        lambda folder: (folder / "adapter_config.json").write_text("[]"),
+        lambda folder: (folder / "adapter_model.safetensors").unlink(),
+        lambda folder: full(folder),
+    ],
+)
+def test_an_adapter_that_is_not_whole_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    folder = adapter(tmp_path / "step_1")
+    damage(folder)
+    with pytest.raises(EngineError, match="not whole"):
+        check_weights(folder)
+
+
+def test_a_folder_with_markers_only_is_refused(tmp_path: Path) -> None:
+    """What an NCCL broadcast leaves behind."""
+    (tmp_path / "step_1").mkdir()
+    publish(tmp_path / "step_1", 1.0)
+    with pytest.raises(EngineError, match=r"model\.safetensors or .* is missing, here is NCCL_READY, STABLE"):
+        check_weights(tmp_path / "step_1")
+    with pytest.raises(EngineError, match="not whole"):
+        check_weights(tmp_path / "gone")
+
+
+def test_checking_weights_does_not_load_torch() -> None:
+    code = "import sys, nightshift.engines.prime_rl_weights; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# --- build_model_folder ----------------------------------------------------------------------------------
+
+
+def test_a_model_folder_is_the_weights_with_what_the_base_model_has_beside_its_own(tmp_path: Path, base: Path) -> None:
+    source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
+    publish(source, 1.0)
+    target.parent.mkdir()
+    files = build_model_folder(source, base, target)
+    beside = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
+    assert names_in(target) == {"model.safetensors", *beside}
+    assert files == check_weights(source)
+    assert (target / "model.safetensors").samefile(source / "model.safetensors")  # a link costs no gigabyte
+    assert not (target / "config.json").is_symlink()
+    assert (target / "config.json").read_text() == "config.json of the base"
+    shutil.rmtree(source)  # as the trainer does two steps later
+    assert check_weights(target) == files
+    assert names_in(target.parent) == {"weights"}
+
+
+def test_an_adapter_folder_names_its_base_model_and_has_no_config_of_its_own(tmp_path: Path, base: Path) -> None:
+    target = tmp_path / "weights"
+    assert build_model_folder(adapter(tmp_path / "step_7"), base, target).is_adapter
+    assert names_in(target) == {
+        "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json", "LICENSE"
+    }  # fmt: skip
+    assert json.loads((target / "adapter_config.json").read_text())["base_model_name_or_path"].startswith("Qwen/")
+
+
+@pytest.mark.parametrize("fault", ["torn weights", "no config", "no tokenizer", "vanished", "in the way"])
+def test_no_half_made_folder_is_left(tmp_path: Path, base: Path, fault: str) -> None:
+    source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
+    target.parent.mkdir()
+    if fault == "torn weights":
+        (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:-1])
+    elif fault == "vanished":
+        shutil.rmtree(source)
+    elif fault == "in the way":
+        target.mkdir()
+        (target / "keep").touch()
+    else:
+        (base / {"no config": "config.json", "no tokenizer": "tokenizer_config.json"}[fault]).unlink()
+    with pytest.raises(EngineError):
+        build_model_folder(source, base, target)
+    assert names_in(target.parent) == ({"weights"} if fault == "in the way" else set())
+    assert fault != "in the way" or names_in(target) == {"keep"}
+
+
+def test_what_a_kill_left_behind_is_no_obstacle(tmp_path: Path, base: Path) -> None:
+    left = tmp_path / ".weights.partial"
+    left.mkdir()
+    (left / "model-00001-of-00002.safetensors").write_text("half")
+    build_model_folder(full(tmp_path / "step_7"), base, tmp_path / "weights")
+    assert not left.exists()
+    assert "model-00001-of-00002.safetensors" not in names_in(tmp_path / "weights")
+
+
+def test_heavy_files_go_and_the_rest_stays(tmp_path: Path) -> None:
+    for name in ("rollouts/step_1", "broadcasts/step_1", "logs", "weights"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").touch()
+    remove_heavy(tmp_path)
+    remove_heavy(tmp_path)
+    assert names_in(tmp_path) == {"logs", "weights"}
+
+
+# --- sample_rollouts -------------------------------------------------------------------------------------
+
+
+def test_recorded_rollouts_are_sampled_from_the_last_steps(tmp_path: Path) -> None:
+    samples = sample_rollouts(RECORDED / "rollouts", 4)
+    assert [sample["step"] for sample in samples] == [6, 1, 1, 1]
+    first = json.loads((RECORDED / "rollouts/step_1/train/all/traces.jsonl").read_text().splitlines()[0])
+    (trace,) = first["traces"]
+    assert samples[1] == {
+        "step": 1,
+        "problem": trace["task"]["data"]["prompt"],
+        "completion": trace["nodes"][-1]["message"]["content"],
+        "reward": 0.5 * trace["rewards"]["digits"]["score"] + trace["rewards"]["exact"]["score"],
+        "truncated": trace["calls"][-1]["finish_reason"] == "length",
+    }
+    assert len({json.dumps(sample) for sample in samples}) == 4
+    assert len(sample_rollouts(RECORDED / "rollouts", 100)) == 10
+    assert sample_rollouts(tmp_path, 3) == []
+
+
+def test_rollouts_cut_at_any_byte(tmp_path: Path) -> None:
+    data = (RECORDED / "rollouts/step_1/train/all/traces.jsonl").read_bytes()
+    path = tmp_path / "step_1/train/all/traces.jsonl"
+    path.parent.mkdir(parents=True)
+    whole = sample_rollouts(RECORDED / "rollouts", 100)[1:]
+    for cut in range(0, len(data), 499):
+        path.write_bytes(data[:cut])
+        samples = sample_rollouts(tmp_path, 100)
+        assert samples == whole[: len(samples)]
+        assert len(samples) in (data[:cut].count(b"\n"), data[:cut].count(b"\n") + 1)
+
+
+def episode(content: object, **changes: object) -> bytes:
+    trace = {
+        "nodes": [
+            {"message": {"role": "user", "content": "q"}},
+            {"message": {"role": "assistant", "content": content}},
+        ],
+        "rewards": {"correct": {"score": 1.0, "weight": 1.0}},
+        "calls": [{"finish_reason": "length"}],
+        **changes,
+    }
+    return json.dumps({"traces": [trace]}).encode() + b"\n"
+
+
+def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
+    path = tmp_path / "step_3/train/all/traces.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
+        episode("\x1b[31m\x00\ud800 #### 7\n\u202e" + "x" * 10**6)
+        + b"\xff\xfe\n[]\n{}\nnull\n" + b"[" * 10**5 + b"\n"
+        + b"y" * (5 << 20) + b"\n"
+        + b'{"traces": []}\n{"traces": [{"nodes": {}}]}\n{"traces": [{"nodes": [{"message": 3}]}]}\n'
+        + episode(None, rewards=None, calls=None)
+        + episode([{"type": "text", "text": "part"}], rewards={"a": None}, stop_condition="max_turns", calls=[])
+    )  # fmt: skip
+    samples = sample_rollouts(tmp_path, 100)
+    assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
+    assert len(samples[0]["completion"]) == MAX_TEXT
+    assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
+    assert [s["completion"] for s in samples[1:]] == ["", "part"]
+    json.dumps(samples).encode()
+
+
+def test_memory_is_bounded_whatever_the_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "step_3/train/all/traces.jsonl"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.write(episode("first"))
+        file.truncate(1 << 40)  # a terabyte of zeros without an end of line
+    assert [s["completion"] for s in sample_rollouts(tmp_path, 3)] == ["first"]
