@@ -39,6 +39,9 @@ LAYERS = [
     "engines.prime_rl_rollouts",
     "engines.prime_rl_server",
     "engines.prime_rl_causes",
+    "engines.prime_rl_effective",
+    "engines.prime_rl_launch",
+    "engines.prime_rl_errors",
     "engines.trl_base",
     "engines.trl",
     "evaluation",
@@ -52,6 +55,7 @@ LAYERS = [
     "cli",
 ]
 STAND_ALONE = {
+    "engines.prime_rl_validator",
     "engines.trl_worker",
     "engines.trl_sampler",
     "engines.trl_trainer",
