@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
 from nightshift import command, console
-from nightshift.errors import ExitCode, NightshiftError
+from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger
 
 
@@ -28,6 +30,53 @@ def status() -> None:
 def wait(timeout: float | None) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
     sys.exit(command.wait(command.process_root(), timeout))
+
+
+@commands.command()
+@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: what run.py would use here.")
+@click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
+@click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
+def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
+    """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
+    from nightshift import doctor as doctors
+    from nightshift.gpus import num_gpus, parse_gpus
+    from nightshift.lab import pick_rules
+
+    rules = pick_rules(engine, num_gpus(os.environ))
+    gpu_ids = None if gpus is None else parse_gpus(gpus)
+    found = doctors.checks(command.process_root(), rules, os.environ, gpu_ids, prime_rl)
+    console.print_text(doctors.table(found, rules))
+    sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
+
+
+@commands.command()
+@click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of baseline and of incumbent. Default: 3.")
+@click.option("--budget-hours", type=click.FloatRange(min=0), help="Instead of --seeds: as many as fit.")
+@click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
+@click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and what it could find; read nothing sealed.")
+def certify(
+    seeds: int | None, budget_hours: float | None, budget_seconds: float | None, gpus: str | None, dry_run: bool
+) -> None:
+    """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
+    from nightshift import certificate, certify_plan, preparation
+    from nightshift import certify as certifier
+    from nightshift.lab import open_lab
+    from nightshift.supervise import interruptible
+
+    if seeds is not None and budget_hours is not None:
+        raise UsageError("--seeds and --budget-hours exclude each other", "Give one of them.")
+    root = command.process_root()
+    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    with interruptible():
+        lab = open_lab(root, None, budget_seconds, reporter, gpus)
+        if dry_run:
+            console.print_text(
+                "\n".join(certify_plan.describe(certify_plan.make_plan(lab, seeds, budget_hours), 0, lab))
+            )
+            return
+        preparation.prepare_missing(root, lab.rules, reporter.note)
+        console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
 
 
 def main() -> None:

@@ -1,20 +1,47 @@
 """One-time set-up: what a set of rules needs before its first experiment, and how to get it.
 
-Used by prepare.py and by the first run.py; every step is skipped when it was done.
+Used by prepare.py and, but for prime-rl, by the first run.py; every step is skipped when it was done.
 """
 
 from __future__ import annotations
 
 import importlib
+import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nightshift.config import Config
+from nightshift.engines import Engine
+from nightshift.engines.prime_rl_installation import is_whole_model, model_problem
+from nightshift.engines.prime_rl_installer import Installer, pin_model
 from nightshift.errors import EngineError
+from nightshift.evaluation import selection_set
+from nightshift.gpus import pair_problems
 from nightshift.ledger import Ledger
-from nightshift.rules import Rules
+from nightshift.records import Progress
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 
 Note = Callable[[str], None]
+
+NUM_REHEARSAL_PROMPTS = 8
+# Cold caches: vLLM and the trainer compile everything in this one start. Not measured on GPUs.
+WARM_UP = replace(GSM8K_PRIME_RL, name="warm-up", budget_seconds=90.0, startup_seconds=1200.0)
+# The whole chain with the shipped model of a megabyte, whose prompts and context are those of its own rules.
+SMOKE = replace(
+    GSM8K_PRIME_RL,
+    name="smoke",
+    model=ARITHMETIC_TRL.model,
+    model_revision=ARITHMETIC_TRL.model_revision,
+    environments=ARITHMETIC_TRL.environments,
+    decoding=ARITHMETIC_TRL.decoding,
+    max_completion_tokens=ARITHMETIC_TRL.max_completion_tokens,
+    learning_rate_scale=ARITHMETIC_TRL.learning_rate_scale,
+    budget_seconds=30.0,
+)
 
 
 def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = None) -> None:
@@ -31,23 +58,97 @@ def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = N
         note("results.tsv: written")
 
 
-def _base_model(root: Path, rules: Rules, note: Note) -> None:
+def prepare_prime_rl(
+    installer: Installer,
+    config: Config,
+    open_engine: Callable[[Rules], Engine],
+    dry_run: Callable[[Config], None],
+    *,
+    gsm8k: Path | None = None,
+    smoke: bool = False,
+) -> None:
+    """Install prime-rl, its model and data; let it check train.toml; fill its compile caches by an unscored run.
+
+    `dry_run` has prime-rl's own classes resolve a config. EngineError or ConfigError names what is in the way.
+    """
+    installation, rules, note = installer.installation, GSM8K_PRIME_RL, installer.note
+    for problem in pair_problems(installer.gpus):
+        raise problem
+    installer.install()
+    prepare_missing(installer.root, rules, note, gsm8k)
+    if model_problem(installation, rules) is not None:
+        pin_model(installation, rules, _base_model(installer.root, rules, note))
+    note("checking train.toml with prime-rl's own classes")
+    dry_run(config)
+    runs_dir = installation.state_dir / "runs"
+    mark = installation.warm_mark(installer.gpus)
+    if installer.gpus and not mark.is_file():
+        note("filling the compile caches by an unscored run, once: up to twenty minutes")
+        said = rehearse(open_engine(WARM_UP), WARM_UP, config, runs_dir / WARM_UP.name, note)
+        mark.parent.mkdir(exist_ok=True)
+        mark.write_text(said + "\n")
+    if smoke:
+        rehearse(open_engine(SMOKE), SMOKE, config, runs_dir / SMOKE.name, note)
+
+
+def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: Note) -> str:
+    """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
+
+    Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
+    """
+    began = time.monotonic()
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    settings = engine.validate(config).settings
+    session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
+    ready = time.monotonic()
+    try:
+        training = session.train(rules.budget_seconds, _silent)
+        if not training.outcome.is_success:
+            raise EngineError(f"{rules.name}: {training.cause}", f"Read the logs in {run_dir}.")
+        weights = session.load_final_weights()
+        prompts = [problem.messages for problem in selection_set(rules)[:NUM_REHEARSAL_PROMPTS]]
+        completions = session.complete(prompts, rules.decoding, _silent)
+    finally:
+        session.close()
+    if training.num_steps < 1 or len(completions) != len(prompts):
+        raise EngineError(
+            f"{rules.name}: {training.num_steps} steps in {rules.budget_seconds:g} s, "
+            f"{len(completions)} of {len(prompts)} prompts completed",
+            f"Read the logs in {run_dir}.",
+        )
+    said = (
+        f"{rules.name}: ready after {ready - began:.0f} s, {training.num_steps} steps in {rules.budget_seconds:g} s, "
+        f"weights of step {weights.step} answered {len(completions)} prompts"
+    )
+    note(said)
+    shutil.rmtree(run_dir)
+    return said
+
+
+def _silent(reading: Progress) -> None:
+    """Rehearsals show no live line."""
+
+
+def _base_model(root: Path, rules: Rules, note: Note) -> Path:
+    """The folder of the rules' model, downloaded if it is missing."""
     if rules.model_revision is None:
         if not (root / rules.model / "model.safetensors").is_file():
             raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models, or --rebuild-base.")
-        return
+        return root / rules.model
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    with suppress(LocalEntryNotFoundError, OSError):  # not in the cache
+        snapshot = Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
+        if is_whole_model(snapshot):
+            return snapshot
+    note(f"downloading {rules.model} (about 1 GB, once)")
     try:
-        snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True)
-    except (LocalEntryNotFoundError, OSError):
-        note(f"downloading {rules.model} (about 1 GB, once)")
-        try:
-            snapshot_download(rules.model, revision=rules.model_revision)
-        except (HfHubHTTPError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
+        return Path(snapshot_download(rules.model, revision=rules.model_revision))
+    except (HfHubHTTPError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
 
 
 def rebuild_base(root: Path, rules: Rules, note: Note) -> None:

@@ -1,7 +1,7 @@
 """Where prime-rl is installed, and whether it is what pyproject.toml pins. Never changes anything.
 
 An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds
-lies in one folder of it, `.nightshift`: compile caches, logs, the environments, the pinned model.
+lies in one folder of it, `.nightshift`: compile caches, the environments, the pinned model.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import importlib
 import os
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nightshift.errors import EngineError
+from nightshift.gpus import Gpu
 from nightshift.rules import Rules
 from nightshift.supervise import free_disk_gb
 
@@ -91,10 +92,6 @@ class Installation:
         return self.state_dir / "caches"
 
     @property
-    def logs_dir(self) -> Path:
-        return self.state_dir / "logs"
-
-    @property
     def hub_dir(self) -> Path:
         """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
         return self.state_dir / "hub"
@@ -111,6 +108,11 @@ class Installation:
         """
         return self.state_dir / "environments" / environments_hash(environment_packages(root))
 
+    def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
+        """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
+        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in gpus)
+        return self.caches_dir / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+
     def environment(self, root: Path, path: str) -> dict[str, str]:
         """Variables that make a process use this installation; `path` is the caller's PATH."""
         return {
@@ -126,28 +128,26 @@ class Installation:
         }
 
 
-def problems(
-    installation: Installation, rules: Rules, root: Path, environ: Mapping[str, str], *, has_gpus: bool = True
-) -> list[str]:
-    """What keeps this installation from running `rules` of the Nightshift checkout at `root`; each with its fix.
+def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
+    """What keeps this installation from running `rules` on `gpus` for the Nightshift checkout at `root`, with fixes.
 
-    Takes under 0.3 s. `has_gpus=False`: it was built without CUDA, so its packages may differ from the pins.
+    Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
-    findings = examine(installation, rules, root, environ, has_gpus=has_gpus)
-    return [str(problem) for _, problem in findings if problem is not None]
+    return [str(problem) for _, problem in examine(installation, rules, root, gpus) if problem is not None]
 
 
 def examine(
-    installation: Installation, rules: Rules, root: Path, environ: Mapping[str, str], *, has_gpus: bool = True
+    installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]
 ) -> list[tuple[str, EngineError | None]]:
     """Each part that was checked, with the first thing wrong with it. Without a checkout its parts are not checked."""
     findings: list[tuple[str, EngineError | None]] = [("checkout", checkout_problem(installation))]
     if findings[0][1] is None:
         findings += [
             ("submodules", submodules_problem(installation)),
-            ("packages", packages_problem(installation, has_gpus=has_gpus)),
+            ("packages", packages_problem(installation, has_gpus=bool(gpus))),
             ("environments", environments_problem(installation, root)),
             ("model", model_problem(installation, rules)),
+            ("warm caches", warm_problem(installation, gpus)),
         ]
     return [*findings, ("data", data_problem(rules)), ("disk", disk_problem(root))]
 
@@ -189,7 +189,7 @@ def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineErr
     """A Python, a program or a package that is missing or not the pinned one."""
     pins = installation.pins
     if installation.unfinished_sync.exists():
-        return EngineError("prime-rl's packages are installed in part: uv sync was interrupted", f"{PREPARE}.")
+        return EngineError("prime-rl's packages are not all installed: uv sync did not end well", f"{PREPARE}.")
     if not os.access(installation.python, os.X_OK) or not installation.site_packages.is_dir():
         return EngineError(f"{installation.venv} has no Python {pins.python}", f"{PREPARE}.")
     for program in PROGRAMS:
@@ -219,12 +219,18 @@ def model_problem(installation: Installation, rules: Rules) -> EngineError | Non
     folder = model_folder(installation, rules)
     snapshot = folder / "snapshots" / rules.model_revision
     main = folder / "refs" / "main"
-    has_all = all((snapshot / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
-    if not has_all or not any(path.is_file() for path in snapshot.glob("*.safetensors")):
+    if not is_whole_model(snapshot):
         return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", f"{PREPARE}.")
     if not main.is_file() or main.read_text() != rules.model_revision:
         return EngineError(f"{main} does not name {rules.model_revision[:9]}", f"{PREPARE}.")
     return None
+
+
+def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError | None:
+    """No unscored run has filled the compile caches for these GPUs: the first experiment would pay for it."""
+    if not gpus or installation.warm_mark(gpus).is_file():
+        return None
+    return EngineError(f"the compile caches are cold for {gpus[0].name}", f"{PREPARE}.")
 
 
 def data_problem(rules: Rules) -> EngineError | None:
@@ -253,6 +259,14 @@ def disk_problem(root: Path) -> EngineError | None:
 def model_folder(installation: Installation, rules: Rules) -> Path:
     """Where a Hugging Face cache keeps the rules' model."""
     return installation.hub_dir / f"models--{rules.model.replace('/', '--')}"
+
+
+def is_whole_model(snapshot: Path) -> bool:
+    """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    return all((snapshot / name).is_file() for name in names) and any(
+        path.is_file() for path in snapshot.glob("*.safetensors")
+    )
 
 
 def environment_packages(root: Path) -> list[Path]:

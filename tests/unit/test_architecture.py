@@ -34,6 +34,7 @@ LAYERS = [
     "history",
     "engines",
     "engines.prime_rl_installation",
+    "engines.prime_rl_installer",
     "engines.prime_rl_metrics",
     "engines.prime_rl_weights",
     "engines.prime_rl_rollouts",

@@ -1,0 +1,278 @@
+"""GPUs as NVML tells of them, with a stand-in for NVML: no GPU is needed, and none is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.gpus import (
+    Gpu,
+    PeakMemory,
+    attention_backend,
+    choose_pair,
+    flash_attn_extra,
+    list_gpus,
+    num_gpus,
+    pair_problems,
+    parse_gpus,
+    processes_on,
+    visible_gpus,
+)
+
+GB = 10**9
+H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-aa00", 85.0, 84.5, "570.86.15", (9, 0))
+MACHINE = [replace(H100, index=i, uuid=f"GPU-aa{i}0-1234") for i in range(4)]
+
+
+class NvmlError(Exception):
+    """The stand-in's NVMLError."""
+
+
+@dataclass
+class Card:
+    """One card of the stand-in; `used_gb` may be changed while a test runs."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    capability: tuple[int, int] = (9, 0)
+    total_gb: float | None = 80.0
+    used_gb: float = 0.5
+    pids: tuple[int, ...] = ()
+    lost: bool = False
+
+
+@dataclass
+class StandInNvml:
+    """The functions of pynvml that gpus.py calls. `num_open` counts inits without their shutdown."""
+
+    cards: list[Card]
+    driver: str | None = "570.86.15"
+    num_open: int = 0
+
+    NVMLError = NvmlError
+    nvmlMemory_v2 = 0x02000028
+
+    def nvmlInit(self) -> None:
+        if self.driver is None:
+            raise NvmlError("Driver Not Loaded")
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.num_open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return str(self.driver)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
+        if self.cards[index].lost:
+            raise NvmlError("GPU is lost")
+        return self.cards[index]
+
+    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int) -> Any:
+        if card.total_gb is None:
+            raise NvmlError("Not Supported")
+        total, used = card.total_gb * GB, card.used_gb * GB
+        return SimpleNamespace(total=total, used=used, free=total - used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, int]:
+        return card.capability
+
+    def nvmlDeviceGetName(self, card: Card) -> str:
+        return card.name
+
+    def nvmlDeviceGetUUID(self, card: Card) -> str:
+        return f"GPU-{id(card):x}"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in card.pids]
+
+
+def test_a_machine_without_a_driver_has_no_gpus() -> None:
+    nvml = StandInNvml([Card()], driver=None)
+    assert list_gpus(nvml) == []
+    assert num_gpus({}, nvml) == 0
+    assert nvml.num_open == 0
+
+
+def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
+    nvml = StandInNvml([Card(), Card("NVIDIA GB10", (12, 1), total_gb=None)])
+    first, second = list_gpus(nvml)
+    assert (first.index, first.name, first.memory_gb, first.free_gb) == (0, "NVIDIA H100 80GB HBM3", 80.0, 79.5)
+    assert (first.driver, first.compute_capability) == ("570.86.15", (9, 0))
+    assert (second.memory_gb, second.free_gb) == (None, None)  # not told is not 0
+    assert nvml.num_open == 0
+
+
+def test_a_failing_driver_is_one_line_and_nvml_is_closed() -> None:
+    nvml = StandInNvml([Card(lost=True)])
+    with pytest.raises(EngineError, match=r"NVML cannot read the GPUs: GPU is lost. Run nvidia-smi"):
+        list_gpus(nvml)
+    assert nvml.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 4), ("", 0), ("-1", 0), ("2", 1), ("0,3", 2), ("1,-1,2", 1), ("0,1,2,3,4,5", 4)]
+)
+def test_hidden_gpus_do_not_count(visible: str | None, count: int) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert num_gpus(environ, StandInNvml([Card() for _ in range(4)])) == count
+
+
+@pytest.mark.parametrize(("text", "ids"), [("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("none", ()), ("None", ())])
+def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
+    assert parse_gpus(text) == ids
+
+
+@pytest.mark.parametrize("text", ["", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "1,1", "0,99999999999"])
+def test_a_wrong_gpus_flag_is_refused_with_the_value(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_gpus(text)
+    assert repr(text) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text())
+def test_any_text_is_a_pair_or_a_usage_error(text: str) -> None:
+    try:
+        ids = parse_gpus(text)
+    except UsageError:
+        return
+    assert ids == () or (len(ids) == 2 and ids[0] != ids[1] and min(ids) >= 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [("2,0", [2, 0]), ("GPU-aa30", [3]), ("GPU-aa30-1234,1", [3, 1]), ("0,-1,1", [0]), ("", []), ("01", None)],
+)
+def test_visible_devices_by_number_and_uuid(visible: str, indices: list[int] | None) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    if indices is None:
+        with pytest.raises(EngineError, match="'01', no GPU of its own"):
+            visible_gpus(MACHINE, environ)
+    else:
+        assert [gpu.index for gpu in visible_gpus(MACHINE, environ)] == indices
+
+
+@pytest.mark.parametrize("visible", ["MIG-1234", "0,0", "7", "GPU-aa", "GPU-ffff", "0,,1"])
+def test_visible_devices_that_name_no_gpu_of_their_own_are_one_line(visible: str) -> None:
+    with pytest.raises(EngineError, match=r"CUDA_VISIBLE_DEVICES names .* Write whole GPUs") as caught:
+        visible_gpus(MACHINE, {"CUDA_VISIBLE_DEVICES": visible})
+    assert ("slice of a GPU" in str(caught.value)) == visible.startswith("MIG")
+
+
+def test_the_default_pair_is_the_first_two_visible() -> None:
+    assert [gpu.index for gpu in choose_pair(MACHINE, None, {})] == [0, 1]
+    assert [gpu.index for gpu in choose_pair(MACHINE, None, {"CUDA_VISIBLE_DEVICES": "3,1,0"})] == [3, 1]
+    assert [gpu.index for gpu in choose_pair(MACHINE, (3, 2), {})] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "visible", "words"),
+    [
+        (None, "1", "two NVIDIA GPUs, this machine has 1 visible of 4"),
+        ((0, 9), None, "GPU 9 does not exist. Choose two of: 0, 1, 2, 3"),
+        ((0, 2), "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose two of: 0, 1"),
+        ((0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose two of: none"),
+    ],
+)
+def test_a_pair_that_cannot_be_had_is_one_line(ids: tuple[int, int] | None, visible: str | None, words: str) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with pytest.raises(EngineError, match=words):
+        choose_pair(MACHINE, ids, environ)
+
+
+def test_one_gpu_is_told_what_to_run_instead() -> None:
+    with pytest.raises(EngineError, match=r"this machine has 0\. Run: uv run run\.py --engine trl"):
+        choose_pair([], None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "backend"),
+    [
+        ("Tesla V100", (7, 0), None),
+        ("Tesla T4", (7, 5), None),
+        ("NVIDIA A100", (8, 0), "flash_attention_2"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), "flash_attention_2"),
+        ("NVIDIA L4", (8, 9), "flash_attention_2"),
+        ("NVIDIA H100", (9, 0), "flash_attention_2"),  # not 3: Qwen2 has no custom implementation
+        ("NVIDIA B200", (10, 0), "flash_attention_2"),
+        ("NVIDIA Thor", (11, 0), None),
+        ("NVIDIA GeForce RTX 5090", (12, 0), "flash_attention_2"),
+    ],
+)
+def test_the_attention_kernel_of_a_card(name: str, capability: tuple[int, int], backend: str | None) -> None:
+    gpu = replace(H100, name=name, compute_capability=capability)
+    assert attention_backend(gpu) == backend
+    problems = [str(problem) for problem in pair_problems([gpu], StandInNvml([Card()]))]
+    if backend:
+        assert problems == []
+        assert flash_attn_extra(gpu) == "flash-attn"
+    else:
+        assert len(problems) == 1
+        assert name in problems[0]
+        assert "--engine trl" in problems[0]
+        assert ("older than Ampere" in problems[0]) == (capability < (8, 0))
+        with pytest.raises(EngineError, match=name):
+            flash_attn_extra(gpu)
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "is_fine"),
+    [("525.60.13", (8, 0), True), ("470.57", (8, 0), False), ("560.35", (12, 0), False), ("575.1", (12, 0), True)],
+)
+def test_an_old_driver_is_a_problem(driver: str, capability: tuple[int, int], is_fine: bool) -> None:
+    gpu = replace(H100, driver=driver, compute_capability=capability)
+    problems = [str(problem) for problem in pair_problems([gpu], StandInNvml([Card()]))]
+    assert (problems == []) == is_fine
+    assert all(f"driver {driver}" in problem for problem in problems)
+
+
+def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
+    nvml = StandInNvml([Card(used_gb=7.0), Card(used_gb=9.0, pids=(4242, 17, 4242)), Card(used_gb=9.0)])
+    gpus = list_gpus(nvml)
+    problems = [str(problem) for problem in pair_problems(gpus, nvml)]
+    assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
+    assert "GPU 1" in problems[0]
+    assert "9.0 of 80.0 GB in use by pid 17, 4242" in problems[0]
+    assert "GPU 2" in problems[1]
+    assert "pid" not in problems[1]  # in a container the driver may tell nobody
+    assert processes_on(gpus[1], nvml) == [17, 4242]
+
+
+def test_peak_memory_is_the_largest_sample_of_each_gpu() -> None:
+    nvml = StandInNvml([Card(used_gb=1.0), Card(used_gb=2.0)])
+    with PeakMemory((0, 1), nvml) as memory:
+        assert memory.peak_gb is None  # not sampled yet
+        memory.sample()
+        nvml.cards[0].used_gb = 30.0
+        memory.sample()
+        nvml.cards[0].used_gb = 5.0
+        nvml.cards[1].lost = True
+        memory.sample()
+    nvml.cards[0].used_gb = 70.0
+    memory.sample()  # after the run: not looked at
+    assert memory.peaks_gb == {0: 30.0, 1: 2.0}
+    assert memory.peak_gb == 30.0
+    assert nvml.num_open == 0
+
+
+@pytest.mark.parametrize("nvml", [StandInNvml([], driver=None), StandInNvml([Card(total_gb=None)])])
+def test_peak_memory_that_cannot_be_read_is_none(nvml: StandInNvml) -> None:
+    with PeakMemory((0,), nvml) as memory:
+        memory.sample()
+    assert memory.peak_gb is None
+
+
+def test_the_real_nvml_has_every_function_that_is_called() -> None:
+    import pynvml
+
+    names = [name for name in vars(StandInNvml) if name.startswith("nvml")]
+    assert [name for name in (*names, "NVMLError") if not hasattr(pynvml, name)] == []
