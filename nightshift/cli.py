@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import click
 from nightshift import command, console
 from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger
+from nightshift.rules import DecisionRules
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
@@ -77,6 +80,31 @@ def certify(
             return
         preparation.prepare_missing(root, lab.rules, reporter.note)
         console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
+
+
+def _constants(function: Callable[..., None]) -> Callable[..., None]:
+    """One option for each constant of the decision rule."""
+    for constant in reversed(fields(DecisionRules)):
+        function = click.option(f"--{constant.name.replace('_', '-')}", type=type(constant.default))(function)
+    return function
+
+
+@commands.command()
+@click.argument("runs_dir", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@_constants
+@click.option("--max-runs", type=click.IntRange(min=1), default=3, show_default=True, help="An experiment, at most.")
+@click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many of each environment.")
+def replay(runs_dir: Path, max_runs: int, num_examples: int | None, **constants: float | None) -> None:
+    """Decide the recorded campaigns in RUNS_DIR again under other constants of the rule (fractions, 0..1)."""
+    from nightshift import replay as replayer
+
+    options = replayer.Options({name: v for name, v in constants.items() if v is not None}, max_runs, num_examples)
+    ledger = Ledger(runs_dir.parent)
+    ledger.runs_dir = runs_dir
+    found = replayer.campaigns(ledger.records())
+    if not found:
+        raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
+    console.print_text("\n\n".join(replayer.table(replayer.replay(records, options)) for records in found))
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ Monotonic = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One example of a selection set: what the policy sees, and how its answer is scored (0..1)."""
+    """One example of an evaluation set: what the policy sees, and how its answer is scored (0..1)."""
 
     environment: str
     key: str
@@ -39,15 +39,16 @@ def selection_set(rules: Rules) -> list[Problem]:
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    return [problem for environment in rules.environments for problem in _problems(environment)]
+    return [problem for environment in rules.environments for problem in problems_of(environment, "selection")]
 
 
-def _problems(environment: EnvironmentRules) -> list[Problem]:
+def problems_of(environment: EnvironmentRules, split: str) -> list[Problem]:
+    """The examples of one set of one environment; the sealed set is read through looks.py only."""
     # The packages ship with this repository and are named by the rules, never by train.toml.
     data: Any = importlib.import_module(f"{environment.package}.data")
     scoring: Any = importlib.import_module(f"{environment.package}.scoring")
     try:
-        examples = data.load("selection", environment.num_selection)
+        examples = data.load(split, environment.num_selection)
     except ValueError as error:  # the environments' own error: data missing, or not the official bytes
         raise EngineError(str(error)) from None
     return [Problem(environment.package, e.key, data.messages(e), e.answer, scoring.score) for e in examples]

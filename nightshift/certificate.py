@@ -1,0 +1,190 @@
+"""The certificate: incumbent minus baseline on sealed examples, with an interval for seeds and examples.
+
+Both configs are trained afresh, m0 and m1 times, every run with a seed of its own. Runs are crossed
+with the same n examples: score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
+
+    difference = mean of the incumbent's runs - mean of the baseline's
+    variance   = V / n + k * max(s2, 0),  k = 1 / m0 + 1 / m1
+
+V is the sample variance over examples of the paired difference (each config's mean over its runs): what
+another draw of examples would change, and the runs' noise an example. s2 is the variance that a seed
+adds to all examples of a run: R - E / n, with R the within-config variance of run scores and E the mean
+square of what run and example leave unexplained (two-way analysis of variance). R and E are pooled over
+both configs: they are trained alike, and three runs alone say little about a spread. The interval takes
+the t quantile at Satterthwaite's (1946) degrees of freedom.
+
+With fewer than MIN_SEED_DF degrees of freedom for R (m0 + m1 - 2), or where all runs scored the same,
+s2 is the square of the rules' `seed_sd` with its `seed_df` degrees of freedom, and `note` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.ledger import write_atomically
+from nightshift.rules import DecisionRules
+
+VERSION = 1
+CERTIFICATE_NAME = "certificate.json"
+LEVEL = 0.95
+POWER = 0.8
+MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
+
+Scores = Sequence[float]  # one score an example, in the order of the set
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The difference in score, 0..1, and how sure it is. `note` is "" where everything was measured."""
+
+    difference: float
+    stderr: float
+    df: float
+    interval: tuple[float, float]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What `runs/certificate.json` says. Scores are fractions 0..1; `created` is ISO 8601, UTC.
+
+    `num_seeds` counts the runs that were evaluated, by config; `sealed_looks` all looks up to this one.
+    """
+
+    created: str
+    branch: str
+    rules_hash: str
+    baseline_score: float
+    incumbent_score: float
+    difference: float
+    interval: tuple[float, float]
+    num_seeds: dict[str, int]  # {"baseline": m0, "incumbent": m1}
+    num_examples: int
+    estimator: str
+    sealed_looks: int
+    notes: tuple[str, ...] = ()
+
+
+def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: DecisionRules) -> Estimate:
+    """Paired difference and its interval; see the module's docstring. Each side needs a run, all the same examples."""
+    sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
+    n = sides[0].shape[1]
+    k = sum(1 / len(side) for side in sides)
+    paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
+    example_variance = float(paired.var(ddof=1)) / n
+    terms = [(example_variance, n - 1.0)]
+    means = [side.mean(axis=1) for side in sides]
+    df = sum(len(side) - 1 for side in sides)
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if df >= MIN_SEED_DF and squares > 0:
+        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
+        run_variance = squares / df
+        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
+        terms += [(k * run_variance, df), (-k * rest_variance, df * (n - 1.0))]
+        note = ""
+    else:
+        terms += [(k * rules.seed_sd**2, rules.seed_df)]
+        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs scored the same"
+        note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
+    variance = max(sum(value for value, _ in terms), example_variance)
+    effective_df = variance**2 / sum(value**2 / term_df for value, term_df in terms)
+    stderr, difference = math.sqrt(variance), float(paired.mean())
+    half = t_quantile((1 + LEVEL) / 2, effective_df) * stderr
+    return Estimate(difference, stderr, effective_df, (difference - half, difference + half), note)
+
+
+def describe(result: Estimate) -> str:
+    """The estimator in one sentence, as the certificate carries it."""
+    text = (
+        f"difference of mean scores over runs and examples; {LEVEL:.0%} interval from the variance between seeds "
+        f"(pooled over both configs) and of the paired difference between examples; "
+        f"t with {result.df:.1f} degrees of freedom"
+    )
+    return f"{text}; {result.note}" if result.note else text
+
+
+def summary(certificate: Certificate) -> str:
+    """The block that `nightshift certify` prints: `key: value` lines, scores as fractions."""
+    low, high = certificate.interval
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+    lines = (
+        ("difference", f"{certificate.difference:+.6f}"),
+        ("interval_95", f"{low:+.6f} {high:+.6f}"),
+        ("verdict", verdict),
+        ("baseline_score", f"{certificate.baseline_score:.6f}"),
+        ("incumbent_score", f"{certificate.incumbent_score:.6f}"),
+        ("num_seeds", " ".join(f"{side} {count}" for side, count in certificate.num_seeds.items())),
+        ("num_examples", str(certificate.num_examples)),
+        ("sealed_looks", str(certificate.sealed_looks)),
+        ("estimator", certificate.estimator),
+        *(("note", note) for note in certificate.notes),
+    )
+    return "---\n" + "\n".join(f"{key + ':':18}{value}" for key, value in lines)
+
+
+def detectable(num_seeds: int, run_variance: float, example_variance: float, rules: DecisionRules) -> float:
+    """The true difference that a certificate of `num_seeds` runs a config finds with probability POWER.
+
+    "Finds": the interval excludes 0. `run_variance`: of one run's score around its config's, on given
+    examples; `example_variance`: of the difference, what more seeds would not lower. The sum of two t
+    quantiles stands for the noncentral t, which it meets within a few per cent from 2 seeds on.
+    """
+    seeds = 2 * run_variance / num_seeds
+    variance = seeds + example_variance
+    df = 2.0 * (num_seeds - 1) if 2 * (num_seeds - 1) >= MIN_SEED_DF else rules.seed_df
+    df *= (variance / seeds) ** 2 if seeds > 0 else math.inf
+    return (t_quantile((1 + LEVEL) / 2, df) + t_quantile(POWER, df)) * math.sqrt(variance)
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9.
+
+    With t = sqrt(df) tan(a) the density is that of cos(a)^(df - 1), smooth on a finite range: Gauss-Legendre
+    integration and bisection. scipy would be a dependency of 100 MB for this one number.
+    """
+    df = min(max(df, 1.0), 1e6)
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        angle = (low + high) / 2
+        area = angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (df - 1))
+        low, high = (angle, high) if area / total < probability - 0.5 else (low, angle)
+    return math.sqrt(df) * math.tan(low)
+
+
+def write(runs_dir: Path, certificate: Certificate) -> None:
+    """Write `certificate.json`: whole or not at all."""
+    store(runs_dir / CERTIFICATE_NAME, {"version": VERSION, **asdict(certificate)})
+
+
+def store(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON whole or not at all. Raises EngineError when the disk refuses."""
+    try:
+        write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+    except OSError as error:
+        raise EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space, then repeat.") from None
+
+
+def read(runs_dir: Path) -> Certificate | None:
+    """The certificate of this checkout; None if there is none. UsageError when its text is damaged."""
+    path = runs_dir / CERTIFICATE_NAME
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        version = data.pop("version")
+        if version != VERSION:
+            raise ValueError(f"certificate version {version}, this Nightshift reads {VERSION}")
+        low, high = data["interval"]
+        return Certificate(**{**data, "interval": (float(low), float(high)), "notes": tuple(data["notes"])})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged: {error}", "Move it away, then certify again.") from None

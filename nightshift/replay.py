@@ -1,0 +1,190 @@
+"""Decide a recorded campaign again under other constants of the rule, without training.
+
+The scores are the recorded ones. What was never run is not made up: where the rule asks for a run that
+the records do not hold, it decides without, and the line says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nightshift import decision
+from nightshift.decision import Belief, Comparison, Scores
+from nightshift.records import Failure, Record, Side, Verdict
+from nightshift.rules import ALL_RULES, DecisionRules
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is different from the recorded campaign. `num_examples`: the first so many of each environment."""
+
+    constants: dict[str, Any]  # fields of DecisionRules
+    max_runs: int = 3
+    num_examples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redecision:
+    """One experiment, decided again. `missing`: a run that the rule asked for and that was never made."""
+
+    record: Record
+    verdict: Verdict
+    delta: float | None = None
+    p_better: float | None = None
+    num_runs: int = 0
+    missing: Side | None = None
+    parent: int | None = None  # experiment number of the incumbent that it met
+
+    @property
+    def differs(self) -> bool:
+        """True if the recorded verdict was another."""
+        return self.verdict != self.record.status
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One recorded campaign (branch, rules hash), decided again."""
+
+    branch: str
+    rules_hash: str
+    rules: DecisionRules
+    options: Options
+    redecisions: tuple[Redecision, ...]
+    belief: Belief | None
+
+
+def campaigns(records: Sequence[Record]) -> list[list[Record]]:
+    """The decided experiments by branch and rules hash, in the order of their first one."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.judgement is not None and record.failure not in (Failure.MACHINERY, Failure.INTERRUPTED):
+            groups.setdefault((record.branch, record.rules_hash), []).append(record)
+    return list(groups.values())
+
+
+def replay(records: Sequence[Record], options: Options) -> Replay:
+    """Decide the experiments of one campaign in order. ValueError for rules that this version does not know."""
+    first = records[0]
+    recorded = next((r for r in ALL_RULES if r.name == first.rules_name), None)
+    if recorded is None:
+        raise ValueError(f"rules {first.rules_name}")
+    rules = replace(recorded.decision, **options.constants)
+    num_environments = len(recorded.environments)
+    belief: Belief | None = None
+    incumbent: Record | None = None
+    redecisions = []
+    for record in records:
+        runs = [
+            (run.side, _first_examples(run.evaluation.scores, num_environments, options.num_examples))
+            for run in record.runs
+            if run.evaluation is not None
+        ]
+        if record.status == Verdict.CRASH or not runs:
+            redecisions.append(Redecision(record, Verdict.CRASH, parent=incumbent and incumbent.number))
+            continue
+        if belief is None or incumbent is None:
+            used = [scores for _, scores in runs][: min(rules.baseline_runs, options.max_runs)]
+            missing = Side.CANDIDATE if len(used) < min(rules.baseline_runs, options.max_runs) else None
+            belief, incumbent = decision.baseline(used, rules), record
+            redecisions.append(Redecision(record, Verdict.KEEP, num_runs=len(used), missing=missing))
+            continue
+        met_recorded = record.parent is not None and _config_of(record.parent, records) == incumbent.config_hash
+        recorded_runs = {
+            Side.CANDIDATE: [scores for side, scores in runs if side is Side.CANDIDATE],
+            Side.INCUMBENT: [scores for side, scores in runs if side is Side.INCUMBENT and met_recorded],
+        }
+        comparison, keep, num_runs, missing = _decide(belief, recorded_runs, rules, options.max_runs)
+        redecisions.append(
+            Redecision(
+                record=record,
+                verdict=Verdict.KEEP if keep else Verdict.DISCARD,
+                delta=comparison.delta,
+                p_better=comparison.p_better,
+                num_runs=num_runs,
+                missing=missing,
+                parent=incumbent.number,
+            )
+        )
+        belief = decision.settle(comparison, keep)
+        incumbent = record if keep else incumbent
+    return Replay(first.branch, first.rules_hash, rules, options, tuple(redecisions), belief)
+
+
+def _decide(
+    belief: Belief, recorded: dict[Side, list[Scores]], rules: DecisionRules, max_runs: int
+) -> tuple[Comparison, bool, int, Side | None]:
+    """One experiment with the recorded runs: (comparison, keep, runs used, the side whose run is missing)."""
+    left = {side: list(runs) for side, runs in recorded.items()}
+    comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, left[Side.CANDIDATE].pop(0), rules)
+    num_runs = 1
+    while True:
+        choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
+        if choice.replicate is None:
+            return comparison, choice.keep, num_runs, None
+        if not left[choice.replicate]:
+            return comparison, choice.keep, num_runs, choice.replicate
+        comparison = decision.observe(comparison, choice.replicate, left[choice.replicate].pop(0), rules)
+        num_runs += 1
+
+
+def _first_examples(scores: Scores, num_environments: int, num_examples: int | None) -> Scores:
+    """The first examples of each environment's equal share of the set."""
+    share = len(scores) // num_environments
+    if num_examples is None or num_examples >= share:
+        return scores
+    return tuple(score for start in range(0, len(scores), share) for score in scores[start : start + num_examples])
+
+
+def _config_of(number: int, records: Sequence[Record]) -> str | None:
+    return next((record.config_hash for record in records if record.number == number), None)
+
+
+def table(result: Replay) -> str:
+    """The replay for people: a line an experiment, what differs, and what cannot be known."""
+    rows = result.redecisions
+    constants = ", ".join(f"{name} {value:g}" for name, value in result.options.constants.items()) or "as recorded"
+    examples = f", {result.options.num_examples} examples" if result.options.num_examples else ""
+    lines = [
+        f"branch {result.branch or '(detached)'}, rules {result.rules_hash}; "
+        f"constants: {constants}; max-runs {result.options.max_runs}{examples}",
+        f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'delta':>8}  {'p':>4}  runs  description",
+    ]
+    for row in rows:
+        delta = "" if row.delta is None else f"{100 * row.delta:+.2f} pp"
+        p_better = "" if row.p_better is None else f"{row.p_better:.2f}"
+        parent = "" if row.parent is None else f"{row.parent:04d}"
+        lines.append(
+            f"{row.record.number:04d}{'*' if row.differs else ' '} {row.record.status:8}  {row.verdict:8}  "
+            f"{parent:>7}  {delta:>8}  {p_better:>4}  {row.num_runs:>2}{'?' if row.missing else ' '}   "
+            f"{row.record.description}"
+        )
+    return "\n".join([*lines, *_conclusions(result)])
+
+
+def _conclusions(result: Replay) -> list[str]:
+    rows = result.redecisions
+    differing = [row for row in rows if row.differs]
+    missing = [row for row in rows if row.missing]
+    recorded = sum(row.record.status == Verdict.KEEP for row in rows)
+    used, made = sum(row.num_runs for row in rows), sum(len(row.record.runs) for row in rows)
+    lines = [
+        f"kept: {recorded} recorded, {sum(row.verdict is Verdict.KEEP for row in rows)} replayed; "
+        f"verdicts that differ (*): {len(differing)}; runs used: {used} of {made}"
+    ]
+    if result.belief is not None:
+        kept = [row.record.number for row in rows if row.verdict is Verdict.KEEP]
+        lines.append(f"incumbent at the end: {kept[-1]:04d}, believed at {result.belief.mean:.4f}")
+    if missing:
+        lines.append(
+            f"not known: {len(missing)} times (?) the rule asked for a run that was never made, "
+            "and decided here without it"
+        )
+    if differing:
+        lines.append(
+            f"not known: what would have been proposed after {differing[0].record.number:04d}, the first verdict "
+            "that differs; later configs were made from the recorded incumbent"
+        )
+    lines.append("not known: what the time of runs saved or added would have been used for")
+    return lines
