@@ -1,0 +1,341 @@
+"""The digest finds each known fault, says nothing about healthy curves, and reads both engines' real metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightshift import health, keys
+from nightshift.health import Facts, Finding, Severity, digest, examine, facts_of
+from nightshift.metrics import Step, read_steps
+from nightshift.records import Evaluation, Outcome, Run, Side, Training, Weights
+from nightshift.trends import trend
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
+VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
+FACTS = Facts(budget_seconds=60.0, training_seconds=60.2, outcome=Outcome.BUDGET, values=VALUES)
+SEEDS = range(30)
+
+
+def healthy(seed: int, num_steps: int | None = None, gain: float | None = None) -> list[Step]:
+    """A run that learns, with the noise that was measured on the trl engine (256 rollouts a step, groups of 4).
+
+    Reward: saturating, from 0.3..0.6, gains 0.1..0.35, noise 0.03..0.07 a step. Entropy halves at most, noise 10 %.
+    Length within 10 %, noise 3 %. Gradient norm log-normal (0.5), one step in 200 ten times as large.
+    """
+    random = np.random.default_rng(seed)
+    n = num_steps or int(random.integers(30, 300))
+    x = np.arange(n) / n
+    gain = random.uniform(0.1, 0.35) if gain is None else gain
+    rise = (1 - np.exp(-x / random.uniform(0.2, 1.5))) * gain
+    reward = random.uniform(0.3, 0.6) + rise + random.normal(0, random.uniform(0.03, 0.07), n)
+    entropy = 0.065 * np.exp(-x * random.uniform(0, 0.7)) * random.lognormal(0, 0.1, n)
+    length = 21 * (1 + x * random.uniform(-0.1, 0.1)) * random.lognormal(0, 0.03, n)
+    norm = random.uniform(0.1, 0.4) * random.lognormal(0, 0.5, n) * np.where(random.random(n) < 0.005, 10, 1)
+    seconds = 60 / n * random.lognormal(0, 0.1, n)
+    right = np.clip(reward * 0.7 + random.normal(0, 0.04, n), 0, 1)
+    wrong = np.clip((1 - reward) * 0.6 + random.normal(0, 0.04, n), 0, 1 - right)
+    return [
+        Step(
+            step=i + 1, time=float(seconds[: i + 1].sum()), reward_mean=float(np.clip(reward[i], 0, 1)),
+            all_right_share=float(right[i]), all_wrong_share=float(wrong[i]), entropy=float(entropy[i]),
+            completion_tokens_mean=float(length[i]), truncated_share=float(random.choice([0, 0, 0.004])),
+            grad_norm=float(norm[i]), generate_seconds=float(0.4 * seconds[i]), train_seconds=float(0.6 * seconds[i]),
+            lr=3e-4, loss=0.0, tokens_per_second=3e4,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def changed(steps: list[Step], **curves: Callable[[float], float]) -> list[Step]:
+    """The same run with fields as functions of the share of the run that is over, 0..1."""
+    n = len(steps)
+    return [replace(step, **{name: curve(i / n) for name, curve in curves.items()}) for i, step in enumerate(steps)]
+
+
+def alarms(steps: list[Step], facts: Facts = FACTS) -> list[Finding]:
+    return [finding for finding in examine(steps, facts) if finding.severity >= Severity.COSTLY]
+
+
+def found(steps: list[Step], text: str, facts: Facts = FACTS) -> Finding:
+    """The one finding with `text`; the assertion shows the whole digest."""
+    matches = [finding for finding in examine(steps, facts) if text in finding.text]
+    assert len(matches) == 1, digest(steps, facts)
+    return matches[0]
+
+
+def jitter(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
+    """The curve with additive noise, within 0..1."""
+    random = np.random.default_rng(seed)
+    return lambda x: float(np.clip(curve(x) + random.normal(0, spread), 0, 1))
+
+
+def scaled(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
+    """The curve with log-normal noise."""
+    random = np.random.default_rng(seed)
+    return lambda x: curve(x) * float(random.lognormal(0, spread))
+
+
+def bursts(seed: int) -> Callable[[float], float]:
+    """A gradient norm around 0.2 with a spike in one step of ten."""
+    random = np.random.default_rng(seed)
+    return lambda x: 6.0 if random.random() < 0.1 else 0.2 * float(random.lognormal(0, 0.4))
+
+
+# fault: text of its finding, severity, a key that it must point to, the faulty curves
+FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[float], float]]]]] = {
+    "flat": (
+        "reward flat", Severity.BROKEN, "trainer.optim.lr",
+        lambda seed: {"reward_mean": jitter(lambda x: 0.43, 0.04, seed)},
+    ),
+    "collapsed": (
+        "reward collapsed", Severity.BROKEN, "trainer.optim.lr",
+        lambda seed: {"reward_mean": jitter(lambda x: 0.45 + 0.4 * x if x < 0.6 else 0.05, 0.05, seed)},
+    ),
+    "falling": (
+        "reward fell", Severity.COSTLY, "trainer.optim.lr",
+        lambda seed: {"reward_mean": jitter(lambda x: 0.45 + min(0.6 * x, 0.6 - 0.6 * x), 0.05, seed)},
+    ),
+    "rising": (
+        "still rising", Severity.HINT, "trainer.optim.lr",
+        lambda seed: {"reward_mean": jitter(lambda x: 0.35 + 0.4 * x, 0.05, seed)},
+    ),
+    "too hard": (
+        "95% all wrong", Severity.COSTLY, "orchestrator.group_size",
+        lambda seed: {"all_right_share": lambda x: 0.02, "all_wrong_share": lambda x: 0.95},
+    ),
+    "known or not": (
+        "60% all right", Severity.HINT, "orchestrator.group_size",
+        lambda seed: {"all_right_share": lambda x: 0.6, "all_wrong_share": lambda x: 0.28},
+    ),
+    "truncated": (
+        "are cut at 64 tokens", Severity.COSTLY, "orchestrator.train.sampling.max_completion_tokens",
+        lambda seed: {"truncated_share": jitter(lambda x: 0.3 * x, 0.02, seed)},
+    ),
+    "longer for nothing": (
+        "without a gain in reward", Severity.COSTLY, "orchestrator.algo.length_penalty",
+        lambda seed: {
+            "completion_tokens_mean": scaled(lambda x: 20 + 20 * x, 0.03, seed),
+            "reward_mean": jitter(lambda x: 0.6, 0.04, seed),
+        },
+    ),
+    "no entropy left": (
+        "entropy collapsed", Severity.COSTLY, "orchestrator.train.sampling.temperature",
+        lambda seed: {"entropy": scaled(lambda x: 0.3 * math.exp(-5 * x), 0.1, seed)},
+    ),
+    "entropy explodes": (
+        "entropy rose", Severity.COSTLY, "trainer.optim.lr",
+        lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
+    ),
+    "mismatch grows": (
+        "KL between", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"kl": scaled(lambda x: 1e-4 * math.exp(5 * x), 0.5, seed)},
+    ),
+    "masked": (
+        "10% of the tokens are masked", Severity.COSTLY, "trainer.loss.dppo_mask_low",
+        lambda seed: {"masked_share": lambda x: 0.1},
+    ),
+    "stale": (
+        "5.0 policy versions old", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"off_policy_mean": lambda x: min(10 * x, 5.0)},
+    ),
+    "failing": (
+        "10% of the rollouts failed", Severity.COSTLY, "orchestrator.concurrency.max_inflight",
+        lambda seed: {"error_share": lambda x: 0.1},
+    ),
+    "spikes": (
+        "gradient spikes", Severity.HINT, "trainer.optim.max_norm", lambda seed: {"grad_norm": bursts(seed)},
+    ),
+    "always clipped": (
+        "of the steps are clipped", Severity.HINT, "trainer.optim.max_norm",
+        lambda seed: {"grad_norm": scaled(lambda x: 3.0, 0.4, seed)},
+    ),
+    "trainer waits": (
+        "the trainer waits 3.0 of 4.2 s", Severity.HINT, "inference.vllm.max_num_seqs",
+        lambda seed: {
+            "wait_for_rollouts_seconds": lambda x: 3.0, "train_seconds": lambda x: 1.0,
+            "broadcast_seconds": lambda x: 0.2, "generate_seconds": lambda x: 4.2,
+        },
+    ),
+    "server waits": (
+        "generation waits 2.0 of 4.0 s", Severity.HINT, "trainer.model.ac",
+        lambda seed: {"wait_for_policy_seconds": lambda x: 2.0, "generate_seconds": lambda x: 4.0},
+    ),
+    "slow broadcast": (
+        "writing the weights takes 2.0 of 4.2 s", Severity.HINT, "trainer.model.lora",
+        lambda seed: {
+            "wait_for_rollouts_seconds": lambda x: 0.2, "train_seconds": lambda x: 2.0,
+            "broadcast_seconds": lambda x: 2.0,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("num_steps", [60, 200])
+def test_each_fault_is_found(fault: str, num_steps: int) -> None:
+    text, severity, key, curves = FAULTS[fault]
+    hits = 0
+    for seed in SEEDS:
+        steps = changed(healthy(seed, num_steps), **curves(seed))
+        matches = [finding for finding in examine(steps, FACTS) if text in finding.text]
+        hits += len(matches) == 1 and matches[0].severity is severity and key in matches[0].keys
+    assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {digest(steps, FACTS)}"
+
+
+def test_healthy_curves_give_no_alarm() -> None:
+    alarmed = {seed: digest(healthy(seed), FACTS) for seed in range(200) if alarms(healthy(seed))}
+    assert len(alarmed) <= 2, alarmed  # measured: 0 of 600
+
+
+def test_a_saturated_curve_is_not_said_to_rise() -> None:
+    hits = 0
+    for seed in range(100):
+        curve = jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.05, seed)
+        hits += "still rising" in digest(changed(healthy(seed), reward_mean=curve), FACTS)
+    assert hits <= 2
+
+
+def test_all_well_is_one_line_with_numbers() -> None:
+    steps = changed(healthy(3, 120), reward_mean=jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.02))
+    [finding] = examine(steps, FACTS)
+    assert finding.text.startswith("healthy: reward 0.")
+    assert "120 steps of" in finding.text
+
+
+def test_nothing_measured_gives_no_finding() -> None:
+    assert examine([], FACTS) == []
+    [finding] = examine([Step(i + 1) for i in range(100)], Facts())
+    assert finding.text == "healthy: 100 steps"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Step) if field.name != "step"])
+def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
+    steps = [replace(step, **{name: None}) for step in healthy(1, 100)]
+    assert not alarms(steps)
+
+
+def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
+    names = ("collapsed", "no entropy left", "spikes", "truncated", "masked", "stale", "failing")
+    curves = {name: curve for fault in names for name, curve in FAULTS[fault][3](0).items()}
+    findings = examine(changed(healthy(0, 100), **curves), FACTS)
+    severities = [finding.severity for finding in findings]
+    assert len(findings) == 5
+    assert severities == sorted(severities, reverse=True)
+    assert "reward collapsed" in findings[0].text
+    two = examine(changed(healthy(0, 100), **FAULTS["masked"][3](0)), FACTS)
+    assert two[-1].text.startswith("time: 100 steps of")
+
+
+def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
+    steps = changed(healthy(0, 100), **FAULTS["stale"][3](0))
+    facts = replace(FACTS, used_keys=frozenset({"orchestrator.batch_size"}))
+    assert found(steps, "policy versions old", facts).keys == ("orchestrator.batch_size",)
+
+
+def test_every_key_that_is_pointed_to_is_open() -> None:
+    source = Path(health.__file__).read_text()
+    named = {value for name, value in vars(health).items() if name.startswith("_") and isinstance(value, str)}
+    named |= {key for value in vars(health).values() if isinstance(value, tuple) for key in value}
+    named = {name for name in named if isinstance(name, str) and "." in name}
+    assert len(named) > 15
+    assert source.count('"trainer.') + source.count('"orchestrator.') + source.count('"inference.') >= 15
+    closed = [name for name in named if not keys.variants(tuple(name.split(".")))]
+    assert closed == []
+
+
+def test_what_the_budget_was_used_for() -> None:
+    steps = healthy(2, 100)
+    ended = replace(FACTS, outcome=Outcome.FINISHED, training_seconds=30.0, values={**VALUES, "max_steps": 100})
+    assert found(steps, "30 s of the budget unused", ended).keys == ("max_steps",)
+    cosine = replace(FACTS, values={**VALUES, "max_steps": 400, "trainer.scheduler.type": "cosine"})
+    assert "the schedule was cut off" in found(steps, "step 100 of max_steps 400", cosine).text
+    assert not alarms(steps, cosine)
+    assert found(healthy(2, 6), "only 6 steps in 60 s").severity is Severity.COSTLY
+    late = [replace(step, time=(step.time or 0) + 15) for step in steps]
+    assert "of the budget (later ones 0." in found(late, "the first step took").text
+    overhead = replace(FACTS, startup_seconds=50.0, evaluation_seconds=20.0)
+    assert found(steps, "took 70 s beside 60 s", overhead).severity is Severity.HINT
+    assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(
+        changed(steps, error_share=lambda x: 0.1), replace(FACTS, startup_seconds=5.0, evaluation_seconds=20.0)
+    )
+
+
+def test_truncation_at_evaluation_alone_is_told() -> None:
+    facts = replace(FACTS, evaluation_truncated_share=0.2)
+    assert "20% at evaluation" in found(healthy(4, 100), "are cut", facts).text
+
+
+def test_unclipped_spikes_weigh_more() -> None:
+    steps = changed(healthy(0, 200), **FAULTS["spikes"][3](0))
+    facts = replace(FACTS, values={"trainer.optim.max_norm": None})
+    assert found(steps, "not all clipped", facts).severity is Severity.COSTLY
+
+
+def test_facts_of_a_recorded_run() -> None:
+    evaluation = Evaluation(0.5, 0.01, (1.0, 0.0), "e" * 64, 0.07, 12.5, Weights(40, "f" * 64), 3.0)
+    training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1)
+    run = Run(1, Side.CANDIDATE, 1000, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
+    facts = facts_of(run, 60.0, VALUES)
+    assert (facts.training_seconds, facts.startup_seconds, facts.evaluation_seconds) == (60.1, 9.0, 3.0)
+    assert (facts.evaluation_truncated_share, facts.outcome) == (0.07, Outcome.BUDGET)
+    unscored = facts_of(replace(run, evaluation=None), 60.0, VALUES)
+    assert unscored.evaluation_seconds is None
+    assert unscored.evaluation_truncated_share is None
+
+
+def test_real_trl_metrics() -> None:
+    steps = read_steps(FIXTURES / "trl-default.jsonl")  # 200 steps of a default run
+    assert not alarms(steps)
+    assert "54% all right, 32% all wrong" in found(steps, "teach nothing").text
+    cold = read_steps(FIXTURES / "trl-temperature-0.7.jsonl")  # the last 200 of 456 steps: it has stopped learning
+    assert [finding.text[:11] for finding in alarms(cold)] == ["reward flat", "98% of the "]
+
+
+def test_real_prime_rl_metrics() -> None:
+    facts = Facts(values=VALUES)
+    steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
+    assert not alarms(steps, facts)
+    assert found(steps, "the trainer waits 2.7 of 3.5 s", facts)
+    hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
+    assert [finding.text[:10] for finding in alarms(hot, facts)] == ["KL between"]
+
+
+def test_the_slope_is_that_of_the_line_and_its_error_is_honest() -> None:
+    random = np.random.default_rng(0)
+    trends = [trend(list(0.3 * np.arange(60) / 59 + random.normal(0, 0.05, 60))) for _ in range(200)]
+    changes = np.array([t.change for t in trends])
+    assert abs(changes.mean() - 0.3) < 0.01
+    assert 0.8 < np.mean([t.stderr for t in trends]) / changes.std() < 1.4
+    outliers = [0.0, *([0.5] * 58), 1.0]
+    assert trend(outliers).change == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Step,
+            step=st.integers(0, 10**6),
+            **{
+                field.name: st.none() | st.floats(allow_nan=False, allow_infinity=False)
+                for field in fields(Step)
+                if field.name != "step"
+            },
+        ),
+        max_size=30,
+    ),
+    st.sampled_from(Outcome),
+)
+def test_no_numbers_break_it(steps: list[Step], outcome: Outcome) -> None:
+    facts = replace(FACTS, outcome=outcome, startup_seconds=1.0)
+    with np.errstate(all="ignore"):
+        lines = digest(steps, facts).splitlines()
+    assert len(lines) <= health.MAX_FINDINGS
