@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,6 +34,36 @@ def status() -> None:
 def wait(timeout: float | None) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
     sys.exit(command.wait(command.process_root(), timeout))
+
+
+@commands.command()
+@click.option("--agent", required=True, help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="No run is started that would end later.")
+@click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
+@click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
+@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3.")
+@click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
+@click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
+@click.option(
+    "--agent-timeout",
+    "agent_timeout_seconds",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    help="Seconds for one proposal.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of tpe and random.")
+def night(**flags: Any) -> None:
+    """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
+
+    A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
+    run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
+    """
+    from nightshift.night_command import night
+    from nightshift.night_state import Order
+
+    sys.exit(night(command.process_root(), Order(**flags)))
 
 
 @commands.command()

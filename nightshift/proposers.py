@@ -6,13 +6,17 @@ like any other train.toml before it runs; agent.py has the proposer that asks a 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
+from nightshift import config as configs
 from nightshift.ledger import Ledger
 from nightshift.records import Record
 from nightshift.rules import Rules
+from nightshift.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Context:
     records: tuple[Record, ...]
     rules: Rules
     ledger: Ledger
+    used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
     refusals: tuple[str, ...] = ()
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
@@ -52,7 +57,10 @@ class Proposal:
 class Proposer(Protocol):
     """Makes one proposal at a time; keeps no state that the ledger does not hold."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the person calls it."""
+        ...
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """The next proposal. Returns soon, without one, once `is_stopping` says so.
@@ -60,3 +68,32 @@ class Proposer(Protocol):
         Raises EngineError when the machinery is missing or broken.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RandomProposer:
+    """Draws from the search space: what every other proposer has to beat."""
+
+    seed: int
+    name: str = "random"
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        """One draw; the same ledger and seed give the same one."""
+        source = space_of(context).sample(random.Random(_seed(self.seed, context)))
+        return Proposal(source, _hypothesis(self.name, context.source, source))
+
+
+def space_of(context: Context) -> SearchSpace:
+    """The search space around the incumbent."""
+    steps = [run.training.num_steps for run in context.incumbent.runs if run.evaluation is not None]
+    num_steps = sum(steps) / len(steps) if steps else None
+    return SearchSpace.for_engine(context.used_keys, configs.parse(context.source), num_steps)
+
+
+def _seed(seed: int, context: Context) -> int:
+    """A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none."""
+    return random.Random(f"{seed} {len(context.records)} {len(context.refusals)}").getrandbits(32)
+
+
+def _hypothesis(name: str, incumbent: bytes, candidate: bytes) -> str:
+    return f"{name}: {'; '.join(configs.diff(configs.parse(incumbent), configs.parse(candidate)))}"

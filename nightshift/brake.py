@@ -1,0 +1,46 @@
+"""How a person stops a night: once to let the run in flight finish, twice to stop now."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from nightshift.errors import Interrupted
+from nightshift.supervise import STOP_SIGNALS
+
+
+class Brake:
+    """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started."""
+
+    def __init__(self, on_asked: Callable[[], None]) -> None:
+        """`on_asked` is called once, in the signal handler: a line of news, nothing more."""
+        self.asked = False
+        self._on_asked = on_asked
+        self._raised = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take over SIGINT, SIGTERM and SIGHUP; those that the caller ignores (nohup) stay ignored.
+
+        The second SIGINT, or the first of the others, raises Interrupted in the main thread; what comes after
+        that is ignored, so that it cannot cut short the clean-up.
+        """
+        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        previous = {number: signal.signal(number, self._handle) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._raised:
+            return
+        if number == signal.SIGINT and not self.asked:
+            self.asked = True
+            self._on_asked()
+            return
+        self._raised = True
+        raise Interrupted(f"stopped by {signal.Signals(number).name}")

@@ -1,0 +1,37 @@
+"""`uv run nightshift night`: from its flags to its exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nightshift import console
+from nightshift.errors import ExitCode, NightshiftError
+from nightshift.ledger import Ledger
+from nightshift.night_state import Order, lock
+
+
+def night(root: Path, order: Order) -> int:
+    """A night from its start or from where it was cut off, to its end; the exit code.
+
+    0: a stop rule or a person ended it; 1: it could not go on; 2: wrong use or broken set-up; 130: stopped now.
+    """
+    from nightshift import preparation
+    from nightshift.lab import open_lab
+    from nightshift.night import Night
+    from nightshift.nightfall import begin, proposer_of
+
+    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    try:
+        held = lock(Ledger(root))
+        try:
+            lab = open_lab(root, order.engine, order.budget_seconds, reporter, order.gpus)
+            proposer = proposer_of(order, lab)
+            preparation.prepare_missing(root, lab.rules, reporter.note)
+            stop = Night(begin(order, lab), lab, proposer, console.print_text).run()
+        finally:
+            held.release()
+            reporter.close()
+    except NightshiftError as error:
+        console.print_error(error)
+        return error.exit_code
+    return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH

@@ -1,0 +1,95 @@
+"""A night in words: the summary after every experiment, and what `nightshift status` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from nightshift import night_state as states
+from nightshift.brief import clean
+from nightshift.campaign import Campaign
+from nightshift.ledger import Ledger
+from nightshift.night_state import NightState
+from nightshift.records import Record
+from nightshift.results import score_of
+
+SUMMARY_NAME = "night.txt"
+_NUM_SHOWN = 5
+_MAX_DESCRIPTION = 160
+
+
+def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime) -> str:
+    """The night in at most twenty lines of plain text."""
+    counts = {status: sum(r.status == status for r in states.decided(own)) for status in ("keep", "discard", "crash")}
+    lost = len(own) - len(states.decided(own))
+    hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
+    lines = [
+        f"night:        {state.order.agent} on {state.branch}",
+        f"since:        {_local(state.started)} ({hours:.1f} h)",
+        f"experiments:  {len(states.decided(own))}: {counts['keep']} kept, {counts['discard']} discarded, "
+        f"{counts['crash']} crashed" + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
+    ]
+    if campaign.incumbent is not None and campaign.belief is not None:
+        baseline = next(r for r in campaign.decided if r.parent is None and r.status == "keep")
+        lines.append(
+            f"best:         {campaign.incumbent.number:04d}, expected score {campaign.belief.mean:.4f} "
+            f"(baseline {_score(baseline)})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
+        )
+    lines.append(
+        f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
+    )
+    kept = [r for r in own if r.status == "keep" and r.parent is not None]
+    for title, shown in (("kept:", kept[-_NUM_SHOWN:]), ("last:", own[-_NUM_SHOWN:])):
+        if shown:
+            lines += [title, *(f"  {one_line(r)}" for r in shown)]
+    return "\n".join(lines)
+
+
+def one_line(record: Record) -> str:
+    """Number, verdict, difference, description."""
+    judgement = record.judgement
+    delta = "" if judgement is None or judgement.delta is None else f"{100 * judgement.delta:+.1f} pp"
+    return f"{record.number:04d} {record.status:8}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
+
+
+def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
+    """Which stop rule comes next, as far as it can be foreseen."""
+    order, parts = state.order, []
+    if state.deadline is not None:
+        left = max((state.deadline - now).total_seconds(), 0) / 3600
+        parts.append(f"{_local(state.deadline.isoformat())} (in {left:.1f} h)")
+    if order.experiments is not None:
+        parts.append(f"after {max(order.experiments - len(states.decided(own)), 0)} more experiments")
+    if order.plateau is not None:
+        parts.append(f"after {max(order.plateau + 1 - states.num_since_keep(own), 0)} more without a keep")
+    return ", or ".join([*parts, f"file {states.STOP_NAME}, or Ctrl-C"])
+
+
+def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> list[str]:
+    """For `nightshift status`: what the night does and when it stops; nothing where there was no night."""
+    state = states.load(ledger)
+    if state is None:
+        return []
+    own = state.own(records)
+    if states.is_running(ledger):
+        doing = "starting"
+        if state.doing:
+            seconds = (now - datetime.fromisoformat(state.doing_since)).total_seconds()
+            doing = f"{clean(state.doing, _MAX_DESCRIPTION)}, for {seconds:.0f} s"
+        return [
+            f"night:    {state.order.agent} since {_local(state.started)}, "
+            f"{len(states.decided(own))} experiments; {doing}",
+            f"stops:    {next_stop(state, own, now)}",
+        ]
+    if state.cause is None:
+        return [f"night:    {state.order.agent} was cut off: the same command goes on with it"]
+    return [f"night:    {state.order.agent} is over: {clean(state.cause, 400)}"]
+
+
+def _score(record: Record) -> str:
+    score, _ = score_of(record.runs)
+    return "not measured" if score is None else f"{score:.4f}"
+
+
+def _local(moment: str) -> str:
+    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M")
