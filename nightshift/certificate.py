@@ -11,9 +11,10 @@ another draw of examples would change, and the runs' noise an example. s2 is the
 adds to all examples of a run: R - E / n, with R the within-config variance of run scores and E the mean
 square of what run and example leave unexplained (two-way analysis of variance). R and E are pooled over
 both configs: they are trained alike, and three runs alone say little about a spread. The interval takes
-the t quantile at Satterthwaite's (1946) degrees of freedom.
+the t quantile at Satterthwaite's (1946) degrees of freedom, variance^2 / ((k R)^2 / df + (V / n)^2 / (n - 1));
+those of V alone where s2 is not above 0. The uncertainty of E, with df (n - 1) degrees, is left out.
 
-With fewer than MIN_SEED_DF degrees of freedom for R (m0 + m1 - 2), or where all runs scored the same,
+With fewer than MIN_SEED_DF degrees of freedom for R (df = m0 + m1 - 2), or where all runs of a config scored alike,
 s2 is the square of the rules' `seed_sd` with its `seed_df` degrees of freedom, and `note` says so.
 """
 
@@ -80,22 +81,21 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Dec
     k = sum(1 / len(side) for side in sides)
     paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
     example_variance = float(paired.var(ddof=1)) / n
-    terms = [(example_variance, n - 1.0)]
     means = [side.mean(axis=1) for side in sides]
-    df = sum(len(side) - 1 for side in sides)
+    df = float(sum(len(side) - 1 for side in sides))
     squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
     if df >= MIN_SEED_DF and squares > 0:
         rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
-        run_variance = squares / df
-        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
-        terms += [(k * run_variance, df), (-k * rest_variance, df * (n - 1.0))]
+        run_variance, rest_variance = squares / df, sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
         note = ""
     else:
-        terms += [(k * rules.seed_sd**2, rules.seed_df)]
-        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs scored the same"
+        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
         note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
-    variance = max(sum(value for value, _ in terms), example_variance)
-    effective_df = variance**2 / sum(value**2 / term_df for value, term_df in terms)
+        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, rules.seed_df
+    variance, effective_df = example_variance, n - 1.0
+    if run_variance > rest_variance:
+        variance += k * (run_variance - rest_variance)
+        effective_df = variance**2 / ((k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
     stderr, difference = math.sqrt(variance), float(paired.mean())
     half = t_quantile((1 + LEVEL) / 2, effective_df) * stderr
     return Estimate(difference, stderr, effective_df, (difference - half, difference + half), note)
