@@ -25,11 +25,13 @@ ROOT = Path(__file__).resolve().parent
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
 @click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
 @click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
 @click.option("--until", type=command.TIME, help="HH:MM or ISO time: start no further run that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 540.")
+@click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(until: datetime | None, **flags: object) -> None:

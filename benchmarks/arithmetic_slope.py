@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, default=60.0)
     parser.add_argument("--num-steps", type=int, help="stop after this many steps instead: independent of the machine")
     parser.add_argument("--num-threads", type=int, default=2)
-    parser.add_argument("--scale", type=float, default=70.0, help="factor on train.toml's learning rate")
+    parser.add_argument("--scale", type=float, default=50.0, help="factor on train.toml's learning rate")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic-base")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")

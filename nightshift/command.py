@@ -59,10 +59,12 @@ class Flags:
 
     description: str
     engine: str | None
+    gpus: str | None
     max_runs: int
     until: datetime | None
     budget_seconds: float | None
     again: bool
+    keep_all: bool
     detach: bool
     dry_run: bool
     keys: bool
@@ -86,13 +88,14 @@ def run(root: Path, flags: Flags) -> int:
 def prepare(root: Path, engine: str | None, gsm8k: Path | None, rebuild_base: bool) -> int:
     """What prepare.py does; the exit code."""
     from nightshift import preparation
-    from nightshift.lab import num_gpus, pick_rules
+    from nightshift.gpus import num_gpus
+    from nightshift.lab import pick_rules
     from nightshift.rules import ARITHMETIC_TRL
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     began = time.monotonic()
     try:
-        rules = pick_rules(engine, num_gpus())
+        rules = pick_rules(engine, num_gpus(os.environ))
         if rebuild_base:
             preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
         preparation.prepare_missing(root, rules, reporter.note, gsm8k)
@@ -109,7 +112,7 @@ def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) ->
     from nightshift.supervise import interruptible
 
     with interruptible():
-        lab = open_lab(root, flags.engine, flags.budget_seconds, reporter)
+        lab = open_lab(root, flags.engine, flags.budget_seconds, reporter, flags.gpus, flags.keep_all)
         if flags.dry_run:
             plan = experiment.admit(config.load(root / "train.toml"), _request(flags), lab)
             seed = lab.rules.seed(plan.seed_index[Side.CANDIDATE])
@@ -117,6 +120,7 @@ def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) ->
             starts = lab.engine.describe(plan.settings[Side.CANDIDATE], seed, run_dir)
             console.print_text(console.dry_run(plan.record, lab.rules.name, starts))
             return ExitCode.MEASURED
+        experiment.require_ready(lab.engine)  # before anything is downloaded for an engine that cannot run
         preparation.prepare_missing(root, lab.rules, reporter.note)
         record = experiment.run_experiment(_request(flags), lab)
     reporter.close()

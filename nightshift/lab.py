@@ -14,25 +14,12 @@ from nightshift.engines import Engine
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab, Reporter
+from nightshift.gpus import num_gpus, parse_gpus
 from nightshift.ledger import Ledger
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
 
 _VERSIONED = ("nightshift", "torch", "transformers", "trl")
-
-
-def num_gpus() -> int:
-    """NVIDIA GPUs that NVML sees; 0 without a driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def pick_rules(engine: str | None, gpu_count: int) -> Rules:
@@ -44,14 +31,29 @@ def pick_rules(engine: str | None, gpu_count: int) -> Rules:
     return GSM8K_TRL if gpu_count else ARITHMETIC_TRL
 
 
-def open_engine(rules: Rules, root: Path) -> Engine:
-    """The engine that the rules name. UsageError for one that this version does not have."""
+def open_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> Engine:
+    """The engine that the rules name. `gpus` is --gpus, for prime-rl. UsageError for a flag that does not fit."""
+    environment = dict(os.environ)
     if rules.engine == "trl":
-        return TrlEngine(rules, root, dict(os.environ))
-    raise UsageError("the prime-rl engine is not part of this version", "Give --engine trl.")
+        if gpus is not None:
+            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
+        return TrlEngine(rules, root, environment)
+    from nightshift.engines.prime_rl import PrimeRlEngine  # loads an HTTP client, which the other engine never needs
+    from nightshift.engines.prime_rl_installation import Installation, Pins
+
+    gpu_ids = None if gpus is None else parse_gpus(gpus)
+    installation = Installation.find(Pins.read(root / "pyproject.toml"), environment)
+    return PrimeRlEngine(rules, root, environment, installation, gpu_ids, keep_all=keep_all)
 
 
-def open_lab(root: Path, engine: str | None, budget_seconds: float | None, reporter: Reporter) -> Lab:
+def open_lab(
+    root: Path,
+    engine: str | None,
+    budget_seconds: float | None,
+    reporter: Reporter,
+    gpus: str | None = None,
+    keep_all: bool = False,
+) -> Lab:
     """Everything an experiment needs, for this machine and these flags.
 
     On a campaign branch without --engine, the engine of its first experiment is taken.
@@ -60,14 +62,14 @@ def open_lab(root: Path, engine: str | None, budget_seconds: float | None, repor
     if engine is None and (head := repo.head()).is_campaign:
         first = fixed_by(ledger.records(), head)
         engine = first.engine if first else None
-    rules = pick_rules(engine, num_gpus())
+    rules = pick_rules(engine, num_gpus(os.environ))
     if budget_seconds is not None:
         rules = rules.with_budget(budget_seconds)
     return Lab(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
-        engine=open_engine(rules, root),
+        engine=open_engine(rules, root, gpus, keep_all),
         ledger=ledger,
         repo=repo,
         reporter=reporter,

@@ -16,7 +16,7 @@ from nightshift.engines.trl import TrlEngine  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 
 
-def stand_in_engine(rules: Rules, root: Path) -> TrlEngine:
+def stand_in_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> TrlEngine:
     """The real engine around a worker that trains nothing."""
     rules = replace(rules, startup_seconds=20.0, evaluation_seconds=20.0)
     return TrlEngine(rules, root, dict(os.environ), worker=HERE / "stand_in_worker.py")

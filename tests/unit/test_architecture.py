@@ -44,6 +44,8 @@ LAYERS = [
     "engines.prime_rl_effective",
     "engines.prime_rl_launch",
     "engines.prime_rl_errors",
+    "engines.prime_rl_session",
+    "engines.prime_rl",
     "engines.trl_base",
     "engines.trl",
     "evaluation",

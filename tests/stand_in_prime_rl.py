@@ -1,0 +1,327 @@
+"""Stand-ins for prime-rl's programs: they train nothing, but speak its files, ports and endpoints.
+
+`install(folder)` makes a bin/ of small scripts named inference, env-server, orchestrator, torchrun and
+python, each of which runs this file with its own name. `misbehave(folder, fault, step)` tells them what to
+do wrong. File names, row shapes and the order of things are those of tests/fixtures/prime_rl, which a real
+prime-rl wrote; what is in the rows is made up, and no test takes it for a result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
+    from nightshift.engines.prime_rl_installation import Installation, Pins, model_folder
+    from nightshift.rules import Rules
+
+PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
+STEP_SECONDS = 0.1
+GROUPS = 4  # a step's rollouts are GROUPS groups of 2
+
+
+def install(folder: Path) -> Path:
+    """A bin/ folder with the stand-ins, as a prime-rl installation would have; returns it."""
+    bin_dir = folder / "bin"
+    bin_dir.mkdir(parents=True)
+    for name in PROGRAMS:
+        script = bin_dir / name
+        words = map(shlex.quote, (sys.executable, str(HERE / "stand_in_prime_rl.py"), str(folder), name))
+        script.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+        script.chmod(0o755)
+    misbehave(folder, None)
+    return bin_dir
+
+
+def installation(folder: Path, rules: Rules) -> Installation:
+    """An installation of stand-ins, with a base model that has a config and a tokenizer, and nothing else."""
+    pins = Pins.read(HERE.parent / "pyproject.toml")
+    made = Installation(folder / "prime-rl", pins)
+    install(made.venv)
+    snapshot = model_folder(made, rules) / "snapshots" / str(rules.model_revision)
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "tokenizer_config.json"):
+        (snapshot / name).write_text("{}")
+    return made
+
+
+def misbehave(folder: Path, fault: str | None, step: int = 2) -> None:
+    """What the stand-ins of this installation do wrong from now on, and at which step."""
+    (folder / "fault.json").write_text(json.dumps({"fault": fault, "step": step}))
+
+
+def config_of(arguments: list[str]) -> dict[str, Any]:
+    """The JSON file after `@`."""
+    return json.loads(Path(arguments[arguments.index("@") + 1]).read_text())  # type: ignore[no-any-return]
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def fail(message: str) -> None:
+    """End as prime-rl's clean_exit does: a traceback in the log, exit code 1."""
+    print(f'Traceback (most recent call last):\n  File "stand_in"\n{message}', file=sys.stderr, flush=True)
+    sys.exit(1)
+
+
+def run_dir_of(config: dict[str, Any]) -> Path:
+    return Path(config["output_dir"])
+
+
+def metrics_path(config: dict[str, Any]) -> Path:
+    return run_dir_of(config) / config["monitors"]["file"]["path"]
+
+
+# --- trainer ---------------------------------------------------------------------------------------------
+
+
+def broadcast(folder: Path, step: int, stable: bool = True) -> None:
+    """As P/transports/weights/filesystem.py: temporary name, rename, then the empty markers."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    target = folder / f"step_{step}"
+    target.mkdir(parents=True)
+    save_file({"step": numpy.array([step], dtype=numpy.float32)}, target / "tmp.safetensors")
+    (target / "tmp.safetensors").rename(target / "model.safetensors")
+    if stable:
+        (target / "NCCL_READY").touch()
+        (target / "STABLE").touch()
+
+
+def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
+    fault, at = orders["fault"], orders["step"]
+    broadcasts = run_dir_of(config) / "broadcasts"
+    if fault == "ignore_sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if fault == "grandchild":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
+    if fault == "no_first_broadcast":
+        time.sleep(600)
+    broadcast(broadcasts, 0)
+    step, max_steps = 0, config["max_steps"]
+    while max_steps is None or step < max_steps:
+        step += 1
+        batch = run_dir_of(config) / "rollouts" / f"step_{step}" / "train" / "effective" / "traces.jsonl"
+        while not batch.exists():  # the stand-in for the ZMQ queue
+            time.sleep(0.02)
+        time.sleep(STEP_SECONDS)
+        if step == at and fault == "trainer_hang":
+            time.sleep(600)
+        if step == at and fault == "trainer_out_of_memory":
+            fail("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if step == at and fault == "trainer_dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        row = {"step": step, "time": time.time()}
+        losses = {} if step >= at and fault == "nan" else {"loss/mean": 0.01, "loss/std": 0.02}
+        norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.5}
+        for values in (
+            {"perf/throughput": 1000.0, "perf/peak_memory": 2.0},
+            {"optim/lr": 1e-6, **norms},
+            {"entropy/all/mean": 0.5, "mismatch_kl/all/mean": 1e-4, **losses},
+            {"time/step": STEP_SECONDS, "time/wait_for_batch": 0.02, "time/forward_backward": 0.05,
+             "time/broadcast_weights": 0.01},
+            {"system/ckpt_disk_free_gib": 100.0},
+        ):  # fmt: skip
+            append(metrics_path(config), row | values)
+        broadcast(broadcasts, step, stable=not (fault == "no_stable" and step >= at))
+        if fault != "no_stable":
+            shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
+
+
+# --- orchestrator ----------------------------------------------------------------------------------------
+
+
+def post(base: str, path: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(base + path, data, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=30).read()
+
+
+def get(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200  # type: ignore[no-any-return]
+    except OSError:
+        return False
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def trace(reward: float, number: int) -> dict[str, Any]:
+    """The few fields of an episode that Nightshift reads."""
+    message = {"role": "assistant", "content": f"2 + {number} = {2 + number}\n#### {2 + number}"}
+    nodes = [
+        {"parent": None, "message": {"role": "user", "content": f"2 + {number}?"}, "sampled": False},
+        {"parent": 0, "message": message, "sampled": True},
+    ]
+    one = {"nodes": nodes, "rewards": {"correct": {"score": reward, "weight": 1.0}}, "stop_condition": None, "ok": True}
+    return {"id": str(number), "ok": True, "traces": [one]}
+
+
+def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
+    fault, at = orders["fault"], orders["step"]
+    run_dir = run_dir_of(config)
+    base = config["model"]["client"]["base_url"].removesuffix("/v1")
+    while (
+        not listens(config["env_server_base_port"])
+        or not get(base + "/health")
+        or not (run_dir / "broadcasts" / "step_0" / "STABLE").exists()
+    ):
+        time.sleep(0.05)
+    if fault == "loop_never_starts":
+        time.sleep(600)
+    print("\x1b[2m17:41:57\x1b[0m   INFO \x1b[22mStarting orchestrator loop (max_steps=infinite)\x1b[0m", flush=True)
+    step, version = 0, 0
+    while config["max_steps"] is None or step < config["max_steps"]:
+        step += 1
+        if step == at and fault == "empty_batches":
+            fail("RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty.")
+        while version < step - 2:  # as TARGET_LAG: batch N waits for version N - 2
+            if not (run_dir / "broadcasts" / f"step_{version + 1}" / "STABLE").exists():
+                time.sleep(0.02)
+                continue
+            version += 1
+            post(base, "/pause", {})
+            if version == at and fault == "killed_while_paused":
+                print("holding the pause", flush=True)
+                time.sleep(600)
+            post(base, "/update_weights", {"weight_dir": str(run_dir / "broadcasts" / f"step_{version}")})
+            post(base, "/resume", {})
+        rollouts = run_dir / "rollouts" / f"step_{step}" / "train"
+        for number in range(2 * GROUPS):
+            append(rollouts / "all" / "traces.jsonl", trace(float(number % 2), number))
+        reward = {"mean": 0.5, "std": 0.5}
+        all_rows = {f"train/agg/all/agent/reward/{name}": value for name, value in reward.items()}
+        append(
+            metrics_path(config),
+            {
+                "step": step,
+                "time": time.time(),
+                **all_rows,
+                "train/agg/effective/agent/reward/mean": 0.9,  # biased by the filter: must not be read
+                "train/agg/all/agent/num_output_tokens/mean": 20.0,
+                "train/agg/all/agent/is_truncated/mean": 0.0,
+                "train/agg/all/solved_none": 0.25,
+                "train/agg/all/solved_all": 0.25,
+                "progress/tokens": 400,
+                "progress/rollouts": 2 * GROUPS,
+                "time/step": STEP_SECONDS,
+                "time/pack": 0.01,
+                "time/wait_for_policy": 0.0,
+                "off_policy/mean": 1.0,
+            },
+        )
+        append(rollouts / "effective" / "traces.jsonl", trace(1.0, 1))
+    time.sleep(0.2)
+
+
+# --- the others ------------------------------------------------------------------------------------------
+
+
+def env_server(config: dict[str, Any], orders: dict[str, Any]) -> None:
+    """Hold the port on which the real one would answer."""
+    if orders["fault"] == "port_taken":
+        fail(f"zmq.error.ZMQError: Address already in use (addr='{config['serve']['address']}')")
+    host, port = config["serve"]["address"].removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port))):
+        time.sleep(600)
+
+
+def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
+    """The stand-in server, whose every answer is the step of the weights that it has loaded."""
+    from safetensors.numpy import load_file
+
+    fault = orders["fault"]
+    if fault == "server_out_of_memory":
+        fail("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+    if fault == "server_never_ready":
+        time.sleep(600)
+    if fault == "slow_start":
+        time.sleep(1.0)
+    sys.path.insert(0, str(HERE))
+    from stand_in_server import FAULTS, StandInServer
+
+    def answer(content: str) -> str:
+        folder = server.weight_dir or next(iter(server.adapters.values()), None)
+        step = 0 if folder is None else int(load_file(next(Path(folder).glob("*.safetensors")))["step"][0])
+        return f"weights of step {step}\n#### {step}"
+
+    server = StandInServer(
+        config["vllm"]["model"],
+        config["server"]["port"],
+        fault if fault in FAULTS else None,
+        answer,
+        max_model_len=8192,
+    )
+    if fault == "server_dies":
+        threading.Thread(target=die_after, args=(server, orders["step"]), daemon=True).start()
+    server.serve()
+
+
+def die_after(server: Any, num_updates: int) -> None:
+    while sum(path == "/update_weights" for path, _ in server.requests) < num_updates:
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def validator(arguments: list[str], orders: dict[str, Any]) -> None:
+    """Write the configs without checking anything."""
+    tree_path, configs_dir, verdict = map(Path, arguments[-3:])
+    tree = json.loads(tree_path.read_text())
+    if orders["fault"] == "config_refused":
+        error = {"loc": ["trainer", "optim", "adamw", "lr"], "message": "Input should be less than 1", "input": 2,
+                 "type": "less_than"}  # fmt: skip
+        verdict.write_text(json.dumps({"ok": False, "errors": [error]}))
+        sys.exit(1)
+    if orders["fault"] == "validator_dies":
+        fail("ModuleNotFoundError: No module named 'prime_rl'")
+    run_dir = str(Path(tree["output_dir"]) / tree["run"]["name"])
+    shared = {"output_dir": run_dir, "max_steps": tree.get("max_steps")}
+    for name in ("trainer", "orchestrator"):
+        (configs_dir / f"{name}.json").write_text(json.dumps(tree[name] | shared))
+    [source] = tree["orchestrator"]["train"]["source"]
+    address = f"tcp://127.0.0.1:{tree['orchestrator']['env_server_base_port']}"
+    path = configs_dir / "envs" / "train" / f"{source['name']}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"env": source["env"], "serve": {"address": address}}))
+    verdict.write_text(json.dumps({"ok": True}))
+
+
+def main() -> None:
+    folder, name, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    orders = json.loads((folder / "fault.json").read_text())
+    if name == "inference":
+        inference(config_of(arguments), orders)
+    elif name == "env-server":
+        env_server(config_of(arguments), orders)
+    elif name == "orchestrator":
+        orchestrator(config_of(arguments), orders)
+    elif name == "torchrun":
+        trainer(config_of(arguments), orders)
+    elif name == "python":
+        validator(arguments, orders)
+
+
+if __name__ == "__main__":
+    main()
