@@ -46,7 +46,7 @@ def counted_looks(runs_dir: Path) -> list[Look]:
         return [Look(**json.loads(line)) for line in lines if line.strip()]
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"{path} is damaged: {error}", "Repair the line: every look at the sealed set counts."
         ) from None
