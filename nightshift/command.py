@@ -193,7 +193,9 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 
 def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
-    """What is running and for how long; then what the ledger holds."""
+    """What is running and for how long; then what the ledger holds, and what the night does."""
+    from nightshift.night_text import status_lines  # loads numpy: a typo in train.toml shall not wait for that
+
     records = ledger.records()
     lines = []
     if ledger.is_locked() and records and records[-1].status == "started":
@@ -211,6 +213,7 @@ def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
     if kept:
         last = kept[-1]
         lines.append(f"best:     {last.number:04d} on {last.branch or 'a detached HEAD'}  {last.description}")
+    lines += status_lines(ledger, records, now())
     return "\n".join(console.printable(line) for line in lines)
 
 
