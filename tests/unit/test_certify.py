@@ -1,0 +1,243 @@
+"""certify, end to end on a real git checkout, with a stand-in for the training process."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from nightshift_arithmetic import data
+
+from nightshift import certificate
+from nightshift.certify import FIRST_SEED_INDEX, certify
+from nightshift.certify_plan import describe, make_plan
+from nightshift.engines import ProgressCallback
+from nightshift.engines.trl import TrlEngine
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.ledger import Ledger
+from nightshift.looks import counted_looks
+from nightshift.records import Record, Side
+from nightshift.repo import Repo
+from nightshift.rules import ARITHMETIC_TRL
+from tests.conftest import git, living_children
+
+WORKER = Path(__file__).parents[1] / "stand_in_sealed_worker.py"
+RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=3.0, evaluation_seconds=3.0)
+GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
+
+
+class Notebook:
+    """A stand-in for the terminal; `on_note` lets a test act between the runs."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.on_note: Callable[[str], None] = lambda text: None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.on_note(text)
+
+    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
+        return lambda reading: None
+
+
+@pytest.fixture
+def notebook() -> Notebook:
+    return Notebook()
+
+
+@pytest.fixture
+def lab(checkout: Path, notebook: Notebook) -> Lab:
+    """A campaign whose baseline is poor and whose incumbent is good."""
+    model = checkout / "models" / "arithmetic-base"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").touch()
+    lab = Lab(
+        root=checkout,
+        rules=RULES,
+        rules_hash="stand-in",
+        engine=TrlEngine(RULES, checkout, dict(os.environ), worker=WORKER),
+        ledger=Ledger(checkout),
+        repo=Repo(checkout),
+        reporter=notebook,
+        now=lambda: datetime.now(UTC),
+        clock=time.monotonic,
+        versions={},
+    )
+    write(lab, POOR)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    run_experiment(Request(), lab)
+    return lab
+
+
+@pytest.fixture
+def kept(lab: Lab) -> Lab:
+    write(lab, GOOD)
+    assert run_experiment(Request(), lab).status == "keep"
+    return lab
+
+
+def write(lab: Lab, lr: str) -> None:
+    source = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
+    (lab.root / "train.toml").write_text(source)
+
+
+def run_names(lab: Lab) -> list[str]:
+    return sorted(path.parent.name for path in lab.ledger.runs_dir.glob("certify/*/*/run.json"))
+
+
+def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Lab, notebook: Notebook) -> None:
+    notebook.notes.clear()
+    made = certify(kept)
+    assert made == certificate.read(kept.ledger.runs_dir)
+    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert made.num_examples == 1000
+    assert made.sealed_looks == 1
+    assert made.interval[0] < made.difference < made.interval[1]
+    assert made.interval[0] > 0.1
+    assert made.difference == pytest.approx(made.incumbent_score - made.baseline_score)
+    first = RULES.seed(FIRST_SEED_INDEX)
+    assert run_names(kept) == [
+        *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
+        *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),
+    ]
+    used = {run.seed for record in kept.ledger.records() for run in record.runs}
+    assert max(used) < first
+    began = [note.split(",")[0] for note in notebook.notes if ": run " in note]
+    assert began == ["baseline", "incumbent", "incumbent", "baseline", "baseline", "incumbent"]
+    assert living_children() == []
+
+
+def test_the_scores_are_those_of_the_sealed_examples(kept: Lab) -> None:
+    """The stand-in answers by a digest of the question, so its score tells which questions it was asked."""
+    certify(kept, num_seeds=1)
+    (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
+    scores = json.loads(path.read_text())["scores"]
+    assert len(scores) == 1000
+    selection = kept.ledger.records()[-1].runs[0].evaluation
+    assert selection is not None
+    assert tuple(scores) != selection.scores
+    assert abs(sum(scores) / 1000 - selection.eval_score) < 0.08
+
+
+def test_no_sealed_problem_stays_in_runs(kept: Lab) -> None:
+    certify(kept, num_seeds=1)
+    questions = [example.question for example in data.load("sealed", 1000)]
+    files = [path for path in (kept.ledger.runs_dir / "certify").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"certificate.json", "run.json", "metrics.jsonl", "worker.log"}
+    for path in files:
+        text = path.read_text()
+        assert not any(question in text for question in questions)
+
+
+def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Lab, notebook: Notebook) -> None:
+    def interrupt(text: str) -> None:
+        if "run 4 of 6" in text:
+            raise Interrupted("stopped by SIGINT")
+
+    notebook.on_note = interrupt
+    with pytest.raises(Interrupted):
+        certify(kept)
+    assert living_children() == []
+    before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
+    assert len(before) == 3
+    assert certificate.read(kept.ledger.runs_dir) is None
+    notebook.on_note = lambda text: None
+    with pytest.raises(UsageError, match="began with 3 seeds and is not finished"):
+        certify(kept, num_seeds=5)
+    notebook.notes.clear()
+    made = certify(kept)
+    assert sum(": run " in note for note in notebook.notes) == 3
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert len(counted_looks(kept.ledger.runs_dir)) == made.sealed_looks == 1
+
+
+def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Lab) -> None:
+    certify(kept, num_seeds=1)
+    assert certify(kept, num_seeds=1).sealed_looks == 2
+    assert len({name.split("-")[1] for name in run_names(kept)}) == 4
+    plan = make_plan(kept)
+    assert not plan.is_resumed
+    assert plan.look.number == 3
+    text = "\n".join(describe(plan, 0, kept))
+    assert "2 at the sealed set so far" in text
+    assert "look 2: " in text
+
+
+def fault(lab: Lab, name: str, once: bool) -> None:
+    """The stand-in looks for orders beside the folder of a look's folder."""
+    (lab.ledger.runs_dir / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
+
+
+def test_a_run_that_crashes_leaves_one_seed_less(kept: Lab) -> None:
+    fault(kept, "error", once=True)
+    made = certify(kept)
+    assert made.num_seeds == {"baseline": 2, "incumbent": 3}
+    assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
+
+
+def test_broken_machinery_is_tried_once_more(kept: Lab, notebook: Notebook) -> None:
+    fault(kept, "sigkill", once=True)
+    notebook.notes.clear()
+    made = certify(kept)
+    assert made.num_seeds == {"baseline": 3, "incumbent": 3}
+    assert made.notes == ()
+    assert any("not the config's fault: the worker is gone: killed by SIGKILL" in note for note in notebook.notes)
+
+
+@pytest.mark.parametrize(("name", "error"), [("sigkill", EngineError), ("error", NightshiftError)])
+def test_a_side_without_a_run_is_no_certificate(kept: Lab, name: str, error: type[Exception]) -> None:
+    fault(kept, name, once=False)
+    with pytest.raises(error, match="baseline"):
+        certify(kept, num_seeds=1)
+    assert certificate.read(kept.ledger.runs_dir) is None
+    assert living_children() == []
+    if error is EngineError:  # the same look goes on once the machine is mended
+        (kept.ledger.runs_dir / "stand-in.json").unlink()
+        assert certify(kept).sealed_looks == 1
+
+
+def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(lab: Lab) -> None:
+    with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
+        certify(lab)
+    with pytest.raises(UsageError, match="uses rules stand-in since its first experiment, this is other"):
+        certify(replace(lab, rules_hash="other"))
+    (lab.root / "harness.py").write_text("MEASURES = 'better'\n")
+    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+        certify(lab)
+    git(lab.root, "switch", "--quiet", "--discard-changes", "main")
+    with pytest.raises(UsageError, match="branch main holds no measured campaign"):
+        certify(lab)
+    assert counted_looks(lab.ledger.runs_dir) == []
+
+
+def test_the_plan_reads_nothing_and_says_what_it_could_find(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = data.load
+    monkeypatch.setattr(
+        data, "load", lambda split, size: load(split, size) if split != "sealed" else pytest.fail("read")
+    )
+    plan = make_plan(kept)
+    lines = describe(plan, 0, kept)
+    assert lines[0] == (
+        "certify:  experiment 0002 (incumbent) against 0001 (baseline), 3 new seeds each, 1000 sealed examples"
+    )
+    chosen = [line for line in lines if line.endswith("<-")]
+    assert len(chosen) == 1
+    assert "3 seeds, " in chosen[0]
+    assert "pp in 80% of cases" in chosen[0]
+    assert counted_looks(kept.ledger.runs_dir) == []
+    assert not (kept.ledger.runs_dir / "certify").exists()
+
+
+def test_budget_hours_choose_the_number_of_seeds(kept: Lab) -> None:
+    hours = sum(make_plan(kept).seconds.values()) / 3600
+    assert make_plan(kept, budget_hours=4.5 * hours).look.num_seeds == 4
+    with pytest.raises(UsageError, match="too short: one seed each takes"):
+        make_plan(kept, budget_hours=0.5 * hours)
