@@ -11,7 +11,7 @@ from typing import Any
 
 from nightshift import keys, toml_text
 from nightshift.config import Config
-from nightshift.values import quoted, shorten, value_text
+from nightshift.values import shorten, value_text
 
 # The variants of unions that the engine fills; those of train.toml are looked up there.
 _ENGINE_TAGS = frozenset({"single_node", "filesystem", "zmq", "static", "elastic", "subprocess", "default"})
@@ -29,14 +29,13 @@ def explain(errors: Sequence[Mapping[str, Any]], config: Config | None) -> str:
 
 
 def is_config_fault(errors: Sequence[Mapping[str, Any]], config: Config | None) -> bool:
-    """True if train.toml can be to blame; False if only the engine's own values or the installation can be."""
+    """True if train.toml can be to blame; False if only what the engine fills in or the installation can be."""
     return any(_is_refusal(error, config) for error in errors)
 
 
 def _is_refusal(error: Mapping[str, Any], config: Config | None) -> bool:
-    """A value was refused at a place that train.toml writes, at the whole of it, or one cannot tell."""
-    path = _path(error["loc"], config)
-    return not _is_machinery(error) and (not path or config is None or _line(config, path) is not None)
+    """A value was refused that train.toml may hold, or a part of the config with such values in it."""
+    return not _is_machinery(error) and keys.lock(_path(error["loc"], config)) is None
 
 
 def _is_machinery(error: Mapping[str, Any]) -> bool:
@@ -46,15 +45,15 @@ def _is_machinery(error: Mapping[str, Any]) -> bool:
 
 
 def _cause(error: Mapping[str, Any], config: Config | None) -> str:
-    message = " ".join(str(error["message"]).removeprefix("Value error, ").split())
-    message = shorten(quoted(message)[1:-1].replace('\\"', '"'), 300)
+    message = "".join(char if char.isprintable() else " " for char in str(error["message"]))
+    message = shorten(" ".join(message.removeprefix("Value error, ").split()), 300)
     path = _path(error["loc"], config)
     name = ".".join(path)
     if _is_machinery(error):
         return f"prime-rl's validation failed: {name or error['type']}: {message}"
     if not path:
         return f"train.toml: prime-rl refuses it: {message}"
-    line = _line(config, path) if config is not None else None
+    line = _line(config, path) if config is not None and keys.lock(path) is None else None
     where = "" if line is None else f"train.toml:{line}: "
     value = f" = {value_text(config.values[name])}" if config is not None and name in config.values else ""
     return f"{where}{name}{value}: prime-rl refuses it: {message}"

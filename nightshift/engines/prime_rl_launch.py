@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 import shlex
-import socket
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +21,23 @@ from nightshift.engines.prime_rl_effective import (
     ORCHESTRATOR_METRICS,
     TRAINER_METRICS,
     adapter_name,
+    effective,
 )
-from nightshift.errors import EngineError
+from nightshift.engines.prime_rl_ports import Ports, free_ports
 from nightshift.gpus import GpuIds
+
+__all__ = ["Command", "Launch", "Ports", "describe", "effective", "free_ports", "plan"]
 
 VALIDATOR = Path(__file__).with_name("prime_rl_validator.py")
 PRIME_DIR = "prime-rl"  # prime-rl's own run folder, below the run's folder
 
-# P/utils/process.py:17. Of inference the rest is set by `inference` itself.
-_COMMON = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+# P/utils/process.py:17
+_COMMON = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+}
 _INFERENCE = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
@@ -40,7 +45,7 @@ _INFERENCE = {
     "UCX_TLS": "all",
 }
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-# Nothing is asked of a hub, nothing is reported to anybody, and no second address is opened.
+# Nothing is asked of a hub and nothing is reported to anybody. vLLM would ask the network for its own address.
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -50,24 +55,6 @@ _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": HOST,
 }
-# Below the ephemeral ports of Linux (32768-60999): no outgoing connection can take one in the meantime.
-_PORT_RANGE = range(20_000, 32_000)
-_PORT_TRIES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Loopback ports of one run."""
-
-    inference: int
-    rollouts: int  # and the next one: P/transports/rollouts/zmq.py:29
-    env_server: int
-    rendezvous: int  # of torchrun
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Every port that some process of the run binds."""
-        return (self.inference, self.rollouts, self.rollouts + 1, self.env_server, self.rendezvous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,35 +124,6 @@ class Launch:
         (configs_dir / "inference.json").write_text(json.dumps(self.inference_json, indent=1))
 
 
-def free_ports() -> Ports:
-    """Ports that nobody uses now, all different.
-
-    They are held while the others are chosen. A race is left: between this call and the moment, up to
-    half a minute later, at which a process binds its port, another program could bind the same one out of
-    12,000; that process then ends with "address already in use".
-    """
-    rng = random.SystemRandom()
-    with ExitStack() as held:
-        inference, rollouts, env_server, rendezvous = (_hold(rng, held, count) for count in (1, 2, 1, 1))
-    return Ports(inference, rollouts, env_server, rendezvous)
-
-
-def _hold(rng: random.Random, held: ExitStack, count: int) -> int:
-    """The first of `count` free ports in a row, bound until `held` is closed."""
-    for _ in range(_PORT_TRIES):
-        first = rng.choice(_PORT_RANGE)
-        with ExitStack() as opened:
-            try:
-                for port in range(first, first + count):
-                    # All addresses: torchrun's store listens on every one. No SO_REUSEADDR: it would let two share.
-                    opened.enter_context(socket.socket()).bind(("", port))
-            except OSError:
-                continue
-            held.push(opened.pop_all())
-            return first
-    raise EngineError(f"no free port among {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "See what listens: ss -ltn")
-
-
 def plan(
     settings: Mapping[str, Any],
     *,
@@ -215,8 +173,19 @@ def describe(launch: Launch) -> list[str]:
         lines.append(f"{command.name + ':':<14}{shlex.join(command.argv)}")
         lines += [f"{'':<14}with {_assignments(own)}"] if own else []
         lines.append(f"{'':<14}log {command.log_name}")
-    lines.append("config:   prime-rl's RLConfig, as JSON")
-    return lines + json.dumps(launch.tree, indent=1).splitlines()
+    return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree with its dotted path; `[0]` counts in lists of tables."""
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(node, list) and node and isinstance(node[0], Mapping):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, node
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

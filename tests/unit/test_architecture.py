@@ -41,6 +41,7 @@ LAYERS = [
     "engines.prime_rl_rollouts",
     "engines.prime_rl_server",
     "engines.prime_rl_causes",
+    "engines.prime_rl_ports",
     "engines.prime_rl_effective",
     "engines.prime_rl_launch",
     "engines.prime_rl_errors",

@@ -1,0 +1,174 @@
+"""The plan of a run against prime-rl's real config classes, and its env block against the real verifiers.
+
+The former need an installation: they run where NIGHTSHIFT_PRIME_RL names a folder whose `.venv/bin/python`
+can import prime_rl.configs (prime-rl's whole environment, or its slim configs package), and are skipped
+elsewhere. What they find is recorded in tests/fixtures/prime_rl/refusals.json, for the tests that need no
+installation; with NIGHTSHIFT_WRITE_GOLDEN=1 this file writes it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config
+from nightshift.config import Config
+from nightshift.engines.prime_rl_launch import VALIDATOR, Launch
+from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
+
+ROOT = Path(__file__).parents[2]
+REFUSALS = ROOT / "tests" / "fixtures" / "prime_rl" / "refusals.json"
+INSTALLATION = Path(os.environ.get("NIGHTSHIFT_PRIME_RL", "/nowhere"))
+PYTHON = INSTALLATION / ".venv" / "bin" / "python"
+needs_prime_rl = pytest.mark.skipif(
+    not PYTHON.exists(), reason="NIGHTSHIFT_PRIME_RL names no installation with prime-rl's config classes"
+)
+# Imports take seconds, a validation milliseconds: one process for many configs.
+DRIVER = """
+import importlib.util, pathlib, sys
+spec = importlib.util.spec_from_file_location("validator", sys.argv[1])
+validator = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(validator)
+for folder in map(pathlib.Path, sys.argv[2:]):
+    validator.main(folder / "rl.json", folder / "configs", folder / "validator.json")
+"""
+
+
+def written(source: Config, run_dir: Path) -> Launch:
+    launch = launch_of(source, run_dir)
+    run_dir.mkdir()
+    launch.write()
+    return launch
+
+
+def environment(home: Path) -> dict[str, str]:
+    packages = os.pathsep.join(str(folder) for folder in sorted((ROOT / "environments").iterdir()))
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": packages, "HF_HUB_OFFLINE": "1"}
+
+
+def verdicts(folders: list[Path]) -> list[dict[str, Any]]:
+    """What the real classes say of each planned run."""
+    argv = [PYTHON, "-P", "-c", DRIVER, VALIDATOR, *folders]
+    home = folders[0].parent
+    subprocess.run(argv, env=environment(home), cwd=home, check=True, stdout=subprocess.DEVNULL)
+    return [json.loads((folder / "validator.json").read_bytes()) for folder in folders]
+
+
+@needs_prime_rl
+def test_shipped_configurations_become_the_files_that_prime_rl_s_programs_read(tmp_path: Path) -> None:
+    launches = [written(variant(name), tmp_path / name) for name in VARIANTS]
+    for launch, answer in zip(launches, verdicts([launch.run_dir for launch in launches]), strict=True):
+        assert answer["ok"], answer
+        configs_dir = launch.run_dir / "configs"
+        trainer, orchestrator, env_server = (
+            json.loads((configs_dir / f"{name}.json").read_bytes())
+            for name in ("trainer", "orchestrator", "envs/train/gsm8k")
+        )
+        assert Path(trainer["output_dir"]) == Path(orchestrator["output_dir"]) == launch.prime_dir
+        assert env_server["serve"]["address"] == f"tcp://127.0.0.1:{PORTS.env_server}"
+        assert env_server["env"] == orchestrator["train"]["source"][0]["env"]
+        lora = orchestrator["model"]["lora"]
+        assert launch.served_model == (lora["name"] if lora else orchestrator["model"]["name"])
+        assert answer["inference"]["vllm"]["enable_lora"] is bool(lora)
+        assert answer["inference"]["router"] is None
+        assert trainer["ckpt"] is orchestrator["ckpt"] is orchestrator["eval"] is None
+        assert trainer["monitors"]["wandb"] is orchestrator["monitors"]["wandb"] is None
+        for side in (trainer, orchestrator):
+            assert side["weight_broadcast"] == {"type": "filesystem"}
+            assert side["rollout_transport"]["port"] == PORTS.rollouts
+
+
+@needs_prime_rl
+def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Path) -> None:
+    configs = open_configs()
+    folders = [written(each, tmp_path / str(number)).run_dir for number, each in enumerate(configs.values())]
+    answers = dict(zip(configs, verdicts(folders), strict=True))
+    assert {name: answer["errors"] for name, answer in answers.items() if not answer["ok"]} == {}
+    assert len(answers) > 100
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets a key of a tree; `source` is the first one."""
+
+    def change(tree: dict[str, Any]) -> None:
+        node: Any = tree
+        *tables, leaf = path.split(".")
+        for table in tables:
+            node = node["source"][0] if table == "source" else node.setdefault(table, {})
+        node[leaf] = value
+
+    return change
+
+
+# Each goes past our own checks, as a gap in them would.
+BAD: dict[str, Callable[[dict[str, Any]], None]] = {
+    "unknown key": put("trainer.optim.lrr", 1.0),
+    "text for a number": put("trainer.optim.lr", "abc"),
+    "text for a shared number": put("max_steps", "ten"),
+    "out of range": put("orchestrator.train.sampling.temperature", 3.0),
+    "groups that do not divide the batch": put("orchestrator.group_size", 7),
+    "more in flight than allowed": put("orchestrator.concurrency.max_inflight", 100),
+    "unknown variant": put("trainer.loss.type", "ppo"),
+    "decay without an end": put("trainer.scheduler", {"type": "cosine"}),
+    "unknown gate": put("orchestrator.train.source.curriculum", {"gates": {"default": {"type": "luck"}}}),
+    "two settings for one": put("trainer.model.seq_len", 1024),
+    "no renderer for the model": put("orchestrator.renderer.name", "auto"),
+    "too few GPUs": put("deployment.gpus_per_node", 1),
+    "the sealed set": put("orchestrator.train.source.env.taskset.split", "sealed"),
+    "unknown key of the taskset": put("orchestrator.train.source.env.taskset.shuffle", True),
+    "a taskset that is not installed": put("orchestrator.train.source.env.taskset.id", "nowhere"),
+    "a module that is no taskset": put("orchestrator.train.source.env.taskset.id", "json"),
+}
+
+
+@needs_prime_rl
+def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path) -> None:
+    folders = {}
+    for number, (name, change) in enumerate(BAD.items()):
+        launch = written(config.parse(SHIPPED), tmp_path / str(number))
+        tree = copy.deepcopy(dict(launch.tree))
+        change(tree)
+        launch.tree_path.write_text(json.dumps(tree))
+        folders[name] = launch.run_dir
+    server = written(config.parse(SHIPPED), tmp_path / "server")
+    started = copy.deepcopy(dict(server.inference_json))
+    started["vllm"] |= {"seed": 1001, "max_num_seqs": 64}
+    (server.run_dir / "configs" / "inference.json").write_text(json.dumps(started))
+    folders["a server that was started otherwise"] = server.run_dir
+    found = dict(zip(folders, verdicts(list(folders.values())), strict=True))
+    assert [name for name, answer in found.items() if answer["ok"]] == []
+    assert [folder for folder in folders.values() if (folder / "configs" / "trainer.json").exists()] == []
+    if os.environ.get("NIGHTSHIFT_WRITE_GOLDEN"):
+        REFUSALS.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(REFUSALS.read_bytes())
+
+
+@needs_prime_rl
+def test_the_planned_command_works_as_it_stands(tmp_path: Path) -> None:
+    launch = launch_of(config.parse(SHIPPED), tmp_path / "a run's folder", bin_dir=PYTHON.parent)
+    launch.run_dir.mkdir()
+    launch.write()
+    [command] = [command for command in launch.commands if command.name == "validator"]
+    result = subprocess.run(
+        command.argv, env={**command.env, **environment(tmp_path)}, cwd=launch.run_dir, capture_output=True, check=True
+    )
+    assert json.loads(result.stdout) == json.loads(launch.verdict.read_bytes())
+    assert json.loads(result.stdout)["ok"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_env_block_is_valid_in_the_real_verifiers(name: str, tmp_path: Path) -> None:
+    import verifiers.v1 as vf
+
+    [source] = launch_of(variant(name), tmp_path).tree["orchestrator"]["train"]["source"]
+    env = vf.SingleAgentEnvConfig.model_validate(source["env"])
+    assert (env.taskset.split, env.taskset.seed, env.taskset.size) == ("train", 1000, None)  # type: ignore[attr-defined]
+    assert env.agent.runtime.type == "subprocess"
+    assert vf.ServeConfig.model_validate(source["serve"]).pool.type == "static"

@@ -1,0 +1,87 @@
+"""Configs of many kinds, and the prime-rl runs that are planned from them; shared by unit and integration tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nightshift import config, keys
+from nightshift.config import Config
+from nightshift.engines.prime_rl_launch import Launch, Ports, effective, plan
+from nightshift.errors import ConfigError
+from nightshift.rules import GSM8K_PRIME_RL
+from nightshift.values import Key, Kind, Value
+
+SHIPPED = (Path(__file__).parents[1] / "train.toml").read_bytes()
+# The shipped file, and what it would be with adapters, and with a schedule that ends.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "train": {},
+    "lora": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
+    "max_steps": {"max_steps": 40, "trainer.scheduler.type": "linear", "trainer.scheduler.decay_steps": 30},
+}
+PORTS = Ports(inference=20001, rollouts=20002, env_server=20004, rendezvous=20005)
+# As Installation.environment makes it.
+ENVIRONMENT = {
+    "PATH": "/opt/prime-rl/.venv/bin:/usr/bin",
+    "PYTHONPATH": "/opt/prime-rl/.nightshift/environments/0123456789abcdef",
+    "VLLM_CACHE_ROOT": "/opt/prime-rl/.nightshift/caches/vllm",
+    "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
+}
+_BASE = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
+_POOL = f"{keys.SOURCE}.curriculum.sampler.pools.one"
+
+
+def variant(name: str) -> Config:
+    """The shipped train.toml with the changes of one of VARIANTS."""
+    return config.parse(config.set_values(SHIPPED, VARIANTS[name]))
+
+
+def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -> Launch:
+    """The plan of one run, with invented GPUs, ports and installation unless `changes` names others."""
+    given: dict[str, Any] = {
+        "ports": PORTS,
+        "gpu_ids": (0, 1),
+        "bin_dir": Path("/opt/prime-rl/.venv/bin"),
+        "environment": ENVIRONMENT,
+    }
+    return plan(effective(source, GSM8K_PRIME_RL), seed=seed, run_dir=run_dir, **(given | changes))
+
+
+@cache
+def open_configs() -> dict[str, Config]:
+    """A config for every open key at each of its choices and near each of its bounds, as far as it is valid alone."""
+    found = {}
+    for key in keys.KEYS:
+        for value in _samples(key):
+            changes: dict[str, Any] = {}
+            if key.only_if and key.only_if[1] != (None,):
+                changes[key.only_if[0]] = key.only_if[1][0]
+            if key.path.startswith(_POOL.removesuffix(".one")):
+                changes |= {f"{keys.SOURCE}.curriculum.sampler.type": "difficulty_pool"}
+                changes |= {f"{_POOL}.threshold": 0.5, f"{_POOL}.weight": 1.0}
+            changes[key.path.replace(keys.ANY, "one")] = value
+            try:
+                checked = config.parse(config.set_values(_BASE, changes))
+                effective(checked, GSM8K_PRIME_RL)
+            except ConfigError:
+                continue  # it needs another key beside it, or is longer than these rules serve
+            found[f"{key.path} = {value}"] = checked
+    return found
+
+
+def _samples(key: Key) -> list[Value]:
+    if key.kind is Kind.BOOL:
+        return [True, False]
+    if key.kind is Kind.TABLE:
+        return [{}, None] if key.nullable else [{}]
+    if key.kind is Kind.LIST:
+        return [key.choices[:1]]
+    step = 1 if key.kind is Kind.INT else 1e-9
+    bounds = (key.minimum, key.maximum, _shifted(key.above, step), _shifted(key.below, -step))
+    numbers = [int(bound) if key.kind is Kind.INT else float(bound) for bound in bounds if bound is not None]
+    return [*key.choices, *numbers, *([None] if key.nullable else [])]
+
+
+def _shifted(bound: float | None, by: float) -> float | None:
+    return None if bound is None else bound + by

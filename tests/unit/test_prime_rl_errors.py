@@ -1,0 +1,98 @@
+"""prime-rl's refusals in terms of train.toml: what its real classes said is in fixtures/prime_rl/refusals.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config
+from nightshift.engines.prime_rl_errors import explain, is_config_fault
+from tests.prime_rl_plans import SHIPPED
+
+RECORDED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json").read_text()
+)
+CONFIG = config.parse(SHIPPED)
+LINES = SHIPPED.decode().split("\n")
+# What is left of the recorded errors: the key as train.toml names it, and whether train.toml can be to blame.
+SAID = {
+    "unknown key": ("trainer.optim.lrr: prime-rl refuses it: Extra inputs are not permitted", True),
+    "text for a number": ("trainer.optim.lr = 3e-6: prime-rl refuses it: Input should be a valid number", True),
+    "text for a shared number": ("max_steps: prime-rl refuses it: Input should be a valid integer", True),
+    "out of range": ("orchestrator.train.sampling.temperature = 1.0: prime-rl refuses it: Input should be less", True),
+    "groups that do not divide the batch": ("orchestrator: prime-rl refuses it: Batch size must be divisible", True),
+    "more in flight than allowed": ("orchestrator.concurrency: prime-rl refuses it: concurrency.initial", True),
+    "unknown variant": ("trainer.loss: prime-rl refuses it: Input tag 'ppo'", True),
+    "decay without an end": ("trainer: prime-rl refuses it: Must specify max_steps when using a cosine", True),
+    "unknown gate": ("orchestrator.train.source.curriculum.gates.default.type: prime-rl refuses it: Input sh", True),
+    "two settings for one": ("train.toml: prime-rl refuses it: Shared config conflicts", True),
+    "no renderer for the model": ("orchestrator: prime-rl refuses it: orchestrator.renderer.name='auto' but", True),
+    "too few GPUs": ("deployment: prime-rl refuses it: Total GPU count (2 = 1 train + 1 infer) exceeds", False),
+    "the sealed set": ("orchestrator.train.source.env.taskset.split: prime-rl refuses it: Input should be", False),
+    "unknown key of the taskset": ("orchestrator.train.source.env.taskset.shuffle: prime-rl refuses it", False),
+    "a taskset that is not installed": ("failed: ModuleNotFoundError: taskset 'nowhere' not found", False),
+    "a module that is no taskset": ("failed: TypeError: taskset module 'json' exports no Taskset", False),
+    "a server that was started otherwise": ("inference.vllm.max_num_seqs: the server was started with 64", False),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_refusal_is_one_line_with_key_and_fix(name: str) -> None:
+    errors = RECORDED[name]["errors"]
+    said, is_ours = SAID[name]
+    message = explain(errors, CONFIG)
+    assert said in message
+    assert is_config_fault(errors, CONFIG) is is_ours
+    assert ("uv run run.py --keys" in message, "uv run nightshift doctor" in message) == (is_ours, not is_ours)
+    assert message.isprintable()
+    assert len(message) < 600
+    assert message.endswith(".")
+
+
+def test_every_recorded_refusal_is_accounted_for() -> None:
+    assert set(SAID) == set(RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("text for a number", "lr = 3e-6"), ("unknown variant", "[trainer.loss]"), ("out of range", "temperature = 1.0")],
+)
+def test_the_line_is_the_key_s_or_its_table_s(name: str, line: str) -> None:
+    number = next(number for number, text in enumerate(LINES, 1) if text.startswith(line))
+    assert explain(RECORDED[name]["errors"], CONFIG).startswith(f"train.toml:{number}: ")
+
+
+def test_copies_of_a_shared_key_are_one_error_and_others_are_counted() -> None:
+    shared = RECORDED["text for a shared number"]["errors"]
+    assert len(shared) == 3
+    assert "more)" not in explain(shared, CONFIG)
+    both = [*RECORDED["too few GPUs"]["errors"], *shared]
+    assert explain(both, CONFIG).startswith("max_steps: ")  # what the agent can change comes first
+    assert "(and 1 more)" in explain(both, CONFIG)
+
+
+def test_a_pool_may_be_named_like_a_variant() -> None:
+    path = "orchestrator.train.source.curriculum.sampler"
+    source = f'[{path}]\ntype = "difficulty_pool"\n[{path}.pools.difficulty_pool]\nthreshold = 0.5\nweight = 1\n'
+    loc = [*path.split("."), "difficulty_pool", "pools", "difficulty_pool", "weight"]
+    loc.insert(3, 0)  # type: ignore[arg-type]
+    error = {"loc": loc, "message": "too heavy", "input": 1.0, "type": "value_error"}
+    checked = config.parse(SHIPPED + source.encode())
+    number = len(LINES) + 4
+    assert explain([error], checked).startswith(f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: ")
+
+
+def test_without_the_config_the_key_alone_is_named() -> None:
+    errors = RECORDED["out of range"]["errors"]
+    assert explain(errors, None).startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
+    assert is_config_fault(errors, None)
+
+
+def test_hostile_text_stays_on_one_short_line() -> None:
+    error = {"loc": ["trainer"], "message": "Value error, \x1b[31ma\nb\u202e" + "x" * 5000, "input": "", "type": "v"}
+    message = explain([error], CONFIG)
+    assert message.isprintable()
+    assert len(message) < 450
