@@ -120,7 +120,6 @@ def dry_run(record: Record, rules_name: str, starts: Sequence[str]) -> str:
     lines = [f"rules:    {rules_name} {record.rules_hash}", f"against:  {_against(record)}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
     lines += [f"unused:   {key}" for key in record.unused_keys]
-    lines += [f"setting:  {key} = {json.dumps(value)}" for key, value in sorted(record.effective.items())]
     return "\n".join(printable(line) for line in (*lines, *starts))
 
 

@@ -1,4 +1,7 @@
-"""run.py for another checkout, with the stand-in worker: `stand_in_run.py ROOT [--real-worker] [flags]`."""
+"""run.py for another checkout, with stand-ins below the engine.
+
+stand_in_run.py ROOT [--real-worker | --stand-in-prime-rl FOLDER] [flags of run.py]
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,12 @@ sys.path.insert(0, str(HERE.parent))
 
 import run  # noqa: E402
 from nightshift import lab  # noqa: E402
+from nightshift.engines import prime_rl  # noqa: E402
+from nightshift.engines.prime_rl import PrimeRlEngine  # noqa: E402
+from nightshift.engines.prime_rl_session import Timing  # noqa: E402
 from nightshift.engines.trl import TrlEngine  # noqa: E402
-from nightshift.rules import Rules  # noqa: E402
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
+from tests import stand_in_prime_rl  # noqa: E402
 
 
 def stand_in_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> TrlEngine:
@@ -22,9 +29,28 @@ def stand_in_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all:
     return TrlEngine(rules, root, dict(os.environ), worker=HERE / "stand_in_worker.py")
 
 
+def stand_in_prime_rl_engine(folder: Path) -> PrimeRlEngine:
+    """The real engine around programs that train nothing (tests/stand_in_prime_rl.py), on a small selection set."""
+    environments = (replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
+    rules = replace(GSM8K_PRIME_RL, environments=environments)
+    prime_rl.problems = lambda *arguments: []
+    made = stand_in_prime_rl.installation(folder, rules)
+    timing = Timing(startup_seconds=20.0, grace_seconds=1.0, poll_seconds=0.05)
+    return PrimeRlEngine(rules, folder, dict(os.environ), made, gpu_ids=(), timing=timing)
+
+
 if __name__ == "__main__":
     run.ROOT = Path(sys.argv[1])
-    flags = [flag for flag in sys.argv[2:] if flag != "--real-worker"]
-    if "--real-worker" not in sys.argv:
+    flags = sys.argv[2:]
+    if "--real-worker" in flags:
+        flags.remove("--real-worker")
+    elif "--stand-in-prime-rl" in flags:
+        at = flags.index("--stand-in-prime-rl")
+        _, folder = flags[at : at + 2]
+        del flags[at : at + 2]
+        engine = stand_in_prime_rl_engine(Path(folder))
+        lab.open_engine = lambda *arguments: engine
+        lab.pick_rules = lambda *arguments: engine.rules
+    else:
         lab.open_engine = stand_in_engine
     run.main(flags)

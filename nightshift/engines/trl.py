@@ -137,8 +137,9 @@ class TrlEngine:
         """The worker's command line and what its spec.json would hold."""
         spec = self._spec(settings, seed, run_dir)
         command = shlex.join(map(str, worker_argv(self._worker, run_dir / "spec.json")))
-        del spec["settings"]  # shown by who asked
-        return [f"worker:   {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in spec.items())]
+        settings_of = spec.pop("settings").items()
+        flat = spec | {f"settings.{name}": value for name, value in settings_of}
+        return [f"worker:   {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the worker and wait until it has loaded model and trainer."""

@@ -1,4 +1,4 @@
-"""What every engine must do. The stand-in worker first (fast), then the real TRL worker."""
+"""What every engine must do: trl with a stand-in worker and with the real one, prime-rl with stand-in programs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
-from nightshift.engines import Engine
+from nightshift.engines import Engine, prime_rl
+from nightshift.engines.prime_rl_session import Timing
 from nightshift.engines.trl import WORKER, TrlEngine
 from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.records import Decoding, Outcome, Phase, Progress
-from nightshift.rules import ARITHMETIC_TRL
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +31,19 @@ DEADLINE_SECONDS = 90.0
 Open = Callable[..., object]
 
 
+@pytest.fixture(params=["stand-in", "trl", "prime-rl"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    if request.param != "prime-rl":
+        return TrlEngine(SMALL, ROOT, dict(os.environ), worker=STAND_IN if request.param == "stand-in" else WORKER)
+    rules = replace(GSM8K_PRIME_RL, environments=SMALL.environments)
+    monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    timing = Timing(startup_seconds=30.0, grace_seconds=1.0, poll_seconds=0.05)
+    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), installation, gpu_ids=(), timing=timing)
+
+
 @pytest.fixture(params=["stand-in", "trl"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def trl_engine(request: pytest.FixtureRequest) -> Engine:
     return TrlEngine(SMALL, ROOT, dict(os.environ), worker=STAND_IN if request.param == "stand-in" else WORKER)
 
 
@@ -106,13 +119,15 @@ def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
     assert json.loads(json.dumps(one.settings)) == one.settings
 
 
-def test_keys_without_an_equal_are_named_as_unused(engine: Engine) -> None:
+def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
+    engine = trl_engine
     effective = engine.validate(config.parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
     assert effective.unused == ("orchestrator.max_off_policy_steps",)
     assert effective.settings == settings(engine)
 
 
-def test_a_worker_that_cannot_start_is_an_error_with_its_cause(engine: Engine, run_dir: Path) -> None:
+def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engine, run_dir: Path) -> None:
+    engine = trl_engine
     broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]
     with pytest.raises(EngineError, match="lr"):
         engine.open(broken, 7, run_dir, DEADLINE_SECONDS)

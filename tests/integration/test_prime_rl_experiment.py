@@ -1,0 +1,149 @@
+"""Whole experiments on the prime-rl engine with stand-in programs: always a record, never a process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from nightshift.engines import prime_rl
+from nightshift.engines.prime_rl import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl_session import Timing
+from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.ledger import Ledger
+from nightshift.records import Failure, Record
+from nightshift.repo import Repo
+from nightshift.rules import GSM8K_PRIME_RL, EnvironmentRules
+from tests import stand_in_prime_rl
+from tests.conftest import git, living_children
+from tests.integration.test_commands import no_process_left
+from tests.unit.test_experiment import SilentReporter
+
+ROOT = Path(__file__).parents[2]
+RULES = replace(
+    GSM8K_PRIME_RL,
+    environments=(EnvironmentRules("nightshift_arithmetic", 16, 64),),
+    budget_seconds=1.0,
+    startup_seconds=10.0,
+    evaluation_seconds=10.0,
+)
+SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
+
+
+@pytest.fixture
+def lab(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
+    installation = stand_in_prime_rl.installation(tmp_path, RULES)
+    timing = Timing(RULES.startup_seconds, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)
+    engine = PrimeRlEngine(RULES, checkout, dict(os.environ), installation, gpu_ids=(), timing=timing)
+    (checkout / "train.toml").write_bytes(SOURCE)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    return Lab(
+        root=checkout,
+        rules=RULES,
+        rules_hash="stand-in",
+        engine=engine,
+        ledger=Ledger(checkout),
+        repo=Repo(checkout),
+        reporter=SilentReporter(),
+        now=lambda: datetime.now(UTC),
+        clock=time.monotonic,
+        versions={},
+    )
+
+
+def run_with(lab: Lab, fault: str | None, step: int = 2) -> Record:
+    assert isinstance(lab.engine, PrimeRlEngine)
+    stand_in_prime_rl.misbehave(lab.engine.installation.venv, fault, step)
+    run_experiment(Request(max_runs=1), lab)
+    (record,) = lab.ledger.records()
+    assert living_children() == []
+    return record
+
+
+def test_a_measured_experiment(lab: Lab) -> None:
+    record = run_with(lab, None)
+    assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
+    (run,) = record.runs
+    assert run.evaluation is not None
+    assert run.evaluation.weights.step == run.training.num_steps
+    assert (lab.ledger.run_dir(1) / "run-1" / "weights" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "cause"),
+    [
+        ("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
+        ("server_out_of_memory", Failure.TRAINING, "inference: no GPU memory"),
+        ("config_refused", Failure.TRAINING, "train.toml:5: trainer.optim.lr"),
+        ("server_dies", Failure.MACHINERY, "inference ended: killed by SIGKILL"),
+        ("chat_500", Failure.MACHINERY, "500"),
+        ("validator_dies", Failure.MACHINERY, "validator ended"),
+    ],
+)
+def test_a_failed_experiment_is_a_record_with_its_cause(lab: Lab, fault: str, failure: Failure, cause: str) -> None:
+    record = run_with(lab, fault)
+    assert (record.status, record.failure) == ("crash", failure)
+    assert record.judgement is not None
+    assert cause in record.judgement.why
+    assert not (lab.ledger.run_dir(1) / "run-1" / "weights").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_harness_leaves_no_process_and_a_closed_record(
+    checkout: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    (checkout / "train.toml").write_bytes(SOURCE)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    for name in ("environments", "nightshift"):
+        (checkout / name).symlink_to(ROOT / name)
+    git(checkout, "config", "core.excludesFile", str(tmp_path / "ignored"))
+    (tmp_path / "ignored").write_text("runs/\nresults.tsv\nenvironments\nnightshift\n")
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout)]
+    command += ["--stand-in-prime-rl", str(tmp_path / "installation")]
+    process = subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not list(checkout.glob("runs/0001/run-1/prime-rl/broadcasts/step_2/STABLE")):
+        assert time.monotonic() < deadline, process.communicate()
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    no_process_left(checkout, within_seconds=10)
+    record = Ledger(checkout).read(1)
+    assert record is not None
+    if number == signal.SIGTERM:
+        assert (process.returncode, record.failure) == (130, Failure.INTERRUPTED)
+    else:  # the next start closes it
+        assert record.status == "started"
+        Ledger(checkout).close_interrupted()
+        assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
+
+
+def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path) -> None:
+    """The real front door: nothing is installed, nothing is downloaded."""
+    (checkout / "train.toml").write_bytes(SOURCE)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    for name in ("environments", "nightshift", "pyproject.toml"):
+        (checkout / name).symlink_to(ROOT / name)
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout), "--real-worker"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": str(checkout / "nowhere")}
+    command += ["--engine", "prime-rl"]
+    refused = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+    assert "needs two NVIDIA GPUs" in refused.stderr
+    assert "--engine trl" in refused.stderr
+    dry = subprocess.run([*command, "--dry-run"], cwd=checkout, env=environment, capture_output=True, text=True)
+    assert dry.returncode == 0, dry.stderr
+    for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
+        assert word in dry.stdout
+    assert "missing:  prime-rl is not installed" in dry.stdout
+    assert not (checkout / "runs").exists()
