@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.night_checkout import (
-    furnish,
-    problems,
-    records,
-    strangers,
-    whole_night,
-)
+from tests.conftest import CAMPAIGN, git
+from tests.night_checkout import BASELINE, finish, furnish, problems, records, start, strangers, wait_for, whole_night
 
 
 @pytest.fixture
@@ -24,8 +26,16 @@ def root(checkout: Path) -> Iterator[Path]:
         process.kill()
 
 
-def state(root: Path) -> dict[str, object]:
+def state(root: Path) -> dict[str, Any]:
     return json.loads((root / "runs" / "night.json").read_text())
+
+
+def fault(root: Path, name: str, once: bool = True) -> None:
+    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
+
+
+def is_running(root: Path, number: int, marker: str = "run-1/metrics.jsonl") -> bool:
+    return (root / "runs" / f"{number:04d}" / marker).exists()
 
 
 def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None:
@@ -39,6 +49,239 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert [r.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
     assert "trainer.optim.lr" in (ours[-1].lesson or "")  # no brief came any more: the harness's own words
     assert stdout.count("experiments:  ") == 6  # after every experiment and at the end
-    assert "stopped:      5 experiments are done" in stdout.splitlines()[-16:][0] or "5 experiments are done" in stdout
-    assert (root / "runs" / "night.txt").read_text().strip() in stdout
+    summary = (root / "runs" / "night.txt").read_text()
+    assert stdout.endswith(summary)
+    assert "stopped:      5 experiments are done\n" in summary
     assert strangers(root) == []
+    said = json.loads((root / "runs" / "0003" / "proposal.json").read_text())
+    assert (said["agent"], said["hypothesis"]) == ("lr", "lr 3e-05")
+
+
+def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
+    git(root, "switch", "--quiet", "-C", "main")
+    before = git(root, "log", "--format=%H", "main")
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
+    assert code == 0, stderr
+    branch = git(root, "branch", "--show-current").strip()
+    assert branch == f"autoresearch/{time.strftime('%Y-%m-%d')}"
+    assert f"branch main is no campaign: created {branch}" in stderr
+    assert git(root, "log", "--format=%H", "main") == before
+    code, _, _ = whole_night(root, agent="lr", proposer="lr", experiments=2)  # over: a new one, of the same campaign
+    assert [(r.branch, r.parent is None) for r in records(root)] == [(branch, n == 0) for n in range(4)]
+    assert problems(root) == []
+
+
+def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Path) -> None:
+    git(root, "switch", "--quiet", "-C", "main")
+    (root / "train.toml").write_bytes(BASELINE + b"# not what main has committed")
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
+    assert (code, stdout) == (2, "")
+    assert "Commit train.toml" in stderr
+    assert git(root, "branch", "--show-current").strip() == "main"
+    assert records(root) == []
+    git(root, "restore", "train.toml")
+    git(root, "switch", "--quiet", CAMPAIGN)
+    (root / "harness.py").write_text("MEASURES = 'better'\n")
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
+    assert code == 2
+    assert "harness.py differ from the branch point" in stderr
+    assert records(root) == []
+
+
+def test_the_hours_end_a_night_and_the_file_stop_too(root: Path) -> None:
+    began = time.monotonic()
+    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", hours=6 / 3600, budget_seconds=1.0)
+    assert code == 0
+    assert "hours are over" in stdout
+    assert time.monotonic() - began < 12
+    done = len(records(root))
+    night = start(root, agent="lr", proposer="lr", budget_seconds=1.0)
+    wait_for(lambda: len(records(root)) > done + 1)
+    (root / "STOP").touch()
+    code, stdout, stderr = finish(night)
+    assert code == 0, stderr
+    assert "file STOP found" in stdout
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=99, budget_seconds=1.0)
+    assert code == 2
+    assert "Delete it" in stderr
+    assert problems(root) == []
+
+
+def test_a_plateau_ends_a_night_after_one_more_in_a_new_direction(root: Path) -> None:
+    furnished = BASELINE.replace(b"6e-7", b"6e-6")  # the stand-in's best: nothing beats it
+    (root / "train.toml").write_bytes(furnished)
+    git(root, "commit", "--quiet", "--all", "-m", "good baseline")
+    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", plateau=2, max_runs=3)
+    assert code == 0
+    assert "plateau: nothing kept in 3 experiments, the last of them in a new direction" in stdout
+    assert [r.status for r in records(root)] == ["keep", "discard", "discard", "discard"]
+
+
+def test_crashes_in_a_row_end_a_night_with_the_cause(root: Path) -> None:
+    code, _, _ = whole_night(root, agent="lr", proposer="lr", experiments=1)
+    assert code == 0
+    fault(root, "error", once=False)
+    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", experiments=50)
+    assert code == 1
+    assert "stopped:      5 crashes in a row, the last one: " in stdout
+    assert "loss is nan" in stdout
+    assert [r.failure for r in records(root)] == [None, *["training"] * 5]
+
+
+def test_a_failure_of_the_machinery_is_tried_again(root: Path) -> None:
+    fault(root, "sigkill")
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
+    assert code == 0, stderr
+    first, second, third = records(root)
+    assert (first.failure, second.failure, third.failure) == ("machinery", None, None)
+    assert first.config_hash == second.config_hash
+
+
+def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
+    fault(root, "sigkill", once=False)
+    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", experiments=9)
+    assert code == 1
+    assert "5 crashes in a row" in stdout
+    hashes = [r.config_hash for r in records(root)]
+    assert [hashes.index(h) for h in hashes] == [0, 1, 1, 1, 1, 1]  # nothing was decided, so it is proposed again
+
+
+def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> None:
+    models = (root / "models").resolve()
+    (root / "models").unlink()
+    shutil.copytree(models, root / "models")
+    night = start(root, agent="lr", proposer="lr")
+    wait_for(lambda: len(records(root)) > 1)
+    (root / "models" / "arithmetic-base" / "model.safetensors").unlink()
+    code, stdout, stderr = finish(night)
+    assert code == 1
+    assert "stopped:      the machinery failed 4 times in a row: models/arithmetic-base is missing" in stdout
+    assert "once more in 0.05 s" in stderr
+    assert {r.failure for r in records(root)} <= {None, "machinery"}
+
+
+def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
+    night = start(root, agent="lr", proposer="lr", experiments=9, max_runs=3)
+    wait_for(lambda: is_running(root, 1))
+    night.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(night)
+    assert code == 0, stderr
+    assert "stopped:      stopped by Ctrl-C" in stdout
+    (record,) = records(root)
+    assert (record.status, len(record.runs)) == ("keep", 1)  # a baseline has two runs, were it not for the Ctrl-C
+    assert problems(root) == []
+
+
+def status_of(root: Path) -> str:
+    command = [str(Path(sys.executable).with_name("nightshift")), "status"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def slow(root: Path) -> None:
+    """Runs of ten seconds: long enough to be interrupted."""
+    (root / "train.toml").write_bytes(BASELINE.replace(b"max_steps = 3", b"max_steps = 500"))
+    git(root, "commit", "--quiet", "--all", "-m", "slow baseline")
+
+
+def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None:
+    slow(root)
+    night = start(root, agent="lr", proposer="lr", experiments=9)
+    wait_for(lambda: is_running(root, 1))
+    night.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    began = time.monotonic()
+    night.send_signal(signal.SIGINT)
+    code, stdout, stderr = finish(night)
+    assert code == 130
+    assert time.monotonic() - began < 8
+    assert "Traceback" not in stderr
+    assert "stopped:      stopped by SIGINT" in stdout
+    assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
+    assert strangers(root) == []
+    assert state(root)["cause"] == "stopped by SIGINT"
+
+
+def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
+    fault(root, "hang")
+    order = {"agent": "lr", "proposer": "lr", "experiments": 3}
+    night = start(root, **order)
+    wait_for(lambda: is_running(root, 2))
+    night.send_signal(signal.SIGTERM)
+    code, _, _ = finish(night)
+    assert code == 130
+    assert state(root)["cause"] is None
+    started = state(root)["started"]
+    code, _, stderr = whole_night(root, **order)
+    assert code == 0, stderr
+    assert f"going on with the night of {started}" in stderr
+    ours = records(root)
+    assert [r.failure for r in ours] == [None, "interrupted", None, None, None]
+    assert ours[1].config_hash == ours[2].config_hash
+    assert problems(root) == []
+
+
+def test_two_nights_in_one_checkout_are_refused_and_status_tells_of_the_one(root: Path) -> None:
+    slow(root)
+    night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
+    wait_for(lambda: is_running(root, 1))
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=9)
+    assert code == 2
+    assert "another night is running" in stderr
+    status = status_of(root)
+    assert "night:    lr since " in status
+    assert "experiment 0001: baseline, for " in status
+    assert "after 9 more experiments" in status
+    night.kill()
+    finish(night)
+    wait_for(lambda: not strangers(root))
+    status = status_of(root)
+    assert "was cut off: the same command goes on with it" in status
+
+
+def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
+    edited = BASELINE.replace(b"poor", b"my idea")
+    (root / "train.toml").write_bytes(edited)
+    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
+    assert code == 0
+    assert "was edited by somebody else: kept as" in stderr
+    (aside,) = (root / "runs").glob("edited-*.toml")
+    assert aside.read_bytes() == edited
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(
+    root: Path, tmp_path: Path, seed: int
+) -> None:
+    order = {"agent": "lr", "proposer": "lr", "experiments": 8, "max_runs": 2}
+    unbroken = tmp_path / "unbroken" / "checkout"
+    shutil.copytree(root, unbroken, symlinks=True)
+    (unbroken.parent / "temporary").mkdir()
+    source = random.Random(seed)
+    for _ in range(6):
+        night = start(root, **order)
+        time.sleep(source.uniform(0.3, 2.2))
+        assert night.poll() is None, "the night was over before it could be killed: kill it sooner"
+        night.kill()
+        night.communicate()
+    code, _, stderr = whole_night(root, **order)
+    assert code == 0, stderr
+    wait_for(lambda: not strangers(root))
+    assert problems(root) == []
+    assert whole_night(unbroken, **order)[0] == 0
+    assert told(root) == told(unbroken)
+
+
+def told(root: Path) -> list[tuple[object, ...]]:
+    """What a night decided, in order; without times, numbers, and what was interrupted."""
+    decided = [r for r in records(root) if r.failure != "interrupted"]
+    places = {r.number: index for index, r in enumerate(decided)}
+    return [
+        (
+            *(r.config_hash, r.status, places.get(r.parent or 0), r.description, r.prediction, r.lesson, r.diff),
+            tuple(run.evaluation.eval_score for run in r.runs if run.evaluation),
+        )
+        for r in decided
+    ]
