@@ -116,7 +116,12 @@ def certify(
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
-        function = click.option(f"--{constant.name.replace('_', '-')}", type=type(constant.default))(function)
+        kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "run_value")
+        if isinstance(constant.default, int):
+            kind = click.IntRange(min=1)
+        elif constant.name in ("prior_mean", "threshold"):
+            kind = click.FLOAT
+        function = click.option(f"--{constant.name.replace('_', '-')}", type=kind)(function)
     return function
 
 
@@ -135,7 +140,8 @@ def replay(runs_dir: Path, max_runs: int, num_examples: int | None, **constants:
     found = replayer.campaigns(ledger.records())
     if not found:
         raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
-    console.print_text("\n\n".join(replayer.table(replayer.replay(records, options)) for records in found))
+    tables = [replayer.table(replayer.replay(records, options)) for records in found]
+    console.print_text("\n\n".join("\n".join(map(console.printable, table.split("\n"))) for table in tables))
 
 
 def main() -> None:

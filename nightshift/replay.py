@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nightshift import decision
-from nightshift.decision import Belief, Comparison, Scores
+from nightshift.decision import Belief, Scores
+from nightshift.errors import UsageError
 from nightshift.records import Failure, Record, Side, Verdict
 from nightshift.rules import ALL_RULES, DecisionRules
 
@@ -49,7 +50,6 @@ class Replay:
 
     branch: str
     rules_hash: str
-    rules: DecisionRules
     options: Options
     redecisions: tuple[Redecision, ...]
     belief: Belief | None
@@ -65,68 +65,66 @@ def campaigns(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def replay(records: Sequence[Record], options: Options) -> Replay:
-    """Decide the experiments of one campaign in order. ValueError for rules that this version does not know."""
+    """Decide the experiments of one campaign in order. UsageError for rules that this version does not know."""
     first = records[0]
     recorded = next((r for r in ALL_RULES if r.name == first.rules_name), None)
     if recorded is None:
-        raise ValueError(f"rules {first.rules_name}")
+        raise UsageError(
+            f"experiment {first.number:04d} has rules {first.rules_name!r}, which this version does not know",
+            "Replay it with the version that recorded it.",
+        )
     rules = replace(recorded.decision, **options.constants)
-    num_environments = len(recorded.environments)
+    configs = {record.number: record.config_hash for record in records}
     belief: Belief | None = None
     incumbent: Record | None = None
     redecisions = []
     for record in records:
-        runs = [
-            (run.side, _first_examples(run.evaluation.scores, num_environments, options.num_examples))
-            for run in record.runs
-            if run.evaluation is not None
-        ]
-        if record.status == Verdict.CRASH or not runs:
-            redecisions.append(Redecision(record, Verdict.CRASH, parent=incumbent and incumbent.number))
-            continue
-        if belief is None or incumbent is None:
-            used = [scores for _, scores in runs][: min(rules.baseline_runs, options.max_runs)]
-            missing = Side.CANDIDATE if len(used) < min(rules.baseline_runs, options.max_runs) else None
-            belief, incumbent = decision.baseline(used, rules), record
+        runs: dict[Side, list[Scores]] = {Side.CANDIDATE: [], Side.INCUMBENT: []}
+        for run in record.runs:
+            if run.evaluation is not None:
+                scores = _first_examples(run.evaluation.scores, len(recorded.environments), options.num_examples)
+                runs[run.side].append(scores)
+        parent = incumbent.number if incumbent else None
+        if record.status == Verdict.CRASH or not runs[Side.CANDIDATE]:
+            redecisions.append(Redecision(record, Verdict.CRASH, parent=parent))
+        elif belief is None or incumbent is None:
+            wanted = min(rules.baseline_runs, options.max_runs)
+            used = runs[Side.CANDIDATE][:wanted]
+            missing = Side.CANDIDATE if len(used) < wanted else None
             redecisions.append(Redecision(record, Verdict.KEEP, num_runs=len(used), missing=missing))
-            continue
-        met_recorded = record.parent is not None and _config_of(record.parent, records) == incumbent.config_hash
-        recorded_runs = {
-            Side.CANDIDATE: [scores for side, scores in runs if side is Side.CANDIDATE],
-            Side.INCUMBENT: [scores for side, scores in runs if side is Side.INCUMBENT and met_recorded],
-        }
-        comparison, keep, num_runs, missing = _decide(belief, recorded_runs, rules, options.max_runs)
-        redecisions.append(
-            Redecision(
-                record=record,
-                verdict=Verdict.KEEP if keep else Verdict.DISCARD,
-                delta=comparison.delta,
-                p_better=comparison.p_better,
-                num_runs=num_runs,
-                missing=missing,
-                parent=incumbent.number,
+            belief, incumbent = decision.baseline(used, rules), record
+        else:
+            if configs.get(record.parent or 0) != incumbent.config_hash:
+                runs[Side.INCUMBENT] = []  # of another config than the replayed incumbent
+            redecision, belief = _decide(
+                Redecision(record, Verdict.DISCARD, parent=parent), belief, runs, rules, options
             )
-        )
-        belief = decision.settle(comparison, keep)
-        incumbent = record if keep else incumbent
-    return Replay(first.branch, first.rules_hash, rules, options, tuple(redecisions), belief)
+            redecisions.append(redecision)
+            incumbent = record if redecision.verdict is Verdict.KEEP else incumbent
+    return Replay(first.branch, first.rules_hash, options, tuple(redecisions), belief)
 
 
 def _decide(
-    belief: Belief, recorded: dict[Side, list[Scores]], rules: DecisionRules, max_runs: int
-) -> tuple[Comparison, bool, int, Side | None]:
-    """One experiment with the recorded runs: (comparison, keep, runs used, the side whose run is missing)."""
-    left = {side: list(runs) for side, runs in recorded.items()}
-    comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, left[Side.CANDIDATE].pop(0), rules)
+    start: Redecision, belief: Belief, runs: dict[Side, list[Scores]], rules: DecisionRules, options: Options
+) -> tuple[Redecision, Belief]:
+    """One experiment with the recorded runs, and the belief after it."""
+    comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, runs[Side.CANDIDATE][0], rules)
+    left = {Side.CANDIDATE: runs[Side.CANDIDATE][1:], Side.INCUMBENT: list(runs[Side.INCUMBENT])}
     num_runs = 1
-    while True:
-        choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
-        if choice.replicate is None:
-            return comparison, choice.keep, num_runs, None
-        if not left[choice.replicate]:
-            return comparison, choice.keep, num_runs, choice.replicate
+    choice = decision.decide(comparison, rules, can_replicate=num_runs < options.max_runs)
+    while choice.replicate is not None and left[choice.replicate]:
         comparison = decision.observe(comparison, choice.replicate, left[choice.replicate].pop(0), rules)
         num_runs += 1
+        choice = decision.decide(comparison, rules, can_replicate=num_runs < options.max_runs)
+    redecision = replace(
+        start,
+        verdict=Verdict.KEEP if choice.keep else Verdict.DISCARD,
+        delta=comparison.delta,
+        p_better=comparison.p_better,
+        num_runs=num_runs,
+        missing=choice.replicate,
+    )
+    return redecision, decision.settle(comparison, choice.keep)
 
 
 def _first_examples(scores: Scores, num_environments: int, num_examples: int | None) -> Scores:
@@ -135,10 +133,6 @@ def _first_examples(scores: Scores, num_environments: int, num_examples: int | N
     if num_examples is None or num_examples >= share:
         return scores
     return tuple(score for start in range(0, len(scores), share) for score in scores[start : start + num_examples])
-
-
-def _config_of(number: int, records: Sequence[Record]) -> str | None:
-    return next((record.config_hash for record in records if record.number == number), None)
 
 
 def table(result: Replay) -> str:
