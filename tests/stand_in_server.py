@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import socketserver
 import sys
 import threading
@@ -84,13 +83,15 @@ class StandInServer:
         self._http = _Http(("127.0.0.1", port), Handler, bind_and_activate=False)
         self._http.server_bind()
         self.port = int(self._http.server_address[1])
-        self._thread = threading.Thread(target=self.serve)
+        if fault != "refuse":
+            self._http.server_activate()
+        self._thread = threading.Thread(target=self.serve, daemon=True)
 
     def serve(self) -> None:
         """Serve until `close`."""
         if self.fault == "refuse":
             time.sleep(REFUSE_SECONDS)
-        self._http.server_activate()
+            self._http.server_activate()
         self._http.serve_forever(poll_interval=0.05)
 
     def close(self) -> None:
@@ -102,9 +103,6 @@ class StandInServer:
 
     def __enter__(self) -> StandInServer:
         self._thread.start()
-        if self.fault != "refuse":
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
-                pass
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,0 +1,395 @@
+"""The client of the vLLM server, against a stand-in that answers as the real one was recorded, or misbehaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nightshift.engines import prime_rl_server
+from nightshift.engines.prime_rl_server import Server
+from nightshift.errors import EngineError, Interrupted
+from nightshift.records import Completion, Decoding
+from nightshift.supervise import interruptible
+from tests.stand_in_server import REFUSE_SECONDS, StandInServer
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "tests" / "fixtures" / "prime_rl" / "http.json").read_text())
+GREEDY = Decoding(max_completion_tokens=64)
+
+
+def prompt(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def client(port: int, seconds: float = 20.0) -> Server:
+    return Server(port, time.monotonic() + seconds)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandInServer]:
+    with StandInServer(MODEL) as server:
+        yield server
+
+
+@pytest.fixture
+def server(stand_in: StandInServer) -> Iterator[Server]:
+    server = client(stand_in.port)
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prime_rl_server, "BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr(prime_rl_server, "_TICK_SECONDS", 0.05)
+
+
+def complete(server: Server, num: int = 3, seconds: list[int] | None = None) -> list[Completion]:
+    readings = seconds if seconds is not None else []
+    return server.complete([prompt(f"{i}+1=") for i in range(num)], GREEDY, MODEL, "salt", readings.append)
+
+
+# --- the stand-in answers as the real server did ---------------------------------------------------------
+
+
+def shape(value: Any) -> Any:
+    """Keys and types, as far as the client depends on them."""
+    if isinstance(value, dict):
+        return {
+            k: shape(v) for k, v in value.items() if k in ("choices", "message", "content", "finish_reason", "usage")
+        }
+    return [shape(item) for item in value] if isinstance(value, list) else type(value)
+
+
+def test_the_stand_in_answers_what_was_recorded(weights: Path) -> None:
+    requests = [entry for entry in RECORDED if "status" in entry]
+    assert len(requests) > 20
+    recorded_model = "/home/user/model/tiny-qwen3"
+    with StandInServer(recorded_model) as stand_in, httpx.Client(trust_env=False) as http:
+        for entry in requests:
+            body = entry["body"]
+            if body and "weight_dir" in body and entry["status"] == 200:
+                body = {"weight_dir": str(weights)}
+            url = f"http://127.0.0.1:{stand_in.port}{entry['path']}"
+            answer = http.request(entry["method"], url, json=body)
+            assert answer.status_code == entry["status"], entry["name"]
+            if entry["path"] == "/v1/chat/completions" and entry["status"] == 200:
+                assert shape(answer.json()) == shape(entry["response"]), entry["name"]
+            elif entry["path"] in ("/pause", "/resume") or entry["name"].startswith("update to"):
+                assert answer.json() == entry["response"], entry["name"]
+
+
+# --- health, models, weights -----------------------------------------------------------------------------
+
+
+def test_health_and_models(stand_in: StandInServer, server: Server) -> None:
+    assert server.is_healthy()
+    assert server.model_ids() == [MODEL]
+    stand_in.fault = "unhealthy"
+    assert not server.is_healthy()
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = client(port)
+    assert not server.is_healthy()
+    with pytest.raises(EngineError, match="cannot be asked for /v1/models: ConnectError"):
+        server.model_ids()
+    with pytest.raises(EngineError, match="prompt 0: the connection broke 4 times: ConnectError"):
+        complete(server)
+    server.close()
+
+
+def test_a_server_that_comes_up_late_is_healthy_then() -> None:
+    began = time.monotonic()
+    with StandInServer(MODEL, fault="refuse") as stand_in:
+        server = client(stand_in.port)
+        assert not server.is_healthy()
+        while not server.is_healthy():
+            assert time.monotonic() - began < 10
+            time.sleep(0.05)
+        assert time.monotonic() - began >= REFUSE_SECONDS
+        server.close()
+
+
+def test_weights_are_loaded_between_pause_and_resume_and_then_complete(
+    stand_in: StandInServer, server: Server, weights: Path
+) -> None:
+    stand_in.running.clear()  # the orchestrator died between its own pause and resume
+    server.load_weights(weights, MODEL)
+    paths = [path for path, _ in stand_in.requests]
+    assert paths == ["/resume", "/pause", "/update_weights", "/resume", "/v1/chat/completions"]
+    assert stand_in.weight_dir == str(weights)
+    assert stand_in.running.is_set()
+
+
+def test_an_adapter_is_loaded_and_completes_under_its_own_name(
+    stand_in: StandInServer, server: Server, weights: Path
+) -> None:
+    (weights / "adapter_config.json").write_text("{}")
+    server.load_weights(weights, "r16-a32", is_adapter=True)
+    assert stand_in.adapters == {"r16-a32": str(weights)}
+    assert stand_in.weight_dir is None
+    assert server.model_ids() == [MODEL, "r16-a32"]
+    assert stand_in.requests[-1][1]["model"] == "r16-a32"
+
+
+def test_a_folder_that_a_hub_would_be_asked_for_is_never_sent(
+    stand_in: StandInServer, server: Server, tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "missing", Path("weights"), Path()):
+        for call in (lambda f=folder: server.update_weights(f), lambda f=folder: server.load_lora_adapter("a", f)):
+            with pytest.raises(EngineError, match="no absolute path of an existing folder"):
+                call()
+    assert stand_in.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("update_500", r"answered /update_weights with 500: \{.error.: .*collective_rpc"),
+        ("resume_500", "answered /resume with 500"),
+        ("update_hang", "did not answer /update_weights within 1 s"),
+        ("pause_hang", "did not answer /pause within 1 s"),
+        ("chat_500", "prompt 0: status 500: .*EngineCore died"),
+        ("chat_hang", "answered 0 of 1 prompts and none for 1 s"),
+        ("wrong_model", "answered by model 'another/model'"),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_an_error(
+    stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
+) -> None:
+    monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 1.0)
+    stand_in.fault = fault
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=cause):
+        server.load_weights(weights, MODEL)
+    assert time.monotonic() - began < 5
+
+
+def test_a_server_that_dies_of_an_update_is_an_error(weights: Path) -> None:
+    with Program("--fault", "die_on_update") as (port, process):
+        server = client(port)
+        with pytest.raises(EngineError, match="cannot be asked for /update_weights: "):
+            server.load_weights(weights, MODEL)
+        server.close()
+        assert process.wait(10) == 1
+
+
+# --- completions -----------------------------------------------------------------------------------------
+
+
+def test_every_prompt_is_answered_once_in_order(stand_in: StandInServer, server: Server) -> None:
+    num = prime_rl_server.CONCURRENCY + 188
+    readings: list[int] = []
+    completions = complete(server, num, readings)
+    assert [c.text for c in completions] == [str(i + 1) for i in range(num)]
+    assert {(c.num_tokens, c.truncated) for c in completions} == {(2, False)}
+    assert stand_in.num_chats == num
+    assert readings == sorted(readings)
+    assert readings[-1] == num
+
+
+def test_no_prompts_are_no_completions(server: Server) -> None:
+    assert complete(server, 0) == []
+
+
+def test_nothing_of_the_sampling_is_left_to_the_server(stand_in: StandInServer, server: Server) -> None:
+    """vLLM fills what is missing from the model's generation_config.json: Qwen2.5 ships a repetition penalty."""
+    server.complete([prompt("3+4=")], Decoding(max_completion_tokens=7, temperature=0.6), MODEL, "eval-1", print)
+    ((path, body),) = stand_in.requests
+    assert path == "/v1/chat/completions"
+    assert body == {
+        "model": MODEL, "messages": prompt("3+4="), "cache_salt": "eval-1", "max_completion_tokens": 7,
+        "temperature": 0.6, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "seed": 0, "stream": False,
+    }  # fmt: skip
+
+
+def test_an_answer_cut_by_the_token_limit_is_truncated() -> None:
+    with StandInServer(MODEL, answer=lambda content: "one two three") as stand_in:
+        server = client(stand_in.port)
+        got = [
+            server.complete([prompt("q")], Decoding(max_completion_tokens=n), MODEL, "s", lambda n: None)[0]
+            for n in (3, 4)
+        ]
+        server.close()
+    assert got == [Completion("one two three", 3, True), Completion("one two three", 4, False)]
+
+
+def test_an_empty_answer_is_an_empty_text(stand_in: StandInServer, server: Server) -> None:
+    stand_in.fault = "null_content"
+    assert {c.text for c in complete(server)} == {""}
+
+
+def test_connections_that_break_are_tried_again(stand_in: StandInServer, server: Server) -> None:
+    stand_in.fault = "cut_once"
+    assert [c.text for c in complete(server, 20)] == [str(i + 1) for i in range(20)]
+    assert stand_in.num_chats == 25
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("cut_always", "the connection broke 4 times: RemoteProtocolError"),
+        ("chat_500", "status 500: .*EngineCore died"),
+        ("wrong_model", "answered by model 'another/model' instead of Qwen"),
+        ("missing_usage", "no completion in .*chatcmpl"),
+        ("no_choices", "no completion in .*chatcmpl"),
+        ("finish_abort", "finish reason 'abort'"),
+        ("huge_answer", "the answer is longer than 8 MB"),
+        ("invalid_json", "no completion in .*chatcmpl"),
+    ],
+)
+def test_an_answer_that_is_no_completion_ends_the_evaluation(
+    stand_in: StandInServer, server: Server, fault: str, cause: str
+) -> None:
+    stand_in.fault = fault
+    with pytest.raises(EngineError, match=rf"prompt \d+: {cause}") as error:
+        complete(server)
+    assert len(str(error.value)) < 400
+    assert str(error.value).isprintable()
+    stand_in.fault = None
+    assert len(complete(server)) == 3  # the client is as good as new
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens", "model", "cause"),
+    [
+        ("x" * 600, 64, MODEL, "prompt 1: status 400: .*maximum context length"),
+        ("q", 100_000, MODEL, "status 400"),
+        ("q", 64, "no/such-model", "status 404: .*does not exist"),
+    ],
+)
+def test_a_request_that_the_server_refuses_is_named(
+    server: Server, content: str, tokens: int, model: str, cause: str
+) -> None:
+    with pytest.raises(EngineError, match=cause):
+        server.complete([prompt("1+1="), prompt(content)], Decoding(tokens), model, "s", lambda n: None)
+
+
+def test_a_stall_ends_before_the_deadline(
+    stand_in: StandInServer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_rl_server, "STALL_SECONDS", 0.5)
+    stand_in.fault = "chat_stall"
+    with pytest.raises(EngineError, match=r"answered 10 of 30 prompts and none for 0\.5 s"):
+        complete(server, 30)
+
+
+def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weights: Path) -> None:
+    stand_in.fault = "chat_hang"
+    server = client(stand_in.port, seconds=0.5)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="answered 0 of 3 prompts before the deadline of the run"):
+        complete(server)
+    for call in (server.pause, server.resume, server.model_ids, lambda: server.update_weights(weights)):
+        with pytest.raises(EngineError, match="the deadline of the run passed before /"):
+            call()
+    assert time.monotonic() - began < 3
+    server.close()
+
+
+def test_requests_sent_while_paused_are_answered_after_resume(stand_in: StandInServer, server: Server) -> None:
+    server.pause()
+    server.pause()
+    assert server.is_healthy()
+    resume = threading.Timer(0.3, server.resume)
+    resume.start()
+    began = time.monotonic()
+    assert len(complete(server)) == 3
+    assert time.monotonic() - began >= 0.25
+    resume.join()
+
+
+def test_what_progress_raises_ends_the_call(stand_in: StandInServer, server: Server) -> None:
+    """How the session ends an evaluation whose server process has died."""
+    stand_in.fault = "chat_hang"
+
+    def progress(num_done: int) -> None:
+        raise EngineError("the server is gone")
+
+    with pytest.raises(EngineError, match="the server is gone"):
+        server.complete([prompt("q")], GREEDY, MODEL, "s", progress)
+
+
+def test_ctrl_c_ends_an_evaluation_at_once(stand_in: StandInServer, server: Server) -> None:
+    stand_in.fault = "chat_stall"
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted), interruptible():
+        complete(server, 600)
+    assert time.monotonic() - began < 5
+    timer.join()
+    assert not [t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor")]
+
+
+def test_proxies_of_the_environment_are_not_used(stand_in: StandInServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    server = client(stand_in.port)
+    assert server.is_healthy()
+    assert len(complete(server)) == 3
+    server.close()
+
+
+# --- the stand-in as a program ---------------------------------------------------------------------------
+
+
+class Program:
+    """`python tests/stand_in_server.py` on a free port, until the block ends."""
+
+    def __init__(self, *flags: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "tests/stand_in_server.py", "--port", str(self.port), "--model", MODEL, *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT)
+
+    def __enter__(self) -> tuple[int, subprocess.Popen[bytes]]:
+        server, ends = client(self.port), time.monotonic() + 20
+        while not server.is_healthy():
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+        server.close()
+        return self.port, self.process
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_the_stand_in_is_a_program_too(tmp_path: Path, weights: Path) -> None:
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps({"1+1=": "#### 11"}))
+    with Program("--answers", str(answers)) as (port, _):
+        server = client(port)
+        server.load_weights(weights, MODEL)
+        assert [c.text for c in complete(server)] == ["1", "#### 11", "3"]
+        state = httpx.get(f"http://127.0.0.1:{port}/stand_in", trust_env=False).json()
+        assert state == {"weight_dir": str(weights), "adapters": {}, "num_chats": 4, "paused": False}
+        server.close()
