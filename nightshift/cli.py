@@ -113,6 +113,60 @@ def certify(
         console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
 
 
+@commands.command()
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Folder to write into. Default: runs/")
+@click.option("--branch", help="The campaign to show. Default: the branch checked out, else that of the last one.")
+def report(output: Path | None, branch: str | None) -> None:
+    """Write the morning page report.html, with progress.png and report.md, from the records."""
+    from nightshift import report as reports
+
+    written = reports.write_report(command.process_root(), datetime.now(UTC), output, branch)
+    lines = (f"{written.headline.title}. {written.headline.sentence}", *map(os.fspath, written.paths))
+    console.print_text("\n".join(map(console.printable, lines)))
+
+
+@commands.command()
+@click.argument("old", required=False)
+@click.argument("new", required=False)
+@click.option("--chain", is_flag=True, help="Print what every kept experiment changed, with its delta.")
+@click.option("--json", "as_json", is_flag=True, help="For tools.")
+def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
+    """Compare two train.toml key by key: what OLD -> NEW changes. Default: incumbent -> working.
+
+    OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
+    """
+    from nightshift import compare
+    from nightshift.repo import Repo
+
+    root = command.process_root()
+    ledger, repo = Ledger(root), Repo(root)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    if chain:
+        if old or new:
+            raise UsageError("--chain shows the whole campaign", "Leave OLD and NEW out.")
+        kept = compare.kept_chain(ledger.records(), repo.head().branch)
+        console.print_text(compare.chain_json(kept) if as_json else compare.chain_text(kept, colour))
+        return
+    names = (old or compare.INCUMBENT, new or compare.WORKING)
+    difference = compare.compare(*(compare.find(name, root, ledger, repo) for name in names))
+    console.print_text(compare.as_json(difference) if as_json else compare.render(difference, colour))
+
+
+@commands.command()
+@click.argument("number", type=click.IntRange(min=1))
+def show(number: int) -> None:
+    """Print everything that is known of one experiment."""
+    from nightshift.facts import facts
+
+    ledger = Ledger(command.process_root())
+    record = ledger.read(number)
+    if record is None:
+        last = max(ledger.numbers(), default=None)
+        fix = "Run the first one: uv run run.py." if last is None else f"The last one is {last}."
+        raise UsageError(f"there is no experiment {number:04d}", fix)
+    console.print_text(facts(record, ledger.run_dir(number)))
+
+
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):

@@ -1,0 +1,80 @@
+"""Where the labels of a chart stand, so that no two overlap and no leader line crosses a text.
+
+Every label is a flag on a vertical leader line that runs down to its point: the text begins (or ends) at
+the leader, in one of the lanes above the plot. A text that covers another label's leader must stand in a
+higher lane than that label; a set of flags fits if these demands form no circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A label to place at `x`: its texts from best to shortest, and how much it matters."""
+
+    x: float
+    texts: tuple[str, ...]
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A flag with its text from `low` to `high` in `lane` (0 is next to the plot). `index`: its place in the input."""
+
+    index: int
+    x: float
+    text: str
+    low: float
+    high: float
+    lane: int
+
+
+def place(
+    flags: Sequence[Flag], width: float, character_width: float, max_lanes: int, max_flags: int, gap: float = 5.0
+) -> list[Placed]:
+    """The flags that fit between 0 and `width` in `max_lanes`, those that matter most first.
+
+    A flag for which no text fits is left out. `gap` is the least distance between texts, and between a text and
+    another flag's leader.
+    """
+    placed: list[Placed] = []
+    order = sorted(range(len(flags)), key=lambda i: -flags[i].weight)[:max_flags]
+    for index in order:
+        flag = flags[index]
+        for text in flag.texts:
+            size = len(text) * character_width
+            attempts = []
+            for low in (flag.x + gap / 2, flag.x - gap / 2 - size):
+                if low < 0 or low + size > width:
+                    continue
+                tried = _lanes([*placed, Placed(index, flag.x, text, low, low + size, 0)], gap)
+                if tried is not None and (height := max(p.lane for p in tried)) < max_lanes:
+                    attempts.append((height, tried))
+            if attempts:
+                placed = min(attempts, key=lambda attempt: attempt[0])[1]  # the first of equals flies right
+                break
+    return sorted(placed, key=lambda p: p.x)
+
+
+def _lanes(flags: Sequence[Placed], gap: float) -> list[Placed] | None:
+    """The flags in the lowest lanes that keep them apart; None where their demands form a circle."""
+    count = range(len(flags))
+    covered = {i: [j for j in count if j != i and flags[i].low - gap < flags[j].x < flags[i].high + gap] for i in count}
+    lanes: dict[int, int] = {}
+    while len(lanes) < len(flags):
+        ready = [i for i in count if i not in lanes and all(j in lanes for j in covered[i])]
+        if not ready:
+            return None
+        for i in ready:
+            lane = 1 + max((lanes[j] for j in covered[i]), default=-1)
+            while any(lanes[j] == lane and _touch(flags[i], flags[j], gap) for j in lanes):
+                lane += 1
+            lanes[i] = lane
+    return [Placed(f.index, f.x, f.text, f.low, f.high, lanes[i]) for i, f in enumerate(flags)]
+
+
+def _touch(one: Placed, other: Placed, gap: float) -> bool:
+    return one.low < other.high + gap and other.low < one.high + gap

@@ -1,0 +1,57 @@
+"""report.md: the morning page's verdict, its kept chain and its table, for a README, an issue or a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nightshift.report_data import Experiment, Morning
+from nightshift.report_text import Headline, certificate_line, duration, markdown, markdown_code, points, score
+from nightshift.report_time import Night
+
+_MAX_ROWS = 200
+
+
+def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
+    """The whole file."""
+    lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
+    lines += [markdown(certificate_line(morning.certified), 2000), ""]
+    if morning.experiments:
+        seconds = sum(night.length_seconds for night in nights) if nights else None
+        crashes = ", ".join(f"{count} {cause}" for cause, count in morning.crash_causes.items())
+        lines += [
+            f"{len(morning.experiments):,} experiments on {markdown(morning.branch) or 'a detached HEAD'}: "
+            f"{len(morning.kept)} kept, {morning.count('discard')} discarded, {morning.count('crash')} crashed"
+            + (f" ({markdown(crashes)})" if crashes else "")
+            + f", in {duration(seconds)}.",
+            "",
+        ]
+    if has_picture:
+        lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
+    if morning.kept:
+        lines += ["## What was kept", "", "| run | delta | change |", "|---|---|---|"]
+        lines += [f"| {e.number:04d} | {_delta(e)} | {_changes(e)} |" for e in morning.chain]
+        lines.append("")
+    if morning.experiments:
+        left_out = len(morning.experiments) - _MAX_ROWS
+        lines += ["## Experiments", ""]
+        if left_out > 0:
+            lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
+        lines += ["| run | verdict | score | delta | hypothesis |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {e.number:04d} | {markdown(e.record.status)} | {score(e.score)} | {_delta(e)} "
+            f"| {markdown(e.record.description)} |"
+            for e in morning.experiments[-_MAX_ROWS:]
+        ]
+        lines.append("")
+    lines += [f"- {markdown(note, 600)}" for note in morning.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _delta(e: Experiment) -> str:
+    if e.delta is None:
+        return "baseline" if e.is_baseline else "not measured"
+    return points(e.delta) + (f" ± {100 * e.delta_spread:.1f}" if e.delta_spread is not None else "")
+
+
+def _changes(e: Experiment) -> str:
+    return "<br>".join(markdown_code(change.line) for change in e.changes) or "none"

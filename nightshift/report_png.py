@@ -1,0 +1,78 @@
+"""progress.png: the progress chart as a picture for READMEs and mails. The only user of matplotlib."""
+
+from __future__ import annotations
+
+import io
+
+from nightshift.report_chart import LABEL_SIZE, Chart
+
+_INK, _MUTED, _LINE, _GRID = "#1c2128", "#667080", "#2459d3", "#e6e9ee"
+_KINDS = {  # face, edge and size in radii of every dot
+    "baseline": ("white", _LINE, 1.3),
+    "keep": ("#14804a", "white", 1.4),
+    "discard": ("white", "#8b95a3", 1.0),
+}
+_CRASH = "#c2410c"
+_POINT = 72 / 100  # drawings are laid out at 100 pixels an inch
+
+
+def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
+    """The chart as PNG bytes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    head = 34.0
+    width, height = chart.size.width, chart.height + head
+    figure = Figure(figsize=(width / 100, height / 100), facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(chart.height, -head)
+    axes.set_axis_off()
+    left, right = chart.size.left, chart.plot_right
+    axes.text(left, 4 - head / 2 + 4, _ascii(title), size=13 * _POINT, color=_INK, weight="bold")
+    for tick in chart.y_ticks:
+        axes.plot([left, right], [tick.y - 4] * 2, color=_GRID, linewidth=0.8, zorder=0)
+        axes.text(tick.x, tick.y, tick.text, size=11 * _POINT, color=_MUTED, ha="right")
+    for tick in chart.x_ticks:
+        axes.text(tick.x, tick.y, tick.text, size=11 * _POINT, color=_MUTED, ha="center")
+    if chart.baseline_y is not None:
+        axes.plot([left, right], [chart.baseline_y] * 2, color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    if chart.band:
+        axes.fill(*zip(*chart.band, strict=True), color=_LINE, alpha=0.13, linewidth=0, zorder=1)
+    if chart.incumbent:
+        axes.plot(*zip(*chart.incumbent, strict=True), color=_LINE, linewidth=1.8, zorder=2)
+    for kind, (face, edge, size) in _KINDS.items():
+        dots = [dot for dot in chart.dots if dot.kind == kind]
+        bars = [((d.x, d.low), (d.x, d.high)) for d in dots if d.low is not None and d.high is not None]
+        colour = face if kind == "keep" else edge
+        axes.add_collection(LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.45, zorder=2.5))
+        for below, marker in ((False, "o"), (True, "v")):
+            places = [(d.x, d.y) for d in dots if d.is_below is below]
+            if places:
+                area = (2 * chart.radius * size * _POINT) ** 2
+                axes.scatter(
+                    *zip(*places, strict=True), s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3
+                )
+    if chart.crashes:
+        places = [(dot.x, dot.y) for dot in chart.crashes]
+        area = (2 * max(chart.radius, 2.5) * _POINT) ** 2
+        axes.scatter(*zip(*places, strict=True), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
+        axes.text(left - 8, chart.crashes[0].y + 4, "crash", size=11 * _POINT, color=_CRASH, ha="right")
+    for label in chart.labels:
+        y = chart.label_y(label)
+        dot = chart.dot_of(label.index)
+        axes.plot([label.x] * 2, [y - 8, dot.y], color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
+        axes.text(label.low, y, label.text, size=LABEL_SIZE * _POINT, color=_INK, family="DejaVu Sans Mono")
+    for end in chart.ends:
+        colour = _LINE if end.text.startswith("incumbent") else _MUTED
+        axes.text(end.x, end.y, end.text, size=11 * _POINT, color=colour, weight="bold")
+    data = io.BytesIO()
+    figure.savefig(data, dpi=dpi, format="png")
+    return data.getvalue()
+
+
+def _ascii(text: str) -> str:
+    """Text for a font that may lack other signs; a dollar would start mathematics."""
+    return text.replace("\N{MINUS SIGN}", "-").replace("\N{RIGHTWARDS ARROW}", "->").replace("$", r"\$")

@@ -1,0 +1,285 @@
+"""A stand-in campaign: a ledger in the real file formats whose "training" is a made-up function of the config.
+
+    python tests/stand_in_campaign.py FOLDER [NUM_EXPERIMENTS]
+
+Scores, verdicts, diffs and files go through the real decision rule, config and ledger; the numbers mean
+nothing. It is for tests and for looking at the page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from nightshift_arithmetic import data as arithmetic
+
+from nightshift import config, decision
+from nightshift.config import Config
+from nightshift.decision import Belief
+from nightshift.ledger import Ledger
+from nightshift.metrics import Step, write_steps
+from nightshift.records import (
+    Evaluation,
+    Failure,
+    Judgement,
+    Outcome,
+    Record,
+    Run,
+    Side,
+    Training,
+    Verdict,
+    Weights,
+)
+from nightshift.rules import ARITHMETIC_TRL
+
+BRANCH = "autoresearch/stand-in"
+RULES_HASH = "57a2d1250000"
+_BEGAN = datetime(2026, 11, 20, 21, 4, tzinfo=UTC)
+_TEMPLATE = """# A stand-in train.toml.
+seq_len = 2048                   # tokens of a packed training row
+
+[orchestrator]
+batch_size = {batch_size}
+group_size = {group_size}        # rollouts an example
+
+[orchestrator.train.sampling]
+temperature = {temperature}
+max_completion_tokens = 1024
+
+[orchestrator.algo]
+type = "{algo}"
+
+[trainer.optim]
+lr = {lr}                        # peak learning rate
+weight_decay = {weight_decay}
+max_norm = {max_norm}
+"""
+_START: dict[str, Any] = {
+    "batch_size": 256, "group_size": 4, "temperature": 1.0, "algo": "grpo", "lr": "3e-6",
+    "weight_decay": 0.01, "max_norm": 1.0,
+}  # fmt: skip
+_CHOICES: dict[str, Sequence[Any]] = {
+    "lr": ("1e-6", "2e-6", "3e-6", "4e-6", "5e-6", "7e-6", "1e-5", "3e-5"),
+    "group_size": (2, 4, 8, 16, 32),
+    "temperature": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+    "max_norm": (0.2, 0.5, 1.0, 2.0),
+    "weight_decay": (0.0, 0.01, 0.05, 0.1),
+    "batch_size": (128, 256, 512),
+    "algo": ("grpo", "max_rl"),
+}
+
+
+@dataclass
+class Campaign:
+    """The state of a stand-in campaign while it is made."""
+
+    ledger: Ledger
+    rng: np.random.Generator
+    examples: list[Any]
+    difficulty: np.ndarray
+    now: datetime = _BEGAN
+    belief: Belief | None = None
+    incumbent: tuple[int, dict[str, Any], Config] | None = None
+    num_runs: dict[str, int] = field(default_factory=dict)
+
+
+def build(root: Path, num_experiments: int = 32, seed: int = 3, num_examples: int = 1000) -> Ledger:
+    """`num_experiments` of a campaign in `root`/runs: a baseline, keeps, discards, crashes, a collapse."""
+    rng = np.random.default_rng(seed)
+    ledger = Ledger(root)
+    examples = arithmetic.load("selection", num_examples)
+    state = Campaign(ledger, rng, examples, rng.standard_normal(num_examples))
+    for number in range(1, num_experiments + 1):
+        values = dict(_START)
+        if state.incumbent is not None:
+            values = dict(state.incumbent[1])
+            for key in rng.choice(list(_CHOICES), size=2 if rng.random() < 0.2 else 1, replace=False):
+                values[key] = rng.choice([c for c in _CHOICES[key] if c != values[key]])
+        _experiment(state, number, values)
+    return ledger
+
+
+def _truth(values: dict[str, Any]) -> float:
+    """A made-up score of a config, 0..1."""
+    lr, group, temperature = float(values["lr"]), int(values["group_size"]), float(values["temperature"])
+    if lr > 2e-5:
+        return 0.03
+    return float(
+        0.56
+        + 0.14 * math.exp(-((math.log(lr / 7e-6)) ** 2) / 0.9)
+        + 0.06 * math.exp(-((math.log2(group / 16)) ** 2) / 3)
+        + 0.04 * math.exp(-((temperature - 0.9) ** 2) / 0.02)
+        + (0.02 if values["algo"] == "max_rl" else 0.0)
+        - 0.05 * abs(math.log2(float(values["max_norm"]) / 0.5)) / 4
+    )
+
+
+def _experiment(state: Campaign, number: int, values: dict[str, Any]) -> None:
+    source = _TEMPLATE.format(**values).encode()
+    candidate = config.parse(source)
+    parent = state.incumbent
+    diff = config.diff(parent[2], candidate) if parent else ()
+    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in diff)
+    record = Record(
+        number=0,
+        status="started",
+        branch=BRANCH,
+        parent=parent[0] if parent else None,
+        description=f"{told}: the curves say that it should help" if parent else "baseline",
+        started=state.now.isoformat(timespec="seconds"),
+        engine="trl",
+        rules_name=ARITHMETIC_TRL.name,
+        rules_hash=RULES_HASH,
+        config_hash=candidate.hash,
+        effective_hash="stand-in",
+        diff=diff,
+        unused_keys=(),
+        commit="0" * 40,
+        versions={"nightshift": "0.1.0", "python": "3.11"},
+        hardware="stand-in hardware, no training",
+        prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
+    )
+    record = state.ledger.reserve(record, {"train.toml": source, "effective.json": b"{}"})
+    draw = state.rng.random()
+    crashes = number > 1 and draw < 0.1
+    record = _crashed(state, record, draw) if crashes else _decided(state, record, values, candidate)
+    # The harness's own seconds, then the proposer's pause until the next experiment.
+    record = replace(record, total_seconds=sum(run.total_seconds for run in record.runs) + 1.5)
+    state.now += timedelta(seconds=record.total_seconds + float(state.rng.uniform(10, 50)))
+    state.ledger.close(record)
+
+
+def _crashed(state: Campaign, record: Record, draw: float) -> Record:
+    failure, cause = (
+        (Failure.TRAINING, "loss became nan at step 41 with lr 3e-05")
+        if draw < 0.07
+        else (Failure.MACHINERY, "the worker was killed by SIGKILL: out of memory?")
+    )
+    training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
+    run = Run(1, Side.CANDIDATE, 1000, training, None, 7.2, float(state.rng.uniform(12, 50)))
+    run_dir = state.ledger.run_dir(record.number) / "run-1"
+    run_dir.mkdir()
+    write_steps(run_dir / "metrics.jsonl", _steps(state, 0.4, 40))
+    return replace(record, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, cause), runs=(run,))
+
+
+def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate: Config) -> Record:
+    rules = ARITHMETIC_TRL.decision
+    if state.belief is None:
+        runs = tuple(_run(state, record, i, Side.CANDIDATE, values, candidate) for i in (1, 2))
+        state.belief = decision.baseline([r.evaluation.scores for r in runs if r.evaluation], rules)
+        state.incumbent = (record.number, values, candidate)
+        judgement = Judgement(Verdict.KEEP, "baseline: 2 runs", incumbent_score=state.belief.mean)
+        return replace(record, status="keep", judgement=judgement, runs=runs)
+    assert state.incumbent is not None
+    comparison, side = decision.compare(state.belief, rules), Side.CANDIDATE
+    while True:
+        whose = (values, candidate) if side is Side.CANDIDATE else state.incumbent[1:]
+        run = _run(state, record, len(record.runs) + 1, side, *whose)
+        record = replace(record, runs=(*record.runs, run))
+        assert run.evaluation is not None
+        comparison = decision.observe(comparison, side, run.evaluation.scores, rules)
+        choice = decision.decide(comparison, rules, can_replicate=len(record.runs) < 3)
+        if choice.replicate is None:
+            break
+        side = choice.replicate
+    judgement = decision.judge(comparison, choice)
+    state.belief = decision.settle(comparison, choice.keep)
+    if choice.keep:
+        state.incumbent = (record.number, values, candidate)
+    return replace(
+        record,
+        status=str(judgement.verdict),
+        judgement=judgement,
+        kept_commit=f"{record.number:040x}" if choice.keep else None,
+        settled="committed on the stand-in branch" if choice.keep else "restored the incumbent's train.toml",
+        lesson=f"{100 * comparison.delta:+.1f} pp expected; the other direction is open" if record.number % 4 else None,
+        health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay\n"
+        "78 % of groups all right or all wrong: no gradient in them (group_size, temperature)"
+        if record.number % 2
+        else None,
+    )
+
+
+def _run(state: Campaign, record: Record, index: int, side: Side, values: dict[str, Any], owner: Config) -> Run:
+    """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
+    rng, n = state.rng, len(state.examples)
+    seed = 1000 + state.num_runs.get(owner.hash, 0)
+    state.num_runs[owner.hash] = state.num_runs.get(owner.hash, 0) + 1
+    truth = min(max(_truth(values) + rng.normal(0, 0.025), 0.004), 0.99)
+    latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
+    right = latent > NormalDist().inv_cdf(1 - truth)
+    num_steps = int(rng.integers(80, 190))
+    steps = _steps(state, truth, num_steps)
+    run_dir = state.ledger.run_dir(record.number) / f"run-{index}"
+    run_dir.mkdir()
+    write_steps(run_dir / "metrics.jsonl", steps)
+    truncated = rng.random(n) < 0.004
+    _write_rollouts(run_dir / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
+    scores = tuple((right & ~truncated).astype(float).tolist())
+    mean = sum(scores) / n
+    evaluation = Evaluation(
+        mean, math.sqrt(mean * (1 - mean) / n), scores, "e" * 64, float(truncated.mean()), 19.3,
+        Weights(num_steps, f"{record.number:064x}"), 4.1,
+    )  # fmt: skip
+    reward = sum(step.reward_mean or 0.0 for step in steps) / num_steps
+    training = Training(Outcome.BUDGET, num_steps, 60.2, reward, 1.18)
+    return Run(
+        index, side, seed, training, evaluation, float(rng.uniform(6, 9)), 60.2 + 4.1 + float(rng.uniform(8, 11))
+    )
+
+
+def _steps(state: Campaign, end: float, num_steps: int) -> list[Step]:
+    """Curves that rise from 0.42 to `end`; KL is not measured, as on the trl engine."""
+    rng = state.rng
+    share = np.linspace(0, 1, num_steps)
+    reward = 0.42 + (end - 0.42) * (1 - np.exp(-4 * share)) + rng.normal(0, 0.03, num_steps)
+    seconds = 60.2 / num_steps * 0.98
+    return [
+        Step(
+            step=i + 1,
+            time=seconds * (i + 1),
+            reward_mean=float(np.clip(reward[i], 0, 1)),
+            reward_std=0.45,
+            all_right_share=0.4,
+            all_wrong_share=0.3,
+            completion_tokens_mean=float(21 - 3 * share[i] + rng.normal(0, 0.4)),
+            truncated_share=float(max(0.0, 0.03 * (1 - share[i]) + rng.normal(0, 0.004))),
+            entropy=float(0.32 - 0.12 * share[i] + rng.normal(0, 0.006)),
+            grad_norm=float(rng.uniform(0.2, 0.8)),
+            lr=3e-4,
+            loss=float(rng.normal(0, 0.01)),
+            tokens_per_second=9000.0,
+            generate_seconds=0.42 * seconds,
+            train_seconds=0.55 * seconds,
+        )
+        for i in range(num_steps)
+    ]
+
+
+def _write_rollouts(path: Path, examples: Sequence[Any], right: np.ndarray, truncated: np.ndarray) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for example, is_right, is_cut in zip(examples, right.tolist(), truncated.tolist(), strict=True):
+            text = example.solution if is_right else example.solution.rpartition("#### ")[0] + "#### 3"
+            line = {
+                "environment": "nightshift_arithmetic",
+                "key": example.key,
+                "score": float(is_right),
+                "answer": example.answer,
+                "completion": text[:30] if is_cut else text,
+                "num_tokens": 64 if is_cut else 19,
+                "truncated": is_cut,
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)

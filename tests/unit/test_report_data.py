@@ -1,0 +1,338 @@
+"""The numbers and words of the morning page: none that no record holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.compare import changes_of
+from nightshift.errors import UsageError
+from nightshift.ledger import Ledger
+from nightshift.metrics import Step
+from nightshift.records import Failure, Judgement, Record, Side, Verdict
+from nightshift.report_data import Morning, gather
+from nightshift.report_keys import short_names, study
+from nightshift.report_labels import Flag, Placed, place
+from nightshift.report_text import certificate_line, duration, headline, markdown, markdown_code, points, score, visible
+from nightshift.report_time import NIGHT_GAP, Segment, Use, nights, split_experiment, split_run, totals
+from nightshift.rules import ARITHMETIC_TRL
+from tests.unit.test_ledger import a_record
+from tests.unit.test_ledger import a_run as ledger_run
+from tests.unit.test_posterior import STORY, campaign
+
+BRANCH = "autoresearch/test"
+
+
+def stored(root: Path, records: list[Record]) -> Ledger:
+    ledger = Ledger(root)
+    for record in records:
+        ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"})
+        ledger.close(record)
+    return ledger
+
+
+def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
+    return gather(stored(root, records), branch, BRANCH)
+
+
+def arithmetic(story: list[list[tuple[Side, float]]]) -> list[Record]:
+    """Records under rules that this version knows, so that beliefs can be recomputed."""
+    records = campaign(story, ARITHMETIC_TRL.decision)
+    return [replace(r, rules_name=ARITHMETIC_TRL.name) for r in records]
+
+
+def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
+    return a_record(number=number, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, "loss is nan"))
+
+
+# The verdict
+
+
+def test_no_experiment(tmp_path: Path) -> None:
+    found = morning(tmp_path, [])
+    assert headline(found).title == "Nothing has been run yet"
+    assert found.standing is None
+
+
+def test_only_crashes(tmp_path: Path) -> None:
+    found = morning(tmp_path, [crash(1), crash(2, Failure.MACHINERY)])
+    assert headline(found).title == "Nothing has been measured"
+    assert found.crash_causes == {"training": 1, "machinery": 1}
+
+
+def test_a_baseline_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    line = headline(morning(tmp_path, arithmetic(STORY[:1])))
+    assert line.title == "Baseline: 0.515"
+    assert "nothing to compare" in line.sentence
+
+
+def test_no_keep_is_no_gain(tmp_path: Path) -> None:
+    line = headline(morning(tmp_path, arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.45)]])))
+    assert line.title == "No gain so far"
+    assert "1 experiment after the baseline, none kept" in line.sentence
+
+
+def test_a_gain_beyond_its_interval_is_better(tmp_path: Path) -> None:
+    records = arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.72), (Side.CANDIDATE, 0.73)]])
+    line = headline(morning(tmp_path, records))
+    assert line.title.startswith("Better: 0.5")
+    assert line.tone == "good"
+    assert "0.730" not in line.title + line.sentence  # the best raw score is no headline
+    assert "95 % interval +" in line.sentence
+
+
+def test_a_gain_within_its_interval_is_only_perhaps_better(tmp_path: Path) -> None:
+    line = headline(morning(tmp_path, arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.56)]])))
+    assert line.title.startswith("Perhaps better")
+    assert "no gain at all" in line.sentence
+
+
+def test_an_unknown_rule_gives_no_interval_and_says_so(tmp_path: Path) -> None:
+    records = [replace(r, rules_name="of-another-version") for r in arithmetic(STORY)]
+    found = morning(tmp_path, records)
+    assert "95 % interval not measured" in headline(found).sentence
+    assert any("cannot be recomputed" in note for note in found.notes)
+
+
+# Which experiments
+
+
+def test_experiments_of_other_branches_and_rules_are_named_and_not_mixed_in(tmp_path: Path) -> None:
+    records = arithmetic(STORY[:2])
+    records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]
+    found = morning(tmp_path, records)
+    assert [e.number for e in found.experiments] == [1, 2]
+    assert any(note.startswith("1 experiment of this branch ran under other rules") for note in found.notes)
+    assert any(note.startswith("1 experiment of other branches") for note in found.notes)
+
+
+def test_without_a_branch_of_its_own_the_last_experiments_branch_is_shown(tmp_path: Path) -> None:
+    assert gather(stored(tmp_path, arithmetic(STORY[:2])), None, "main").branch == BRANCH
+
+
+def test_an_unknown_branch_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    ledger = stored(tmp_path, arithmetic(STORY[:1]))
+    with pytest.raises(UsageError, match="autoresearch/test"):
+        gather(ledger, "autoresearch/other", BRANCH)
+
+
+def test_a_damaged_record_is_a_note(tmp_path: Path) -> None:
+    ledger = stored(tmp_path, arithmetic(STORY[:2]))
+    (ledger.run_dir(2) / "record.json").write_bytes(b'{"version": 1, "num')
+    found = gather(ledger, None, BRANCH)
+    assert [e.number for e in found.experiments] == [1]
+    assert any("record.json is damaged" in note for note in found.notes)
+
+
+# The certificate
+
+
+def certificate(**changes: Any) -> dict[str, Any]:
+    return {
+        "version": 1, "created": "2026-11-21T08:00:00+00:00", "branch": BRANCH, "rules_hash": "abc123",
+        "baseline_score": 0.66, "incumbent_score": 0.71, "difference": 0.05, "interval": [0.02, 0.08],
+        "num_seeds": {"baseline": 3, "incumbent": 3}, "num_examples": 1000, "estimator": "paired", "sealed_looks": 2,
+        "notes": [],
+    } | changes  # fmt: skip
+
+
+def certified_line(root: Path, data: object) -> tuple[str, tuple[str, ...]]:
+    ledger = stored(root, arithmetic(STORY))
+    (ledger.runs_dir / "certificate.json").write_text(data if isinstance(data, str) else json.dumps(data))
+    found = gather(ledger, None, BRANCH)
+    return certificate_line(found.certified), found.notes
+
+
+def test_a_certificate_is_told_with_its_interval_and_its_looks(tmp_path: Path) -> None:
+    line, _ = certified_line(tmp_path, certificate())
+    assert line.startswith("Certified on 1,000 sealed examples with 3 and 3 fresh seeds: 0.660")
+    assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp" in line
+    assert "opened 2 times" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"branch": "autoresearch/other"}, "branch autoresearch/other"),
+        ({"rules_hash": "fff"}, "other rules"),
+        ({"created": "2026-11-19T08:00:00+00:00"}, "was kept after it"),
+    ],
+)
+def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    line, _ = certified_line(tmp_path, certificate(**changes))
+    assert line.startswith("Not of this incumbent")
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{torn",
+        "[]",
+        {},
+        certificate(version=99),
+        certificate(difference="much"),
+        certificate(difference=float("nan")),
+        certificate(interval=[1]),
+        certificate(num_seeds=[3, 3]),
+        certificate(num_seeds={}),
+        certificate(created="yesterday"),
+        certificate(created="2026-11-21T08:00:00"),
+    ],
+)
+def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: object) -> None:
+    line, notes = certified_line(tmp_path, data)
+    assert line.startswith("Not certified yet")
+    assert any("certificate.json is damaged" in note for note in notes)
+
+
+# Keys
+
+
+def test_the_lines_of_config_diff_are_taken_apart() -> None:
+    lines = ("trainer.optim.lr 3e-6 -> 5e-6", "+a.b None (default 0)", "+pools.x on", "-c.d 4 (default unset)", "junk")
+    assert [(c.key, c.kind, c.old, c.new) for c in changes_of(lines)] == [
+        ("trainer.optim.lr", "changed", "3e-6", "5e-6"),
+        ("a.b", "added", "0", "None"),
+        ("pools.x", "added", None, "on"),
+        ("c.d", "removed", "4", "unset"),
+    ]
+
+
+def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
+    records = arithmetic(STORY[:3])
+    diffs = [(), ("a.lr 3 -> 10",), ("a.lr 3 -> 5", "a.b 1 -> 2")]
+    records = [replace(r, diff=d) for r, d in zip(records, diffs, strict=True)]
+    records.append(replace(crash(4), diff=("a.lr 5 -> 90",)))
+    first, second = study(morning(tmp_path, records).experiments)
+    assert (first.key, [t.value for t in first.trials], first.current) == ("a.lr", ["10", "5", "90"], "5")
+    assert [t.is_alone for t in first.trials] == [True, False, True]
+    assert first.trials[2].delta is None
+    assert first.values == ["5", "10", "90"]
+    assert second.key == "a.b"
+
+
+def test_short_names_stay_apart() -> None:
+    names = short_names(["trainer.optim.lr", "trainer.loss.type", "trainer.optim.type", "a.max", "b.max", "top"])
+    assert names["trainer.optim.lr"] == "lr"
+    assert names["trainer.loss.type"] == "loss.type"
+    assert (names["a.max"], names["b.max"], names["top"]) == ("a.max", "b.max", "top")
+
+
+# Time
+
+
+def test_the_seconds_of_a_run_sum_to_its_total() -> None:
+    run = ledger_run()  # 9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all
+    steps = [Step(i, generate_seconds=0.5, train_seconds=0.9) for i in range(40)]
+    segments = split_run(run, steps)
+    assert sum(s.seconds for s in segments) == pytest.approx(75.0)
+    assert [s.use for s in segments][:3] == [Use.STARTUP, Use.GENERATION, Use.TRAINING]
+    assert segments[1].seconds == pytest.approx(20.0)
+
+
+def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
+    steps = [
+        Step(i, generate_seconds=1.5, train_seconds=0.9, broadcast_seconds=0.1, wait_for_rollouts_seconds=0.4)
+        for i in range(40)
+    ]
+    uses = totals(split_run(ledger_run(), steps))
+    assert Use.GENERATION not in uses
+    assert uses[Use.WAITING] == pytest.approx(16.0)
+    assert uses[Use.TRANSFER] == pytest.approx(4.0)
+    assert sum(uses.values()) == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize("steps", [[], [Step(1)], [Step(1, train_seconds=900.0)]])
+def test_training_that_no_step_explains_is_not_split(steps: list[Step]) -> None:
+    uses = {s.use: s.seconds for s in split_run(ledger_run(), steps)}
+    assert uses[Use.UNSPLIT] == pytest.approx(60.1)
+
+
+def test_the_harness_itself_takes_the_rest_of_an_experiment() -> None:
+    record = a_record(runs=(ledger_run(),), total_seconds=80.0)
+    assert sum(s.seconds for s in split_experiment(record, {})) == pytest.approx(80.0)
+
+
+def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
+    began = datetime(2026, 11, 20, 22, tzinfo=UTC)
+    starts = [began, began + timedelta(seconds=100), began + timedelta(seconds=400) + NIGHT_GAP]
+    records = [a_record(number=i, started=s.isoformat(), total_seconds=80.0) for i, s in enumerate(starts, 1)]
+    first, second = nights(records, {1: [Segment(Use.TRAINING, 80.0)], 2: [Segment(Use.TRAINING, 80.0)]})
+    assert (first.first, first.last, second.first) == (1, 2, 3)
+    assert first.seconds == {Use.TRAINING: 160.0, Use.IDLE: 20.0}
+    assert sum(first.seconds.values()) == first.length_seconds
+
+
+def test_an_unreadable_start_is_in_no_night() -> None:
+    records = [a_record(started="soon"), a_record(started="2026-11-20T19:00:00")]
+    assert nights(records, {}) == []
+
+
+# Words
+
+
+def test_numbers_say_when_they_are_not_measured() -> None:
+    assert [f(None) for f in (score, points, duration)] == ["not measured"] * 3
+    assert points(-0.0149) == "\N{MINUS SIGN}1.5 pp"
+    assert points(0.0001) == "0.0 pp"
+    assert [duration(s) for s in (70, 700, 7300)] == ["70 s", "12 min", "2.0 h"]
+
+
+@given(st.text())
+def test_nothing_hidden_reaches_the_page(text: str) -> None:
+    shown = str(visible(text))
+    shown.encode()  # no lone surrogate
+    assert not set(shown) & set("\x00\x07\x1b\r\u202e\u2066\u200b\ufeff")
+
+
+@given(st.text(alphabet="`*_[]()<>|~$&!@\\#/:ab \n"))
+def test_markdown_cells_hold_no_markup(text: str) -> None:
+    shown = markdown(text)
+    assert "\n" not in shown
+    plain = shown.replace("\\\\", "")
+    assert all(i > 0 and plain[i - 1] == "\\" for i, c in enumerate(plain) if c in "`*[]<|"), shown
+    assert "|" not in markdown_code(text).replace("\\|", "")
+    assert markdown_code(text)[1:-1].count("`") == 0
+
+
+# Labels
+
+
+@st.composite
+def flags(draw: st.DrawFn) -> list[Flag]:
+    xs = draw(st.lists(st.integers(20, 340), max_size=25, unique=True))
+    return [Flag(float(x), ("x" * draw(st.integers(4, 34)), "x" * 4), draw(st.floats(0, 1))) for x in sorted(xs)]
+
+
+def overlap(one: Placed, other: Placed) -> bool:
+    return one.lane == other.lane and one.low < other.high and other.low < one.high
+
+
+@given(flags())
+def test_no_label_covers_another_or_a_leader(wanted: list[Flag]) -> None:
+    placed = place(wanted, width=360, character_width=6.8, max_lanes=6, max_flags=16)
+    assert len(placed) == len({p.index for p in placed}) <= 16
+    for one in placed:
+        assert 0 <= one.low < one.high <= 360
+        assert 0 <= one.lane < 6
+        assert one.x == wanted[one.index].x
+        for other in placed:
+            if other is one:
+                continue
+            assert not overlap(one, other)
+            # A leader runs from its own lane down through all lower ones.
+            assert not (one.low < other.x < one.high and one.lane <= other.lane)
+
+
+def test_labels_with_room_are_all_placed_whole() -> None:
+    wanted = [Flag(100.0 * i, ("a long enough text",), 1.0) for i in range(1, 9)]
+    placed = place(wanted, width=1080, character_width=6.8, max_lanes=8, max_flags=24)
+    assert [p.text for p in placed] == ["a long enough text"] * 8
