@@ -22,13 +22,14 @@ from nightshift.engines import Message
 from nightshift.errors import EngineError
 from nightshift.records import Completion, Decoding
 
-# vLLM decodes 256 sequences at a time on small cards and 1,024 on an H100 (its default max_num_seqs): enough to
-# keep the first full with as many waiting, and below the usual limit of 1,024 open files a process.
+# vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in
+# its engine/arg_utils.py): 512 keep the first full with as many waiting, and stay below the usual limit of 1,024
+# open files a process.
 CONCURRENCY = 512
 HEALTH_SECONDS = 2.0
 # Measured: 0.03 s each with a tiny model. prime-rl's own limits are 300 and 720 s; here nothing else is in flight.
 ADMIN_SECONDS = 60.0
-STALL_SECONDS = 120.0  # without a single completion: a thousand tokens of a 0.5B model take about 20 s
+STALL_SECONDS = 120.0  # without a single completion; estimated: 1,024 tokens at 20 ms each, six times over
 CONNECT_SECONDS = 30.0
 RETRIES = 3  # of a request whose connection broke
 BACKOFF_SECONDS = 0.5  # before the first retry; doubles
