@@ -1,0 +1,201 @@
+"""Every draw is a valid train.toml, the comments stay, and the space covers the allow-list: no second list to keep."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightshift import config, keys, space
+from nightshift.config import Config, parse, set_values
+from nightshift.space import Dimension, Scale, SearchSpace
+from nightshift.values import Kind, Value, accept
+
+PENALTY = "orchestrator.algo.length_penalty"
+SHIPPED = Path(__file__).parents[2] / "train.toml"
+TRL = frozenset(
+    ["max_steps", "seq_len", "orchestrator.algo.type", "orchestrator.train.filter_zero_advantages"]
+    + [f"orchestrator.{name}" for name in ("batch_size", "group_size")]
+    + [f"orchestrator.train.sampling.{name}" for name in ("temperature", "max_completion_tokens")]
+    + [f"trainer.scheduler.{name}" for name in ("type", "warmup_steps", "decay_steps", "min_lr")]
+    + [f"trainer.optim.{name}" for name in ("type", "lr", "weight_decay", "max_norm", "betas1", "betas2")]
+    + [f"trainer.optim.{name}" for name in ("mu", "momentum", "nesterov")]
+)
+# Incumbents that an agent may have left behind.
+INCUMBENTS = {
+    "shipped": {},
+    "cosine": {"max_steps": 40, "trainer.scheduler.type": "cosine", "trainer.scheduler.min_lr": 2e-6},
+    "long warm-up": {"max_steps": 30, "trainer.scheduler.type": "linear", "trainer.scheduler.warmup_steps": 19},
+    "odd batch": {"orchestrator.batch_size": 96, "orchestrator.group_size": 6},
+    "few in flight": {"orchestrator.concurrency.initial_inflight": 16, "orchestrator.concurrency.max_inflight": 32},
+    "short rows": {"seq_len": 300, "orchestrator.train.sampling.max_completion_tokens": 256},
+    "muon": {"trainer.optim.type": "muon", "trainer.optim.mu": 0.97},
+    "sgd": {"trainer.optim.type": "sgd", "trainer.optim.lr": 0.1, "trainer.optim.momentum": 0.5},
+    "rae": {"orchestrator.algo.type": "rae", "orchestrator.group_size": 1, "orchestrator.algo.decay": 0.8},
+    "penalty": {PENALTY: {}, f"{PENALTY}.num_output_tokens_weight": 3.0},
+    "adapters": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
+    "unset": {"trainer.optim.max_norm": None, "orchestrator.train.sampling.max_completion_tokens": None},
+    "tokens": {"orchestrator.batch_size": config.ABSENT, "orchestrator.token_batch_size": 100_000},
+}  # fmt: skip
+
+
+def incumbent(name: str = "shipped") -> Config:
+    return parse(set_values(SHIPPED.read_bytes(), INCUMBENTS[name]))
+
+
+def dimension(path: str, **kwargs: str) -> Dimension:
+    found = SearchSpace.for_engine(None, incumbent(**kwargs), 50)
+    return next(d for d in found.dimensions if d.name == path)
+
+
+@pytest.mark.parametrize("name", INCUMBENTS)
+@pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (TRL, None), (None, 4.0)])
+def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, num_steps: float | None) -> None:
+    found = SearchSpace.for_engine(used, incumbent(name), num_steps)
+    source = random.Random(f"{name} {num_steps}")
+    for _ in range(10):  # 520 in all
+        candidate = parse(found.sample(source))
+        touched = {line.lstrip("+-").split(" ")[0] for line in config.diff(found.incumbent, candidate)}
+        searched = {d.key.path for d in found.dimensions} | set(found.incumbent.values)
+        assert touched <= searched
+        if used is not None:
+            assert touched <= used | {path for path in found.incumbent.values if path not in candidate.resolved}
+
+
+def test_draws_follow_the_random_source_only() -> None:
+    found = SearchSpace.for_engine(TRL, incumbent(), 100)
+    assert found.sample(random.Random(7)) == found.sample(random.Random(7))
+    assert len({found.sample(random.Random(seed)) for seed in range(5)}) == 5
+
+
+def test_comments_and_keys_that_are_not_searched_stay() -> None:
+    found = SearchSpace.for_engine(TRL, incumbent(), 100)
+    text = found.sample(random.Random(1)).decode()
+    assert "# The one file to edit." in text
+    assert "# peak learning rate" in text
+    assert "seq_len = 2048                   # tokens of a packed" in text
+
+
+def test_every_draw_stays_in_its_box() -> None:
+    found = SearchSpace.for_engine(None, incumbent(), 50)
+    source = random.Random(3)
+    for each in found.dimensions:
+        for _ in range(100):
+            value = each.sample(source)
+            if each.scale is Scale.CHOICE:
+                assert value in each.choices
+            else:
+                assert isinstance(value, int | float)
+                assert each.low * 0.99 <= value <= each.high * 1.01, each.name
+            if each.scale is Scale.POWER_OF_TWO:
+                assert isinstance(value, int)
+                assert value & (value - 1) == 0
+            accept(each.key, "None" if value is None else value)
+
+
+def test_log_dimensions_are_drawn_evenly_over_orders_of_magnitude() -> None:
+    lr = dimension("trainer.optim.lr")
+    source = random.Random(0)
+    draws: list[Value] = [lr.sample(source) for _ in range(2000)]
+    middle = (lr.low * lr.high) ** 0.5
+    assert 0.45 < sum(isinstance(v, float) and v < middle for v in draws) / len(draws) < 0.55
+
+
+def test_every_open_key_is_searched_or_says_why_not() -> None:
+    """A new key in the allow-list needs a decision here; a key that is gone leaves no entry behind."""
+    schedule = space._schedule(100)
+    paths = {key.path for key in keys.KEYS}
+    for key in keys.KEYS:
+        box = {**space._BOXES, **schedule}.get(key.path) or space._whole_range(key)
+        assert (box is not None) != (key.path in space._NOT_SEARCHED), key.path
+        if box is not None:
+            assert box.reason
+    assert set(space._BOXES) | set(schedule) | set(space._NOT_SEARCHED) <= paths
+
+
+def test_boxes_lie_in_the_legal_ranges() -> None:
+    for key in keys.KEYS:
+        box = {**space._BOXES, **space._schedule(100)}.get(key.path)
+        if box is None:
+            continue
+        ends = box.choices or (box.low, box.high)
+        for end in ends:
+            accept(key, int(end) if key.kind is Kind.INT and isinstance(end, int | float) else end)
+
+
+def test_a_box_follows_the_incumbent() -> None:
+    plain, moved = dimension("trainer.optim.lr"), dimension("trainer.optim.lr", name="sgd")
+    assert plain.low <= 1e-6 <= 9e-6 <= plain.high
+    assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
+    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).to_distributions()
+    assert dimension("orchestrator.batch_size", name="odd batch").low == 32
+    assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").high == 9.0
+
+
+def test_variants_that_cannot_be_chosen_are_no_dimensions() -> None:
+    names = SearchSpace.for_engine(None, incumbent(), 50).to_distributions()
+    assert "trainer.optim.momentum" not in names
+    assert "trainer.model.lora.rank" not in names
+    assert "trainer.model.lora.rank" in SearchSpace.for_engine(None, incumbent("adapters"), 50).to_distributions()
+    assert {"trainer.optim.betas2 (adamw)", "trainer.optim.betas2 (muon)"} <= set(names)
+
+
+def test_without_a_number_of_steps_no_schedule_needs_an_end() -> None:
+    found = SearchSpace.for_engine(TRL, incumbent())
+    seen = set()
+    for seed in range(20):
+        candidate = parse(found.sample(random.Random(seed)))
+        assert candidate.get("max_steps") is None
+        seen.add(candidate.get("trainer.scheduler.type"))
+    assert seen == {"constant", "linear"}
+
+
+def test_a_schedule_that_ends_takes_its_max_steps_along() -> None:
+    found = SearchSpace.for_engine(TRL, incumbent("cosine"), 40)
+    constant: Callable[[Dimension], Value] = lambda d: (  # noqa: E731
+        "constant" if d.name == "trainer.scheduler.type" else d.sample(random.Random(0))
+    )
+    assert parse(found.build(constant)).get("max_steps") is None
+
+
+@pytest.mark.parametrize("used", [TRL, None])
+def test_params_of_a_draw_give_the_same_config_again(used: frozenset[str] | None) -> None:
+    found = SearchSpace.for_engine(used, incumbent(), 60)
+    for seed in range(10):
+        drawn = parse(found.sample(random.Random(seed)))
+        params = found.params(drawn)
+        assert params is not None
+        assert set(params) <= set(found.to_distributions())
+        rebuilt = found.build(lambda d, params=params: d.value(params[d.name]))  # type: ignore[misc]
+        assert parse(rebuilt).hash == drawn.hash
+
+
+def test_params_of_a_config_beyond_the_space() -> None:
+    found = SearchSpace.for_engine(TRL, incumbent(), 60)
+    far = parse(set_values(SHIPPED.read_bytes(), {"trainer.optim.lr": 0.5, "orchestrator.group_size": 64}))
+    params = found.params(far)
+    assert params is not None
+    assert params["trainer.optim.lr"] == dimension("trainer.optim.lr").high
+    assert params["orchestrator.group_size"] == 4  # the exponent of 16
+    assert found.params(incumbent("sgd")) is None
+    assert found.params(incumbent("unset")) is None
+
+
+def test_distributions_are_in_the_form_that_optuna_reads() -> None:
+    found = SearchSpace.for_engine(None, incumbent(), 60)
+    forms = {name: json.loads(text) for name, text in found.to_distributions().items()}
+    assert forms["trainer.optim.lr"] == {
+        "name": "FloatDistribution", "attributes": {"step": None, "low": 5e-7, "high": 2e-5, "log": True},
+    }  # fmt: skip
+    assert forms["orchestrator.batch_size"]["attributes"] == {"log": False, "step": 1, "low": 5, "high": 9}
+    assert forms["orchestrator.algo.length_penalty"]["attributes"] == {"choices": [None, "on"]}
+    optuna = pytest.importorskip("optuna")
+    params = found.params(incumbent())
+    assert params is not None
+    for name, text in found.to_distributions().items():
+        distribution = optuna.distributions.json_to_distribution(text)
+        if name in params:
+            assert distribution._contains(distribution.to_internal_repr(params[name])), name
