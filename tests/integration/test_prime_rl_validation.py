@@ -2,8 +2,8 @@
 
 The former need an installation: they run where NIGHTSHIFT_PRIME_RL names a folder whose `.venv/bin/python`
 can import prime_rl.configs (prime-rl's whole environment, or its slim configs package), and are skipped
-elsewhere. What they find is recorded in tests/fixtures/prime_rl/refusals.json, for the tests that need no
-installation; with NIGHTSHIFT_WRITE_GOLDEN=1 this file writes it again.
+elsewhere. What they find is recorded in tests/fixtures/prime_rl (refusals.json, launcher.json) for the tests
+that need no installation; with NIGHTSHIFT_WRITE_GOLDEN=1 this file writes those again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from nightshift.engines.prime_rl_launch import VALIDATOR, Launch
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 ROOT = Path(__file__).parents[2]
-REFUSALS = ROOT / "tests" / "fixtures" / "prime_rl" / "refusals.json"
+FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
 INSTALLATION = Path(os.environ.get("NIGHTSHIFT_PRIME_RL", "/nowhere"))
 PYTHON = INSTALLATION / ".venv" / "bin" / "python"
 needs_prime_rl = pytest.mark.skipif(
@@ -39,6 +40,39 @@ spec.loader.exec_module(validator)
 for folder in map(pathlib.Path, sys.argv[2:]):
     validator.main(folder / "rl.json", folder / "configs", folder / "validator.json")
 """
+
+
+# prime-rl's own launcher, with a Popen that only takes down what it is asked to start.
+RECORDER = """
+import importlib.util, json, os, sys, types
+if importlib.util.find_spec("prime_rl.entrypoints") is None:
+    sys.exit(3)
+utils = types.ModuleType("prime_rl.utils.utils")
+utils.get_free_port = lambda: 20005
+sys.modules[utils.__name__] = utils
+from prime_rl.configs.rl import RLConfig
+from prime_rl.entrypoints import rl
+before, started = dict(os.environ), []
+class Popen:
+    pid, returncode, stderr = 0, 0, None
+    def __init__(self, argv, env=None, **options):
+        if not options.get("shell"):
+            started.append([argv, {name: value for name, value in env.items() if before.get(name) != value}])
+    def wait(self, timeout=None):
+        return 0
+    poll = wait
+rl.Popen = Popen
+rl.rl_local(RLConfig.model_validate(json.load(open("rl.json"))))
+json.dump(started, open("launcher.json", "w"))
+"""
+
+
+def recording(name: str, found: Any) -> Any:
+    """What a fixture holds; `found`, where it is to be written again."""
+    path = FIXTURES / name
+    if os.environ.get("NIGHTSHIFT_WRITE_GOLDEN"):
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    return json.loads(path.read_bytes())
 
 
 def written(source: Config, run_dir: Path) -> Launch:
@@ -145,9 +179,7 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
     found = dict(zip(folders, verdicts(list(folders.values())), strict=True))
     assert [name for name, answer in found.items() if answer["ok"]] == []
     assert [folder for folder in folders.values() if (folder / "configs" / "trainer.json").exists()] == []
-    if os.environ.get("NIGHTSHIFT_WRITE_GOLDEN"):
-        REFUSALS.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(REFUSALS.read_bytes())
+    assert found == recording("refusals.json", found)
 
 
 @needs_prime_rl
@@ -161,6 +193,24 @@ def test_the_planned_command_works_as_it_stands(tmp_path: Path) -> None:
     )
     assert json.loads(result.stdout) == json.loads(launch.verdict.read_bytes())
     assert json.loads(result.stdout)["ok"]
+
+
+@needs_prime_rl
+def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_processes(tmp_path: Path) -> None:
+    launch = written(config.parse(SHIPPED), tmp_path / "run")
+    assert verdicts([launch.run_dir])[0]["ok"]
+    variables = {**environment(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1", "PRL_RUN_ID": "an id"}
+    argv = [PYTHON, "-P", "-c", RECORDER]
+    result = subprocess.run(argv, env=variables, cwd=launch.run_dir, capture_output=True, text=True)
+    if result.returncode == 3:
+        pytest.skip("only prime-rl's configs package is installed, not its launcher")
+    assert result.returncode == 0, result.stderr
+    for name in ("trainer.json", "orchestrator.json", "envs/train/gsm8k.json"):
+        ours, theirs = launch.run_dir / "configs" / name, launch.prime_dir / "configs" / name
+        assert ours.read_bytes() == theirs.read_bytes()
+    text = (launch.run_dir / "launcher.json").read_text().replace(str(launch.prime_dir), "<run>")
+    text = re.sub(r"(--rdzv-id=)[0-9a-f]+", r"\1<id>", text)
+    assert json.loads(text) == recording("launcher.json", json.loads(text))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -218,6 +218,22 @@ def test_the_sampler_of_difficulty_pools_gets_the_seed_too() -> None:
 # --- processes ---------------------------------------------------------------------------------------
 
 
+# Colours in log files, and Weights & Biases, which is off.
+LEFT_OUT = ("LOGURU_FORCE_COLORS", "WANDB_")
+
+
+def test_the_processes_are_those_that_prime_rl_s_own_launcher_was_recorded_to_start() -> None:
+    commands = [command for command in launch_of(variant("train"), RUN_DIR).commands if command.name != "validator"]
+    recorded = json.loads((FIXTURES / "prime_rl" / "launcher.json").read_bytes())
+    for command, (argv, added) in zip(commands, recorded, strict=True):
+        ours = [word.replace(f"{RUN_DIR}/configs", "<run>/configs") for word in command.argv]
+        ours[0] = ours[0].rpartition("/")[2]
+        ours = [re.sub(r"^(--rdzv-id=|--log-dir=).*", r"\1...", word) for word in ours]
+        assert ours == [re.sub(r"^(--rdzv-id=|--log-dir=).*", r"\1...", word) for word in argv]
+        wanted = {name: value for name, value in added.items() if not name.startswith(LEFT_OUT)}
+        assert wanted.items() <= command.env.items()
+
+
 def test_each_gpu_has_its_process_and_none_means_none() -> None:
     def devices(launch: Launch) -> dict[str, str | None]:
         return {command.name: command.env.get("CUDA_VISIBLE_DEVICES") for command in launch.commands}
