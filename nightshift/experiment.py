@@ -98,13 +98,13 @@ def run_experiment(request: Request, lab: Lab) -> Record:
             record = lab.ledger.read(record.number) or record
             record = crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}")
             lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
+            lab.ledger.keep_model(record)
             raise
         record = replace(record, total_seconds=lab.clock() - began)
         lab.ledger.write(record)  # 9: the verdict is safe before git is touched
         record = settle(record, plan.head, lab)
         lab.ledger.close(record)
-        if record.status != Verdict.KEEP:
-            lab.ledger.drop_weights(record.number)
+        lab.ledger.keep_model(record)
     return record
 
 

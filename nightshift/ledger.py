@@ -36,6 +36,8 @@ from nightshift.results import COLUMNS, row
 
 RECORD_VERSION = 1
 STARTED = "started"
+WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
 class Ledger:
@@ -122,10 +124,27 @@ class Ledger:
         self.write(record)
         self.sync_tsv(record)
 
-    def drop_weights(self, number: int) -> None:
-        """Delete the final weights of an experiment's runs: a gigabyte each on a GPU, and only a keep's are wanted."""
-        for path in self.run_dir(number).glob("run-*/weights"):
+    def keep_model(self, record: Record, max_gb: float = MODELS_GB) -> None:
+        """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
+
+        A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
+        but never the first, which is the baseline's, nor this one.
+        """
+        folder = self.run_dir(record.number)
+        if record.status == Verdict.KEEP:
+            evaluated = [run for run in record.runs if run.evaluation is not None and run.side is Side.CANDIDATE]
+            weights = folder / f"run-{evaluated[0].index}" / WEIGHTS_NAME
+            with contextlib.suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
+                weights.rename(folder / MODEL_NAME)
+        for path in folder.glob(f"run-*/{WEIGHTS_NAME}"):
             shutil.rmtree(path, ignore_errors=True)
+        models = sorted(self.runs_dir.glob(f"*/{MODEL_NAME}"))
+        sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
+        for model in models[1:-1]:
+            if sum(sizes.values()) <= max_gb * 1e9:
+                break
+            shutil.rmtree(model, ignore_errors=True)
+            del sizes[model]
 
     def records(self) -> list[Record]:
         """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""
@@ -151,6 +170,7 @@ class Ledger:
                 judgement = Judgement(Verdict.CRASH, "interrupted: the process ended before its verdict")
                 record = replace(record, status="crash", failure=Failure.INTERRUPTED, judgement=judgement)
                 self.close(record)
+                self.keep_model(record)
                 closed.append(record)
         return closed
 

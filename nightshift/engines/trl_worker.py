@@ -102,16 +102,17 @@ class Worker:
         self._send({"event": "trained", **fields, "peak_memory_gb": _peak_memory_gb(self._spec["device"])})
 
     def _load_final_weights(self) -> None:
-        """Save the policy whole or not at all, then complete with what the file holds."""
+        """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
         import torch
 
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
-        final = Path(self._spec["weights_dir"]) / f"step_{step}"
+        final = Path(self._spec["weights_dir"])
         partial = final.with_name(f"{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         model.save_pretrained(partial, max_shard_size="1TB")
+        self._trainer.processing_class.save_pretrained(partial)
         for path in (partial / "model.safetensors", partial):
             _sync(path)
         shutil.rmtree(final, ignore_errors=True)

@@ -74,7 +74,7 @@ def test_a_measured_experiment(lab: Lab) -> None:
     (run,) = record.runs
     assert run.evaluation is not None
     assert run.evaluation.weights.step == run.training.num_steps
-    assert (lab.ledger.run_dir(1) / "run-1" / "weights" / "model.safetensors").is_file()
+    assert (lab.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_failed_experiment_is_a_record_with_its_cause(lab: Lab, fault: str, fa
     assert (record.status, record.failure) == ("crash", failure)
     assert record.judgement is not None
     assert cause in record.judgement.why
-    assert not (lab.ledger.run_dir(1) / "run-1" / "weights").exists()
+    assert list(lab.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

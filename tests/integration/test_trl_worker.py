@@ -147,10 +147,12 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
 
     weights = worker.ask({"command": "load_final_weights"}, "weights")[-1]
-    file = worker.folder / "weights" / "step_3" / "model.safetensors"
+    file = worker.folder / "weights" / "model.safetensors"
     assert weights == {"event": "weights", "step": 3, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     assert weights["sha256"] != base["sha256"]
-    assert not list((worker.folder / "weights").glob("*.partial"))
+    assert not list(worker.folder.glob("*.partial"))
+    names = {path.name for path in file.parent.iterdir()}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
     assert worker.process.stdin is not None
     worker.process.stdin.close()  # the parent is gone
     assert worker.process.wait(timeout=30) == 0

@@ -332,11 +332,25 @@ def test_missing_machinery_is_an_error_and_no_experiment(lab: Lab) -> None:
     assert lab.ledger.numbers() == []
 
 
-def test_only_the_weights_of_a_keep_stay(lab: Lab) -> None:
+def test_one_model_of_a_keep_stays_and_nothing_of_a_discard(lab: Lab) -> None:
     baseline(lab)
     write(lab, BAD)
     run(lab)
-    assert [path.parts[-3] for path in sorted(lab.ledger.runs_dir.glob("*/run-*/weights"))] == ["0001", "0001"]
+    assert list(lab.ledger.runs_dir.glob("*/run-*/weights")) == []
+    (model,) = lab.ledger.runs_dir.glob("*/model")
+    assert model.parent.name == "0001"
+    assert (model / "model.safetensors").is_file()
+
+
+def test_old_models_go_when_there_are_too_many_but_never_first_and_last(lab: Lab) -> None:
+    baseline(lab)
+    (record,) = lab.ledger.records()
+    for number in (2, 3, 4):
+        model = lab.ledger.run_dir(number) / "model"
+        model.mkdir(parents=True)
+        (model / "model.safetensors").write_bytes(b"0" * 1000)
+    lab.ledger.keep_model(replace(record, number=4), max_gb=2.5e-6)
+    assert [path.parent.name for path in sorted(lab.ledger.runs_dir.glob("*/model"))] == ["0001", "0003", "0004"]
 
 
 def test_evaluation_writes_one_line_an_example(lab: Lab) -> None:
