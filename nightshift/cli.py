@@ -144,7 +144,7 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
     if chain:
         if old or new:
             raise UsageError("--chain shows the whole campaign", "Leave OLD and NEW out.")
-        kept = compare.kept_chain(ledger.records(), repo.head().branch)
+        kept = compare.kept_here(ledger, repo)
         console.print_text(compare.chain_json(kept) if as_json else compare.chain_text(kept, colour))
         return
     names = (old or compare.INCUMBENT, new or compare.WORKING)

@@ -81,16 +81,22 @@ def kept_chain(records: Sequence[Record], branch: str) -> list[Record]:
     return [r for r in kept if r.rules_hash == kept[-1].rules_hash]
 
 
+def kept_here(ledger: Ledger, repo: Repo) -> list[Record]:
+    """The kept chain of the branch that is checked out. Raises UsageError where nothing was measured."""
+    branch = repo.head().branch
+    chain = kept_chain(ledger.records(), branch)
+    if not chain:
+        where = f"branch {branch}" if branch else "this detached HEAD"
+        raise UsageError(f"{where} has no baseline yet", "Run the first experiment: uv run run.py.")
+    return chain
+
+
 def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
     """The train.toml that `name` means: 42, a commit, baseline, incumbent or working. Raises UsageError."""
     if name == WORKING:
         return Version("working file", toml_text.read(root / CONFIG_NAME))
     if name in (BASELINE, INCUMBENT):
-        branch = repo.head().branch
-        chain = kept_chain(ledger.records(), branch)
-        if not chain:
-            where = f"branch {branch}" if branch else "this detached HEAD"
-            raise UsageError(f"{where} has no {name} yet", "Run the first experiment: uv run run.py.")
+        chain = kept_here(ledger, repo)
         record = chain[0] if name == BASELINE else chain[-1]
         return _experiment(record.number, ledger, f"{name} (experiment {record.number:04d})")
     if re.fullmatch(r"[0-9]{1,9}", name) and ledger.run_dir(int(name)).is_dir():

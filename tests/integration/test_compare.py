@@ -1,0 +1,198 @@
+"""`nightshift diff` and `nightshift show`, as processes in a real checkout with a stand-in campaign."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nightshift.ledger import Ledger
+from tests.conftest import git
+from tests.stand_in_campaign import BRANCH, build
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout on the stand-in's branch, with 12 experiments; tests that change it take a copy."""
+    root = tmp_path_factory.mktemp("campaign") / "checkout"
+    root.mkdir()
+    build(root, 12, num_examples=60)
+    git(root, "init", "--quiet", "--initial-branch", BRANCH)
+    (root / "run.py").write_text("")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\n")
+    for number in (1, kept(root)[-1]):
+        (root / "train.toml").write_bytes(Ledger(root).source(number))
+        git(root, "add", "--all")
+        git(root, "commit", "--quiet", "--allow-empty", "-m", f"experiment {number}")
+    return root
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-r", str(template), str(tmp_path / "copy")], check=True)
+    return tmp_path / "copy"
+
+
+def kept(root: Path) -> list[int]:
+    return [r.number for r in Ledger(root).records() if r.status == "keep"]
+
+
+def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def edit(root: Path, old: str, new: str) -> None:
+    path = root / "train.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
+    code, stdout, _ = nightshift(root, "diff")
+    assert code == 0
+    assert stdout.splitlines()[1] == "  the same bytes"
+    edit(root, "max_norm = 1.0", "max_norm = 0.125")
+    code, stdout, _ = nightshift(root, "diff")
+    assert stdout.splitlines() == [
+        f"incumbent (experiment {kept(root)[-1]:04d}) -> working file",
+        "  trainer.optim.max_norm 1.0 -> 0.125",
+    ]
+
+
+def test_comments_are_listed_beside_the_keys_and_order_and_spelling_are_not(root: Path) -> None:
+    edit(root, "# rollouts an example", "# wider: most groups are all wrong")
+    edit(root, "seq_len = 2048 ", "# why not\nseq_len = 2_048 ")
+    _, stdout, _ = nightshift(root, "diff")
+    lines = stdout.splitlines()
+    assert lines[1] == "  no key differs: both train the same"
+    assert lines[2] == "comments"
+    assert lines[3] == "  ~ orchestrator.group_size: # rollouts an example -> # wider: most groups are all wrong"
+    assert lines[4] == "  + # why not"
+    assert len(lines) == 5
+
+
+def test_the_comment_of_a_changed_key_stands_beside_it(root: Path) -> None:
+    source = (root / "train.toml").read_text()
+    line = next(line for line in source.splitlines() if line.startswith("lr ="))
+    edit(root, line, "lr = 2.5e-6  # half-way back")
+    _, stdout, _ = nightshift(root, "diff")
+    assert stdout.splitlines()[1].endswith("-> 2.5e-6    # half-way back")
+    assert "comments" not in stdout
+
+
+def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) -> None:
+    last = kept(root)[-1]
+    wanted = nightshift(root, "diff", "1", str(last))[1].splitlines()[1:]
+    assert len(wanted) >= 2
+    for names in (("0001", f"{last:04d}"), ("baseline", "incumbent"), ("HEAD~1", "HEAD"), ("1", "HEAD"), ("1",)):
+        code, stdout, stderr = nightshift(root, "diff", *names)
+        assert (code, stderr) == (0, "")
+        assert stdout.splitlines()[1:] == wanted, names
+    commit = git(root, "rev-parse", "HEAD~1").strip()
+    assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
+
+
+def test_json_has_typed_values(root: Path) -> None:
+    edit(root, "max_norm = 1.0", "max_norm = 0.125  # tight")
+    _, stdout, _ = nightshift(root, "diff", "--json")
+    found = json.loads(stdout)
+    assert found["new"] == "working file"
+    assert found["changes"] == [
+        {"key": "trainer.optim.max_norm", "kind": "changed", "old": 1.0, "new": 0.125, "comment": "# tight"}
+    ]
+
+
+def test_the_chain_has_every_keep_with_its_delta(root: Path) -> None:
+    _, stdout, _ = nightshift(root, "diff", "--chain")
+    titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
+    assert [int(title[:4]) for title in titles] == kept(root)
+    assert titles[0].split()[1] == "baseline"
+    assert all(" pp ± " in title for title in titles[1:])
+    chain = json.loads(nightshift(root, "diff", "--chain", "--json")[1])
+    assert [entry["experiment"] for entry in chain] == kept(root)
+    assert chain[1]["diff"] == list(Ledger(root).records()[kept(root)[1] - 1].diff)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nonsense",), "no experiment and no commit"),
+        (("999",), "no experiment and no commit"),
+        (("--", "-p"), "no experiment and no commit"),
+        (("HEAD:run.py",), "no experiment and no commit"),
+        (("a\x1b[31mb",), "no experiment and no commit"),
+        (("",), ""),
+        (("--chain", "1"), "--chain"),
+    ],
+)
+def test_a_name_that_means_nothing_is_one_line(root: Path, arguments: tuple[str, ...], words: str) -> None:
+    code, stdout, stderr = nightshift(root, "diff", *arguments)
+    if arguments == ("",):
+        assert code == 0  # as if it were not given
+        return
+    assert (code, stdout) == (2, "")
+    assert len(stderr.splitlines()) == 1
+    assert words in stderr
+    assert "\x1b" not in stderr
+
+
+def test_a_broken_working_file_is_one_line(root: Path) -> None:
+    (root / "train.toml").write_text("lr = \n")
+    code, stdout, stderr = nightshift(root, "diff")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("working file:1:")
+
+
+def test_a_branch_without_experiments_is_told(root: Path) -> None:
+    git(root, "switch", "--quiet", "--create", "autoresearch/fresh")
+    code, _, stderr = nightshift(root, "diff")
+    assert code == 2
+    assert "branch autoresearch/fresh has no baseline yet" in stderr
+    assert nightshift(root, "diff", "--chain")[0] == 2
+
+
+def test_coloured_on_a_terminal_only(root: Path) -> None:
+    edit(root, "max_norm = 1.0", "max_norm = 0.125")
+
+    def on_terminal(environment: dict[str, str]) -> bytes:
+        leader, follower = pty.openpty()
+        subprocess.run(["nightshift", "diff"], cwd=root, stdout=follower, check=True, env={**os.environ, **environment})
+        os.close(follower)
+        try:
+            return os.read(leader, 65536)
+        finally:
+            os.close(leader)
+
+    assert b"\x1b[33m  trainer.optim.max_norm" in on_terminal({})
+    assert b"\x1b[" not in on_terminal({"NO_COLOR": "1"})
+    assert "\x1b[" not in nightshift(root, "diff")[1]
+
+
+def test_show_prints_everything_of_one_experiment(root: Path) -> None:
+    number = kept(root)[-1]
+    record = Ledger(root).read(number)
+    assert record is not None
+    code, stdout, _ = nightshift(root, "show", str(number))
+    assert code == 0
+    values = [line.split(":", 1) for line in stdout.splitlines() if line]
+    assert ["experiment", f"{number:04d}"] in [[name, value.strip()] for name, value in values]
+    for wanted in (record.description, *record.diff, record.rules_hash, *(str(run.seed) for run in record.runs)):
+        assert wanted in stdout
+    assert f"delta:              {100 * record.judgement.delta:+.2f} pp" in stdout  # type: ignore[union-attr]
+
+
+def test_show_says_what_was_not_measured(root: Path) -> None:
+    stdout = nightshift(root, "show", "1")[1]
+    assert "delta:              not measured" in stdout
+    assert "compared with:      nothing" in stdout
+
+
+def test_show_of_nothing_is_one_line(root: Path) -> None:
+    code, stdout, stderr = nightshift(root, "show", "99")
+    assert (code, stdout) == (2, "")
+    assert stderr == "there is no experiment 0099. The last one is 12.\n"
