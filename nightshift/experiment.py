@@ -273,6 +273,7 @@ def finish_earlier(lab: Lab) -> None:
     for record in lab.ledger.records():
         if record.settled is None and record.status != "started":
             lab.ledger.write(settle(record, Head(record.branch, record.commit), lab))
+            lab.ledger.keep_model(record)
             lab.reporter.note(f"experiment {record.number:04d} was decided but not settled; done now")
     lab.ledger.sync_tsv()
 

@@ -136,8 +136,9 @@ class Ledger:
             weights = folder / f"run-{evaluated[0].index}" / WEIGHTS_NAME
             with contextlib.suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
                 weights.rename(folder / MODEL_NAME)
-        for path in folder.glob(f"run-*/{WEIGHTS_NAME}"):
-            shutil.rmtree(path, ignore_errors=True)
+        for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.partial", f".{WEIGHTS_NAME}.partial"):  # a kill leaves partial ones
+            for path in folder.glob(f"run-*/{name}"):
+                shutil.rmtree(path, ignore_errors=True)
         models = sorted(self.runs_dir.glob(f"*/{MODEL_NAME}"))
         sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
         for model in models[1:-1]:
