@@ -37,6 +37,14 @@ def wait(timeout: float | None) -> None:
 
 
 @commands.command()
+def history() -> None:
+    """What the last campaign tried, by key: values, deltas, lessons; covered values, dead ends, untried keys."""
+    from nightshift.history import of_last_campaign
+
+    console.print_text(of_last_campaign(Ledger(command.process_root())))
+
+
+@commands.command()
 @click.option("--agent", required=True, help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="No run is started that would end later.")
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
