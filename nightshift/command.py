@@ -132,7 +132,7 @@ def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) ->
 def _request(flags: Flags) -> Any:
     from nightshift.experiment import Request
 
-    return Request(" ".join(flags.description.split()), flags.max_runs, flags.until, flags.again)
+    return Request(" ".join(flags.description.split()), max_runs=flags.max_runs, until=flags.until, again=flags.again)
 
 
 def exit_code(record: Record) -> int:

@@ -111,6 +111,7 @@ def summary(record: Record) -> str:
         ("changes", "; ".join(record.diff)),
         ("unused_keys", ", ".join(record.unused_keys)),
         ("settled", record.settled or ""),
+        *(("health", finding) for finding in (record.health or "").splitlines()),
     )
     return "---\n" + "".join(f"{key + ':':18}{printable(value)}".rstrip() + "\n" for key, value in lines)
 

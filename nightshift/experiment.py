@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from nightshift import campaign as campaigns
 from nightshift import config as configs
-from nightshift import decision, repo
+from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
 from nightshift.engines import Engine, ProgressCallback
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
 from nightshift.ledger import Ledger
+from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.repo import CONFIG_NAME, Head, Repo
 from nightshift.rules import Rules
@@ -26,12 +27,13 @@ from nightshift.rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the person or agent asked for."""
+    """What the person or agent asked for. `prediction`: what the hypothesis in `description` is expected to do."""
 
     description: str = ""
     max_runs: int = 3
     until: datetime | None = None
     again: bool = False
+    prediction: str | None = None
 
 
 class Reporter(Protocol):
@@ -100,7 +102,7 @@ def run_experiment(request: Request, lab: Lab) -> Record:
             lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
             lab.ledger.keep_model(record)
             raise
-        record = replace(record, total_seconds=lab.clock() - began)
+        record = replace(record, total_seconds=lab.clock() - began, health=examine(record, candidate, lab))
         lab.ledger.write(record)  # 9: the verdict is safe before git is touched
         record = settle(record, plan.head, lab)
         lab.ledger.close(record)
@@ -149,6 +151,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         versions=dict(lab.versions),
         hardware=lab.engine.hardware(),
         effective=dict(validated.settings),
+        prediction=request.prediction,
     )
     return Plan(head, campaign, hashes, settings, seed_index, record)
 
@@ -242,6 +245,14 @@ def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
         evaluation = None
     return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
+
+
+def examine(record: Record, candidate: Config, lab: Lab) -> str | None:
+    """What the curves of the candidate's last run say; None where it left none."""
+    run = [run for run in record.runs if run.side is Side.CANDIDATE][-1]
+    steps = read_steps(lab.ledger.run_dir(record.number) / f"run-{run.index}" / METRICS_NAME)
+    used_keys = candidate.resolved.keys() - set(record.unused_keys)
+    return health.digest(steps, health.facts_of(run, lab.rules.budget_seconds, candidate.resolved, used_keys)) or None
 
 
 def settle(record: Record, head: Head, lab: Lab) -> Record:

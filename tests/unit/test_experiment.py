@@ -323,6 +323,15 @@ def test_max_runs_and_until_bound_the_experiment(lab: Lab) -> None:
     assert len(again.runs) == 1
 
 
+def test_the_record_says_what_was_predicted_and_what_the_curves_say(lab: Lab) -> None:
+    write(lab, GOOD)
+    git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    record = run(lab, prediction="no change")
+    assert record.prediction == "no change"
+    assert record.health
+    assert lab.ledger.read(1) == record
+
+
 def test_missing_machinery_is_an_error_and_no_experiment(lab: Lab) -> None:
     write(lab, GOOD)
     git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")
