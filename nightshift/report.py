@@ -15,7 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
 from nightshift import report_panels as panels
+from nightshift import report_text
 from nightshift.errors import EngineError
 from nightshift.ledger import Ledger, write_atomically
 from nightshift.metrics import Step
@@ -173,11 +177,6 @@ def _rollouts(experiment: Experiment, folder: Path, problems: Mapping[tuple[str,
 
 def render(view: View) -> str:
     """The page as one HTML document."""
-    import jinja2
-    from markupsafe import Markup
-
-    from nightshift import report_text
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -205,9 +204,9 @@ def render(view: View) -> str:
     return environment.get_template("report.html.j2").render(context)
 
 
-def _coordinate(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+def _coordinate(value: float) -> Markup:
+    return Markup(f"{value:.1f}".removesuffix(".0"))
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{_coordinate(x)},{_coordinate(y)}" for x, y in points)
+def _path(points: Sequence[tuple[float, float]]) -> Markup:
+    return Markup(" ").join(f"{x:.1f},{y:.1f}".replace(".0", "") for x, y in points)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from nightshift.records import Side
 from nightshift.report_chart import Point, Text, ticks
 from nightshift.report_keys import KeyStudy, as_number
@@ -197,7 +199,7 @@ def interval_scale(pairs: Sequence[tuple[float | None, float | None]]) -> float:
     return ends[math.ceil(0.9 * len(ends)) - 1] if ends else 0.0
 
 
-def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, str], float]:
+def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, Markup], float]:
     """Stacked columns, one an experiment, as one SVG path a use (1000 units wide); and the tallest in seconds."""
     tallest = max((sum(column.values()) for column in columns), default=0.0)
     paths: dict[Use, list[str]] = {}
@@ -212,4 +214,4 @@ def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, str], float
                     paths.setdefault(use, []).append(
                         f"M{i * pitch:.1f} {y:.1f}h{0.82 * pitch:.1f}v{size:.1f}h{-0.82 * pitch:.1f}z"
                     )
-    return {use: "".join(paths[use]) for use in Use if use in paths}, tallest
+    return {use: Markup("".join(paths[use])) for use in Use if use in paths}, tallest

@@ -20,6 +20,7 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+_MAX_TEXT = 4000  # characters of any one text
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 
 
@@ -123,9 +124,9 @@ def short_number(value: float | None) -> str:
 
 
 def visible(value: object) -> object:
-    """Jinja's finalize: text from outside cannot hide, reorder or break anything. Markup is our own."""
+    """Jinja's finalize: text from outside cannot hide, reorder, flood or break anything. Markup is our own."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return _HIDDEN.sub(_named, value)
+        return _HIDDEN.sub(_named, cut(value, _MAX_TEXT))
     return value
 
 

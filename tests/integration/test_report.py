@@ -1,0 +1,311 @@
+"""The morning page from real files: nothing that a killed process or a hostile text leaves behind breaks it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from nightshift import report
+from nightshift.ledger import Ledger
+from nightshift.records import Judgement, Record, Verdict
+from nightshift.report_markdown import summary
+from tests.conftest import git
+from tests.stand_in_campaign import BRANCH, build
+from tests.unit.test_ledger import a_record
+
+NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
+HOSTILE = (
+    "<script>document.title='pwned'</script>",
+    "</script><img src=x onerror=\"document.title='pwned'\">",
+    "{{7*7}}{% raw %}${7*7}",
+    "javascript:document.title='pwned'",
+    "a\x00b\x1b[31m",
+    "\u202egnp.exe\u2066",
+    "'\"><svg onload=alert(1)>`$(touch pwned)`;|&",
+    "| --- | [x](javascript:alert(1)) ![](http://example.invalid/x.png) <b>",
+    "\ud800 lone surrogate",
+    "x" * 1_000_000,
+)
+
+
+class Page(HTMLParser):
+    """What a browser would act on: elements with their attributes, scripts, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self._inside: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._inside and self._inside[-1] == "script":
+            self.scripts.append(data)
+        elif not self._inside:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def rendered(root: Path) -> str:
+    view = report.look(Ledger(root), "", NOW)
+    text = summary(view.morning, view.headline, view.nights, bool(view.charts))
+    assert "Traceback" not in text
+    text.encode()
+    html = report.render(view)
+    require_safe(html)
+    return html
+
+
+def require_safe(html: str) -> Page:
+    """One script, ours, named by the policy; nothing is loaded; no handler; links stay on the page."""
+    page = Page(html)
+    html.encode()
+    (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    digest = base64.b64encode(hashlib.sha256("".join(page.scripts).encode()).digest()).decode()
+    assert policy is not None
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+    assert sum(tag == "script" for tag, _ in page.elements) == 1
+    for tag, attributes in page.elements:
+        assert tag not in ("img", "iframe", "object", "embed", "form", "base", "audio", "video"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("href", "src", "action", "xlink:href"):
+                assert value == "data:," or re.fullmatch(r"#run-\d{4,}", value or ""), (tag, value)
+    assert "\x00" not in html
+    assert "\u202e" not in html
+    return page
+
+
+def stored(root: Path, *records: Record) -> Ledger:
+    ledger = Ledger(root)
+    for record in records:
+        record = ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"})
+        ledger.close(replace(record, status=str(record.judgement.verdict) if record.judgement else "started"))
+    return ledger
+
+
+def test_without_an_experiment_the_page_says_so(tmp_path: Path) -> None:
+    page = require_safe(rendered(tmp_path))
+    assert "Nothing has been run yet" in page.text
+    assert not any(tag == "table" for tag, _ in page.elements)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_few_experiments(tmp_path: Path, count: int) -> None:
+    build(tmp_path, count, num_examples=60)
+    page = require_safe(rendered(tmp_path))
+    assert [a["id"] for tag, a in page.elements if tag == "tr" and a.get("class") == "main"] == [
+        f"run-{i:04d}" for i in range(1, count + 1)
+    ]
+
+
+def test_only_crashes(tmp_path: Path) -> None:
+    crash = a_record(judgement=Judgement(Verdict.CRASH, "loss became nan at step 3"))
+    stored(tmp_path, crash, crash, crash)
+    page = require_safe(rendered(tmp_path))
+    assert "Nothing has been measured" in page.text
+    assert "loss became nan at step 3" in page.text
+    assert not any(tag == "svg" and "chart" in (a.get("class") or "") for tag, a in page.elements)
+
+
+def test_an_experiment_that_still_runs_is_shown_without_a_verdict(tmp_path: Path) -> None:
+    build(tmp_path, 3, num_examples=60)
+    Ledger(tmp_path).reserve(a_record(branch=BRANCH, rules_hash="57a2d1250000"), {"train.toml": b""})
+    assert "without verdict" in require_safe(rendered(tmp_path)).text
+
+
+def _delete_run(root: Path) -> None:
+    subprocess.run(["rm", "-r", str(root / "runs" / "0002" / "run-1")], check=True)
+
+
+def _tear(name: str) -> Callable[[Path], None]:
+    def tear(root: Path) -> None:
+        for path in (root / "runs").glob(f"*/run-*/{name}"):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3] + b'{"torn')
+
+    return tear
+
+
+def _write(name: str, data: bytes) -> Callable[[Path], None]:
+    def write(root: Path) -> None:
+        for path in (root / "runs").glob(f"*/run-*/{name}"):
+            path.write_bytes(data)
+
+    return write
+
+
+def _fold(name: str) -> Callable[[Path], None]:
+    def fold(root: Path) -> None:
+        for path in (root / "runs").glob(f"*/run-*/{name}"):
+            path.unlink()
+            path.mkdir()
+
+    return fold
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "a run's folder is gone": _delete_run,
+    "metrics torn": _tear("metrics.jsonl"),
+    "metrics empty": _write("metrics.jsonl", b""),
+    "metrics binary": _write("metrics.jsonl", bytes(range(256)) * 20),
+    "metrics of other types": _write("metrics.jsonl", b'[]\n{"step": "one"}\n{"step": 1, "reward_mean": NaN}\n'),
+    "metrics nested": _write("metrics.jsonl", b"[" * 100_000),
+    "metrics a folder": _fold("metrics.jsonl"),
+    "rollouts torn": _tear("evaluation.jsonl"),
+    "rollouts empty": _write("evaluation.jsonl", b""),
+    "rollouts of other types": _write("evaluation.jsonl", b'{"score": "1"}\n3\n{"completion": 4, "score": 1}\n'),
+    "rollouts nested": _write("evaluation.jsonl", b"[" * 100_000),
+    "rollouts a folder": _fold("evaluation.jsonl"),
+    "a record torn": lambda root: (root / "runs" / "0002" / "record.json").write_bytes(b'{"version": 1') and None,
+    "the baseline's record gone": lambda root: (root / "runs" / "0001" / "record.json").unlink(),
+    "a train.toml gone": lambda root: (root / "runs" / "0003" / "train.toml").unlink(),
+    "a strange folder": lambda root: (root / "runs" / "9999").mkdir(),
+    "certificate torn": lambda root: (root / "runs" / "certificate.json").write_bytes(b"{") and None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_are_absent_not_fatal(tmp_path: Path, damage: str) -> None:
+    build(tmp_path, 5, num_examples=60)
+    DAMAGE[damage](tmp_path)
+    page = require_safe(rendered(tmp_path))
+    assert "0003" in page.text
+    if damage.startswith("metrics") and "torn" not in damage:
+        assert "not measured" in page.text
+
+
+def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 4, num_examples=60)
+    everything = " ".join(HOSTILE)
+    for record in ledger.records():
+        ledger.write(
+            replace(
+                record,
+                description=everything,
+                prediction=everything,
+                lesson=everything,
+                health=everything,
+                settled=everything,
+                hardware=everything,
+                versions={everything: everything},
+                unused_keys=(everything,),
+                diff=(everything, f"{HOSTILE[1]} 1 -> 2", f"a.b {everything} -> {everything}"),
+                judgement=replace(record.judgement, why=everything) if record.judgement else None,
+            )
+        )
+    for path in (tmp_path / "runs").glob("*/run-*/evaluation.jsonl"):
+        texts = iter(HOSTILE * 20)
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    html = rendered(tmp_path)
+    page = require_safe(html)
+    assert "{{7*7}}" in page.text  # as text: no template inside a template
+    assert "\N{SYMBOL FOR NULL}" in page.text
+    assert "[U+202E RIGHT-TO-LEFT OVERRIDE]" in page.text
+    assert "more characters" in page.text
+    assert "x" * 5000 not in html
+    assert len(html) < 500_000
+
+
+@pytest.mark.parametrize("branch", ["autoresearch/<b>", "", "autoresearch/\u202eevil"])
+def test_a_branch_name_is_a_text_like_any_other(tmp_path: Path, branch: str) -> None:
+    ledger = build(tmp_path, 2, num_examples=60)
+    for record in ledger.records():
+        ledger.write(replace(record, branch=branch))
+    require_safe(rendered(tmp_path))
+
+
+def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 12, num_examples=60)
+    view = report.look(ledger, "", NOW)
+    for row, record in zip(view.rows, ledger.records(), strict=True):
+        assert row.experiment.delta == (record.judgement.delta if record.judgement else None)
+        scores = [r.evaluation.eval_score for r in record.runs if r.evaluation and r.side == "candidate"]
+        assert row.experiment.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
+        total = sum(segment.seconds for segment in row.segments)
+        assert total == pytest.approx(record.total_seconds)
+    best = max(row.experiment.score or 0.0 for row in view.rows)
+    assert f"{best:.3f}" not in view.headline.title + view.headline.sentence
+
+
+def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
+    build(tmp_path, 3, num_examples=400)
+    view = report.look(Ledger(tmp_path), "", NOW)
+    kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
+    assert {"right", "wrong"} <= set(kinds)
+    assert all(rollout.problem for row in view.rows for rollout in row.rollouts or ())
+
+
+def test_a_thousand_experiments_stay_small_and_quick(tmp_path: Path) -> None:
+    build(tmp_path, 1000, num_examples=40)
+    began = time.monotonic()
+    html = report.render(report.look(Ledger(tmp_path), "", NOW))
+    # 5 s is the promise on an idle machine, measured apart; this bound only catches what grows faster.
+    assert time.monotonic() - began < 20
+    assert len(html.encode()) < 5_000_000
+    assert require_safe(html).text.count("left out of a page of 1,000 experiments") > 0
+
+
+@pytest.fixture
+def checkout_with_campaign(tmp_path: Path) -> Path:
+    build(tmp_path, 6, num_examples=60)
+    git(tmp_path, "init", "--quiet", "--initial-branch", BRANCH)
+    (tmp_path / "run.py").write_text("")
+    (tmp_path / "train.toml").write_bytes(Ledger(tmp_path).source(1))
+    return tmp_path
+
+
+def nightshift(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True)
+
+
+def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campaign: Path) -> None:
+    root = checkout_with_campaign
+    done = nightshift(root, "report")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.png"]
+    assert (root / "runs" / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert Ledger(root).numbers() == list(range(1, 7))  # the files do not disturb the ledger
+    assert lines[0].split(".")[0] in (root / "runs" / "report.md").read_text()
+
+
+def test_the_command_writes_where_it_is_told(checkout_with_campaign: Path, tmp_path: Path) -> None:
+    done = nightshift(checkout_with_campaign, "report", "--output", str(tmp_path / "deep" / "er"), "--branch", BRANCH)
+    assert done.returncode == 0
+    names = sorted(path.name for path in (tmp_path / "deep" / "er").iterdir())
+    assert names == ["progress.png", "report.html", "report.md"]
+
+
+@pytest.mark.parametrize("arguments", [("--branch", "nowhere"), ("--output", "run.py/x")])
+def test_what_cannot_be_written_is_one_line(checkout_with_campaign: Path, arguments: tuple[str, ...]) -> None:
+    done = nightshift(checkout_with_campaign, "report", *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
