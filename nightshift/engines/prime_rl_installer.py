@@ -11,9 +11,10 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Protocol
 
 from filelock import FileLock, Timeout
@@ -34,7 +35,7 @@ INSTALL_DISK_GB = 20.0
 GRACE_SECONDS = 5.0  # git and uv clean up after themselves on SIGTERM
 NUM_QUOTED_LINES = 4
 _NEWS_SECONDS = 15.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 # What `uv run prepare.py` or a git hook around it sets for its own project, and what would bend the lock file.
 _FOREIGN_VARIABLES = """
     VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSAFEPATH UV_PROJECT_ENVIRONMENT UV_PROJECT UV_WORKING_DIR UV_PYTHON
@@ -71,7 +72,8 @@ class CommandRunner:
         try:
             child = group.start(name, [program, *argv[1:]], log_path=log_path, env=env, cwd=cwd)
             while child.poll() is None:
-                time.sleep(_POLL_SECONDS)
+                with suppress(TimeoutExpired):
+                    child.popen.wait(_POLL_SECONDS)
                 group.check()
                 now = time.monotonic()
                 if now - last_news >= _NEWS_SECONDS:

@@ -1,0 +1,321 @@
+"""Installing prime-rl from a small stand-in of its repository: real git, a stand-in uv, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from nightshift.engines import prime_rl_installation as checks
+from nightshift.engines import prime_rl_installer
+from nightshift.engines.prime_rl_installation import SUBMODULES, Installation, Pins
+from nightshift.engines.prime_rl_installer import CommandRunner, Installer
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.gpus import Gpu
+from nightshift.rules import ARITHMETIC_TRL
+from nightshift.supervise import interruptible
+from tests.conftest import git, living_children
+
+ROOT = Path(__file__).parents[2]
+ORG = "PrimeIntellect-ai"
+GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
+PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
+
+
+@dataclass
+class Place:
+    """A user's home, an upstream in place of github.com, and where prime-rl shall be installed."""
+
+    home: Path
+    installation: Installation
+    environ: dict[str, str]
+    notes: list[str]
+
+    @property
+    def root(self) -> Path:
+        return self.installation.root
+
+    def installer(self, gpus: tuple[Gpu, ...] = PAIR, **environ: str) -> Installer:
+        run = CommandRunner(self.notes.append)
+        return Installer(self.installation, ROOT, gpus, {**self.environ, **environ}, self.notes.append, run)
+
+    def uv_calls(self) -> list[dict[str, object]]:
+        log = Path(self.environ["UV_STAND_IN_LOG"])
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def problems(self) -> list[str]:
+        """But for the caches, which only a run on GPUs can fill."""
+        found = checks.problems(self.installation, ARITHMETIC_TRL, ROOT, PAIR)
+        return [problem for problem in found if "caches are cold" not in problem]
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """prime-rl and four submodules, which .gitmodules names by SSH addresses of GitHub; and prime-rl's commit."""
+    folder = tmp_path_factory.mktemp("upstream")
+    for name in ("prime-rl", *(f"{Path(path).name}.git" for path in SUBMODULES)):
+        repository = folder / ORG / name
+        repository.mkdir(parents=True)
+        git(repository, "init", "--quiet", "--initial-branch", "main")
+        (repository / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+        git(repository, "add", "--all")
+        git(repository, "commit", "--quiet", "-m", "pinned")
+    main = folder / ORG / "prime-rl"
+    modules = ""
+    for path in SUBMODULES:
+        name = Path(path).name
+        commit = git(folder / ORG / f"{name}.git", "rev-parse", "HEAD").strip()
+        git(main, "update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
+        modules += f'[submodule "{name}"]\n\tpath = {path}\n\turl = git@github.com:{ORG}/{name}.git\n'
+        (folder / ORG / f"{name}.git" / "later.txt").write_text("after the pin\n")
+        git(folder / ORG / f"{name}.git", "add", "--all")
+        git(folder / ORG / f"{name}.git", "commit", "--quiet", "-m", "later")
+    (main / ".gitmodules").write_text(modules)
+    git(main, "add", ".gitmodules")
+    git(main, "commit", "--quiet", "-m", "submodules")
+    commit = git(main, "rev-parse", "HEAD").strip()
+    (main / "later.txt").write_text("after the pin\n")
+    git(main, "add", "later.txt")
+    git(main, "commit", "--quiet", "-m", "later")
+    return folder, commit
+
+
+@pytest.fixture
+def place(tmp_path: Path, upstream: tuple[Path, str]) -> Place:
+    organisation, commit = upstream[0] / ORG, upstream[1]
+    home, programs, hooks = tmp_path / "home", tmp_path / "programs", tmp_path / "hooks"
+    for folder in (home, programs, hooks):
+        folder.mkdir()
+    hook = hooks / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hook-ran\n")
+    hook.chmod(0o755)
+    (home / ".gitconfig").write_text(
+        f'[core]\n\thooksPath = {hooks}\n[url "git@github.com:"]\n\tinsteadOf = https://github.com/\n'
+    )
+    uv = programs / "uv"
+    uv.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "stand_in_uv.py"} "$@"\n')
+    uv.chmod(0o755)
+    pins = replace(Pins.read(ROOT / "pyproject.toml"), repository=f"file://{organisation}/prime-rl", commit=commit)
+    environ = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "UV_STAND_IN": "ok",
+        "UV_STAND_IN_LOG": str(tmp_path / "uv.log"),
+        # As a user's own settings by variables, which must reach git beside ours: submodules from local folders.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "protocol.file.allow",
+        "GIT_CONFIG_VALUE_0": "always",
+    }
+    installation = Installation(tmp_path / "cache" / "prime-rl", pins)
+    return Place(home, installation, environ, [])
+
+
+def tree(folder: Path, without: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and without not in path.parents]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_path: Path) -> None:
+    before = tree(tmp_path, without=place.root)
+    place.installer(
+        VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
+    ).install()
+    assert place.problems() == []
+    assert not (place.root / "later.txt").exists()
+    assert not (place.root / SUBMODULES[0] / "later.txt").exists()
+    [call] = place.uv_calls()
+    assert call["argv"] == ["sync", "--locked", "--inexact", "--no-dev", "--python", "3.12", "--extra", "flash-attn"]
+    assert call["cwd"] == str(place.root)
+    assert call["env"] == {"HTTPS_PROXY": "http://proxy", "GIT_TERMINAL_PROMPT": "0"}
+    after = tree(tmp_path, without=place.root)
+    assert after.pop("uv.log")  # the stand-in's own
+    assert after == before  # the user's git configuration with it; no hook of the user ran
+    assert ".nightshift" not in git(place.root, "status", "--porcelain", "--untracked-files=all")
+    assert place.notes[0].startswith("prime-rl checkout: prime-rl is not installed in")
+
+
+def test_installing_again_starts_nothing(place: Place) -> None:
+    place.installer().install()
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError(arguments)
+
+    replace(place.installer(), run=refuse).install()
+
+
+def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place: Place, tmp_path: Path) -> None:
+    """The stand-in git kills the real one in the middle of the submodules."""
+    real = shutil.which("git")
+    wrapper = tmp_path / "programs" / "git"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *submodule*)\n{real} -C "$2" submodule update --init -- {SUBMODULES[0]}\n'
+        f'kill -9 $$;; *) exec {real} "$@";; esac\n'
+    )
+    wrapper.chmod(0o755)
+    with pytest.raises(EngineError, match=r"git submodule update failed with killed by SIGKILL") as caught:
+        place.installer().install()
+    assert "what is done stays done" in str(caught.value)
+    assert not place.root.exists()
+    assert len(place.problems()) == 1
+    assert "is not installed" in place.problems()[0]
+    wrapper.unlink()
+    place.installer().install()
+    assert place.problems() == []
+
+
+def test_a_pin_that_upstream_lacks_quotes_git(place: Place) -> None:
+    pins = replace(place.installation.pins, commit="0" * 40)
+    place.installation = Installation(place.root, pins)
+    with pytest.raises(EngineError, match=r"git checkout failed with exit code 128.*(unable to read tree|not a tree)"):
+        place.installer().install()
+    assert not place.root.exists()
+
+
+def test_an_upstream_that_is_gone_quotes_git(place: Place, tmp_path: Path) -> None:
+    pins = replace(place.installation.pins, repository=f"file://{tmp_path}/{ORG}/gone")
+    place.installation = Installation(place.root, pins)
+    with pytest.raises(EngineError, match=r"git clone failed with exit code 128.*does not appear to be a git repo"):
+        place.installer().install()
+
+
+def own_checkout(place: Place, tmp_path: Path) -> None:
+    """A checkout that a person made, without submodules, where the installation shall be."""
+    git(tmp_path, "clone", "--quiet", place.installation.pins.repository, str(place.root))
+    git(place.root, "checkout", "--quiet", "--detach", place.installation.pins.commit)
+
+
+def test_a_persons_own_checkout_is_completed_in_place(place: Place, tmp_path: Path) -> None:
+    own_checkout(place, tmp_path)
+    (place.root / "notes.txt").write_text("mine\n")
+    assert "a submodule is missing" in " ".join(place.problems())
+    place.installer().install()
+    assert place.problems() == []
+    assert (place.root / "notes.txt").read_text() == "mine\n"
+
+
+def test_a_persons_own_checkout_of_another_commit_is_refused_and_left_alone(place: Place, tmp_path: Path) -> None:
+    own_checkout(place, tmp_path)
+    git(place.root, "checkout", "--quiet", "main")
+    head = git(place.root, "rev-parse", "HEAD")
+    with pytest.raises(EngineError, match=rf"is at commit {head[:9]}, this version runs .* Run: git -C"):
+        place.installer().install()
+    assert git(place.root, "rev-parse", "HEAD") == head
+    assert place.uv_calls() == []
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml"])
+def test_changed_files_are_a_problem_and_left_alone(place: Place, name: str) -> None:
+    place.installer().install()
+    (place.root / name).write_text("changed = true\n")
+    [problem] = place.problems()
+    assert name.removesuffix("/pyproject.toml") in problem
+    assert "differs from the pinned commit" in problem
+    with pytest.raises(EngineError, match="differs from the pinned commit"):
+        place.installer().install()
+    assert (place.root / name).read_text() == "changed = true\n"
+
+
+def test_a_submodule_at_another_commit_is_a_problem(place: Place) -> None:
+    place.installer().install()
+    git(place.root / SUBMODULES[1], "checkout", "--quiet", "origin/main")
+    [problem] = place.problems()
+    assert f"{SUBMODULES[1]} differs from the pinned commit" in problem
+
+
+def test_a_folder_that_is_no_checkout_is_left_alone(place: Place) -> None:
+    place.root.mkdir(parents=True)
+    (place.root / "thesis.tex").write_text("mine\n")
+    with pytest.raises(EngineError, match="is not installed in"):
+        place.installer().install()
+    assert [path.name for path in place.root.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (
+            "fail",
+            "exit code 1; its last lines: Downloaded package-3 | Downloaded package-4 | Downloaded package-5 | error",
+        ),
+        ("full", "No space left on device"),
+        ("die", "killed by SIGKILL"),
+    ],
+)
+def test_a_sync_that_fails_is_quoted_and_resumed(place: Place, mode: str, said: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        place.installer(UV_STAND_IN=mode).install()
+    assert said in str(caught.value)
+    log_path = Path(str(caught.value).rpartition(" ")[2])
+    assert "Downloaded package-0" in log_path.read_text()
+    assert any("uv sync did not end well" in problem for problem in place.problems())
+    commands: list[str] = []
+    installer = place.installer()
+
+    def record(name: str, *arguments: object, **options: object) -> None:
+        commands.append(name)
+        installer.run(name, *arguments, **options)  # type: ignore[arg-type]
+
+    replace(installer, run=record).install()
+    assert commands == ["uv sync"]  # the clone is not made again
+    assert place.problems() == []
+
+
+def test_without_uv_it_says_so(place: Place) -> None:
+    environ = {**place.environ, "PATH": str(Path(shutil.which("git") or "").parent)}
+    if shutil.which("uv", path=environ["PATH"]):
+        pytest.skip("uv and git lie in one folder here")
+    with pytest.raises(EngineError, match=r"uv is not installed\. Install uv"):
+        replace(place.installer(), environ=environ).install()
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prime_rl_installer, "free_disk_gb", lambda path: 3.25)
+    with pytest.raises(EngineError, match=r"3\.2 GB of disk are free .* needs 20\. Free disk space"):
+        place.installer().install()
+    assert not place.root.exists()
+
+
+def test_an_interruption_ends_the_command_and_the_next_call_resumes(place: Place) -> None:
+    log = Path(place.environ["UV_STAND_IN_LOG"])
+
+    def press_ctrl_c() -> None:
+        while not log.exists():
+            threading.Event().wait(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press_ctrl_c, daemon=True)
+    presser.start()
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+        place.installer(UV_STAND_IN="hang").install()
+    presser.join()
+    assert living_children() == []
+    place.installer().install()
+    assert place.problems() == []
+
+
+def test_two_installers_do_not_work_on_one_installation(place: Place) -> None:
+    work = place.root.with_name(f"{place.root.name}.installing")
+    work.mkdir(parents=True)
+    with FileLock(work / "lock"), pytest.raises(UsageError, match=r"another prepare\.py installs into"):
+        place.installer().install()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place.installation = Installation(tmp_path / "file" / "prime-rl", place.installation.pins)
+    with pytest.raises(EngineError, match=r"cannot write .*Choose another folder: --prime-rl"):
+        place.installer().install()
+    place.installation = Installation(tmp_path / "cache" / "prime-rl", place.installation.pins)
+    place.installer().install()
+    shutil.rmtree(place.installation.state_dir)
+    place.installation.state_dir.write_text("a file in the way")
+    with pytest.raises(EngineError, match=r"prime-rl environments: File exists: .*Free disk space or fix permissions"):
+        place.installer().install()

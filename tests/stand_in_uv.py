@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""A stand-in for uv: records what it was asked, and makes the layout of an environment, or fails on demand.
+
+UV_STAND_IN: `ok`, `fail`, `full` (disk), `die` (killed half-way) or `hang`. It installs nothing.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SHOWN = (
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+    "UV_PROJECT_ENVIRONMENT",
+    "UV_EXCLUDE_NEWER",
+    "HTTPS_PROXY",
+    "GIT_TERMINAL_PROMPT",
+)
+PACKAGES = ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11")
+
+with Path(os.environ["UV_STAND_IN_LOG"]).open("a") as log:
+    variables = {name: os.environ[name] for name in SHOWN if name in os.environ}
+    log.write(json.dumps({"argv": sys.argv[1:], "cwd": str(Path.cwd()), "env": variables}) + "\n")
+mode = os.environ["UV_STAND_IN"]
+site_packages = Path(".venv/lib/python3.12/site-packages")
+site_packages.mkdir(parents=True, exist_ok=True)
+Path(".venv/bin").mkdir(exist_ok=True)
+if mode == "hang":
+    print("Downloading torch (783.2MiB)", flush=True)
+    time.sleep(600)
+for number in range(6):
+    print(f"Downloaded package-{number}", flush=True)
+if mode == "fail":
+    sys.exit("error: The lockfile at `uv.lock` needs to be updated, but `--locked` was provided.")
+if mode == "full":
+    print("error: failed to write to file `libtorch_cuda.so`: No space left on device (os error 28)", file=sys.stderr)
+    sys.exit(2)
+for name in PACKAGES[: 1 if mode == "die" else None]:
+    (site_packages / f"{name}.dist-info").mkdir(exist_ok=True)
+if mode == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+python = Path(".venv/bin/python")
+python.unlink(missing_ok=True)
+python.symlink_to(sys.executable)
+for program in ("inference", "env-server", "orchestrator", "torchrun"):
+    script = Path(".venv/bin") / program
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)

@@ -1,0 +1,224 @@
+"""What is asked of an installation of prime-rl: where it is, what belongs to it, what is wrong with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift.engines import prime_rl_installation as checks
+from nightshift.engines.prime_rl_installation import Installation, Pins
+from nightshift.engines.prime_rl_installer import Installer, pin_model
+from nightshift.errors import EngineError
+from nightshift.gpus import Gpu
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+
+ROOT = Path(__file__).parents[2]
+PINS = Pins.read(ROOT / "pyproject.toml")
+GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Installation:
+    """An empty folder in place of a checkout."""
+    found = Installation(tmp_path / "prime-rl", PINS)
+    found.root.mkdir()
+    return found
+
+
+def test_the_pins_are_those_of_pyproject() -> None:
+    assert PINS.commit == "559b44772e471d1538537b8805cc77f3824a5e64"
+    assert PINS.repository == "https://github.com/PrimeIntellect-ai/prime-rl"
+    assert (PINS.python, PINS.flash_attn) == ("3.12", "2.8.3")
+
+
+def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    default = Path("nightshift") / "prime-rl" / PINS.commit
+    named = {checks.ENV_VAR: "~/mine", "XDG_CACHE_HOME": "/fast/cache"}
+    assert Installation.find(PINS, {}).root == tmp_path / ".cache" / default
+    assert Installation.find(PINS, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
+    assert Installation.find(PINS, named).root == tmp_path / "mine"
+    assert Installation.find(PINS, named, Path("flag")).root == tmp_path / "flag"
+    assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
+
+
+def test_a_process_that_uses_it_finds_its_programs_caches_and_environments(installation: Installation) -> None:
+    environment = installation.environment(ROOT, "/usr/bin")
+    assert environment["PATH"] == f"{installation.root}/.venv/bin:/usr/bin"
+    assert environment["PYTHONPATH"] == str(installation.environments_dir(ROOT))
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    inside = [name for name, value in environment.items() if value.startswith(str(installation.root))]
+    assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_CACHE"} <= set(inside)
+
+
+def test_without_a_checkout_one_line_says_so(installation: Installation) -> None:
+    found = checks.examine(installation, ARITHMETIC_TRL, ROOT, [GPU, GPU])
+    assert [name for name, _ in found] == ["checkout", "data", "disk"]
+    assert [name for name, problem in found if problem] == ["checkout"]
+    assert str(found[0][1]).endswith("Run: uv run prepare.py --engine prime-rl.")
+
+
+def environment(installation: Installation) -> None:
+    """The layout that uv makes."""
+    installation.site_packages.mkdir(parents=True)
+    installation.bin_dir.mkdir()
+    for name in ("python", *checks.PROGRAMS):
+        (installation.bin_dir / name).write_text("#!/bin/sh\n")
+        (installation.bin_dir / name).chmod(0o755)
+    for name in ("torch-2.11.0+cu128", "vllm-0.26.0+cu129", "flash_attn-2.8.3+cu128torch2.11"):
+        (installation.site_packages / f"{name}.dist-info").mkdir()
+
+
+def rename(name: str, new: str) -> Callable[[Installation], None]:
+    def damage(installation: Installation) -> None:
+        (installation.site_packages / name).rename(installation.site_packages / new)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda it: shutil.rmtree(it.venv), "has no Python 3.12"),
+        (lambda it: it.site_packages.parent.rename(it.venv / "lib" / "python3.11"), "has no Python 3.12"),
+        (lambda it: it.python.unlink() or it.python.symlink_to("/gone/python3.12"), "has no Python 3.12"),
+        (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
+        (lambda it: (it.bin_dir / "torchrun").chmod(0o644), "torchrun is missing"),
+        (
+            rename("torch-2.11.0+cu128.dist-info", "torch-2.11.0+cpu.dist-info"),
+            "torch 2.11.0+cpu, pinned is 2.11.0+cu128",
+        ),
+        (rename("vllm-0.26.0+cu129.dist-info", "vllm-0.26.1.dist-info"), "vllm 0.26.1, pinned is 0.26.0"),
+        (rename("flash_attn-2.8.3+cu128torch2.11.dist-info", "x.dist-info"), "flash_attn None, pinned is 2.8.3"),
+        (lambda it: it.state_dir.mkdir() or it.unfinished_sync.touch(), "uv sync did not end well"),
+    ],
+)
+def test_damaged_packages_are_named(
+    installation: Installation, damage: Callable[[Installation], None], words: str
+) -> None:
+    environment(installation)
+    assert checks.packages_problem(installation, has_gpus=True) is None
+    damage(installation)
+    problem = str(checks.packages_problem(installation, has_gpus=True))
+    assert words in problem
+    assert problem.endswith("Run: uv run prepare.py --engine prime-rl.")
+
+
+def test_a_build_of_ones_own_without_cuda_may_have_other_packages(installation: Installation) -> None:
+    environment(installation)
+    for folder in installation.site_packages.iterdir():
+        folder.rmdir()
+    assert checks.packages_problem(installation, has_gpus=True) is not None
+    assert checks.packages_problem(installation, has_gpus=False) is None
+
+
+def clone_of_environments(folder: Path) -> Path:
+    for name in ("gsm8k", "arithmetic"):
+        shutil.copytree(ROOT / "environments" / name, folder / "environments" / name)
+    return folder
+
+
+def copy_environments(installation: Installation, root: Path) -> None:
+    Installer(installation, root, (), {}, lambda line: None, lambda *a, **k: None)._copy_environments(root)
+
+
+def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:
+    root = clone_of_environments(tmp_path / "clone")
+    assert checks.environments_problem(installation, root) is not None
+    copy_environments(installation, root)
+    assert checks.environments_problem(installation, root) is None
+    folder = installation.environments_dir(root)
+    assert sorted(path.name for path in folder.iterdir()) == ["nightshift_arithmetic", "nightshift_gsm8k"]
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    (folder / "nightshift_gsm8k" / "__pycache__").mkdir()
+    (folder / "nightshift_gsm8k" / "__pycache__" / "data.cpython-312.pyc").write_bytes(b"compiled on import")
+    assert checks.environments_problem(installation, root) is None
+    scoring = folder / "nightshift_gsm8k" / "scoring.py"
+    scoring.write_bytes(scoring.read_bytes().replace(b"0.0", b"1.0"))
+    assert "is not the copy of" in str(checks.environments_problem(installation, root))
+    copy_environments(installation, root)
+    assert checks.environments_problem(installation, root) is None
+    (folder / "nightshift_gsm8k" / "extra.py").write_text("")
+    assert checks.environments_problem(installation, root) is not None
+
+
+def test_two_checkouts_with_other_environments_share_an_installation(
+    installation: Installation, tmp_path: Path
+) -> None:
+    first, second = clone_of_environments(tmp_path / "first"), clone_of_environments(tmp_path / "second")
+    assert installation.environments_dir(first) == installation.environments_dir(second)
+    (second / "environments" / "gsm8k" / "nightshift_gsm8k" / "data.py").write_text("INSTRUCTION = 'Guess.'\n")
+    for root in (first, second):
+        copy_environments(installation, root)
+    assert installation.environments_dir(first) != installation.environments_dir(second)
+    assert [checks.environments_problem(installation, root) for root in (first, second)] == [None, None]
+
+
+def snapshot(folder: Path, without: str = "") -> Path:
+    """A model's folder as an interrupted or whole download leaves it."""
+    folder.mkdir(parents=True)
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ):
+        if name != without:
+            (folder / name).write_text("{}")
+    return folder
+
+
+def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
+    """Asked through the real huggingface_hub, as vLLM and transformers do."""
+    from huggingface_hub import try_to_load_from_cache
+
+    rules = GSM8K_PRIME_RL
+    source = snapshot(tmp_path / "users-cache")
+    assert "is not complete" in str(checks.model_problem(installation, rules))
+    pin_model(installation, rules, source)
+    pin_model(installation, rules, source)  # again: the same
+    assert checks.model_problem(installation, rules) is None
+    found = try_to_load_from_cache(rules.model, "model.safetensors", cache_dir=installation.hub_dir)
+    assert isinstance(found, str)
+    assert Path(found).samefile(source / "model.safetensors")
+    (checks.model_folder(installation, rules) / "refs" / "main").write_text("0" * 40)
+    assert "does not name 7ae557604" in str(checks.model_problem(installation, rules))
+    (source / "model.safetensors").unlink()  # the user empties the cache
+    assert "is not complete" in str(checks.model_problem(installation, rules))
+    assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_torn_download_is_no_model(tmp_path: Path, missing: str) -> None:
+    assert not checks.is_whole_model(snapshot(tmp_path / "torn", without=missing))
+    assert checks.is_whole_model(snapshot(tmp_path / "whole"))
+
+
+def test_caches_are_warm_for_one_kind_of_gpus(installation: Installation) -> None:
+    pair = (GPU, GPU)
+    assert "caches are cold for NVIDIA A100-SXM4-80GB" in str(checks.warm_problem(installation, pair))
+    installation.warm_mark(pair).parent.mkdir(parents=True)
+    installation.warm_mark(pair).write_text("")
+    assert checks.warm_problem(installation, pair) is None
+    assert checks.warm_problem(installation, (GPU, replace(GPU, name="NVIDIA L4"))) is not None
+    assert checks.warm_problem(installation, (replace(GPU, driver="580.1"), GPU)) is not None
+    assert checks.warm_problem(installation, ()) is None  # nothing to compile for
+
+
+def test_too_small_a_disk_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "free_disk_gb", lambda path: 1.5)
+    assert "1.5 GB of disk are free" in str(checks.disk_problem(ROOT))
+
+
+def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
+    problem = checks.data_problem(GSM8K_PRIME_RL)
+    assert isinstance(problem, EngineError)
+    assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
+    assert checks.data_problem(ARITHMETIC_TRL) is None
