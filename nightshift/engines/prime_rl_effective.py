@@ -21,17 +21,26 @@ TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orches
 PROMPT_TOKENS = 512
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
+_SAMPLER = f"{keys.SOURCE}.curriculum.sampler.type"
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
 def effective(config: Config, rules: Rules) -> dict[str, Any]:
     """The RLConfig tree of a checked train.toml under `rules`: JSON values only, the same for every run.
 
+    Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
+
     Raises:
         ConfigError: a value that these rules do not allow.
     """
     _check_length(config, rules)
-    return configs.nested(configs.effective(config, fixed(rules)) | _adapter(config))
+    values = {**config.resolved, **configs.effective(config, fixed(rules))}
+    if values.get(_SAMPLER) == "standard":
+        del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
+    if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
+        rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
+        values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
+    return configs.nested({path: sorted(v) if isinstance(v, tuple) else v for path, v in values.items()})
 
 
 def fixed(rules: Rules) -> dict[str, Any]:
@@ -87,15 +96,6 @@ def _source(environment: EnvironmentRules) -> dict[str, Any]:
         },
         "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
     }
-
-
-def _adapter(config: Config) -> dict[str, Any]:
-    """All of LoRA's keys, written out because the server needs the rank too, and the adapter's name."""
-    if config.get(ADAPTER) is None:
-        return {}
-    values = {path: value for path, value in config.resolved.items() if path.startswith(f"{ADAPTER}.")}
-    name = f"r{values[f'{ADAPTER}.rank']}-a{values[f'{ADAPTER}.alpha']}"  # as C/rl.py:566 would
-    return {ADAPTER: {}, **values, "orchestrator.model.lora.name": name}
 
 
 def _check_length(config: Config, rules: Rules) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +91,8 @@ def errors_of(error: Exception) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can carry; tables and lists shortened to text."""
-    return value if value is None or isinstance(value, bool | int | float | str) else reprlib.repr(value)
+    """A single value; None for tables and lists, which stand in TREE."""
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import pytest
 
 from nightshift import config
 from nightshift.config import Config
+from nightshift.engines.prime_rl_effective import ADAPTER
 from nightshift.engines.prime_rl_launch import VALIDATOR, Launch
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
@@ -126,6 +127,39 @@ def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Pat
     answers = dict(zip(configs, verdicts(folders), strict=True))
     assert {name: answer["errors"] for name, answer in answers.items() if not answer["ok"]} == {}
     assert len(answers) > 100
+
+
+@needs_prime_rl
+def test_defaults_of_the_allow_list_are_those_of_the_real_classes(tmp_path: Path) -> None:
+    sources = {"train": config.parse(SHIPPED), **open_configs()}
+    folders: list[Path] = []
+    for number, source in enumerate(sources.values()):
+        full = written(source, tmp_path / f"full-{number}")
+        sparse = written(source, tmp_path / f"sparse-{number}")
+        # The same run, but with what train.toml leaves out left out.
+        tree = json.loads(json.dumps(dict(full.tree)))
+        for path in set(source.resolved) - set(source.values):
+            if not path.startswith(ADAPTER) and not path.endswith(".type"):
+                drop(tree, path.split("."))
+        assert len(json.dumps(tree)) < len(json.dumps(dict(full.tree)))
+        tree["output_dir"] = str(sparse.run_dir)
+        sparse.tree_path.write_text(json.dumps(tree))
+        folders += [full.run_dir, sparse.run_dir]
+    verdicts(folders)
+    for full_dir, sparse_dir, name in zip(folders[::2], folders[1::2], sources, strict=True):
+        for file in ("trainer.json", "orchestrator.json"):
+            texts = [(folder / "configs" / file).read_text() for folder in (full_dir, sparse_dir)]
+            values = [json.loads(text.replace(str(sparse_dir), str(full_dir))) for text in texts]
+            assert values[0] == values[1], name
+
+
+def drop(node: dict[str, Any], segments: list[str]) -> None:
+    """Take a key out of a tree, if it is there."""
+    for segment in segments[:-1]:
+        node = node.get(segment) or {}
+        if isinstance(node, list):
+            [node] = node
+    node.pop(segments[-1], None)
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
