@@ -164,7 +164,7 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_l
     lines = []
     numbers = {trial.number for each in histories for trial in each.trials}
     kept = {trial.number for each in histories for trial in each.trials if trial.verdict is Verdict.KEEP}
-    lines.append(f"{len(numbers)} experiments changed {len(histories)} keys, {len(kept)} were kept")
+    lines.append(f"experiments: {len(numbers)}, kept: {len(kept)}, keys touched: {len(histories)}")
     for each in histories:
         lines += ["", f"{each.key}  now {each.now}{'  dead end' if each.is_dead_end else ''}", *_rows(each)]
         if each.covered:
@@ -279,7 +279,7 @@ def _spelled(config: Config, key: str) -> str:
 
 
 def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Iterator[Span]:
-    """Between neighbours among the rejected values, for every set of other keys."""
+    """From rejected to rejected value, for every set of other keys; apart where a kept one lies between."""
     tried: dict[_Rest, dict[float, tuple[str, bool]]] = {}
     for record in records:
         config = configs_by_number.get(record.number)
@@ -291,15 +291,21 @@ def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, 
         tried.setdefault(rest, {})[float(value)] = (_spelled(config, key), was_kept or _is_kept(record))
     for values in tried.values():
         last: float | None = None
+        low: float | None = None  # of the rejected values since the last kept one
         around: str | None = None
         for value in sorted(values):
             text, is_kept = values[value]
             if is_kept:
-                around = text
+                if low is not None and last is not None and low < last:
+                    yield Span(low, last)
+                low, around = None, text
             else:
-                if last is not None:
+                if around is not None and last is not None:
                     yield Span(last, value, around)
-                last, around = value, None
+                low, around = value if low is None else low, None
+                last = value
+        if low is not None and last is not None and low < last:
+            yield Span(low, last)
 
 
 def _is_kept(record: Record) -> bool:

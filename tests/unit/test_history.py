@@ -1,0 +1,250 @@
+"""What was tried is remembered by key: values, deltas with error, near misses, covered spans, dead ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift import config
+from nightshift.config import Config, parse, set_values
+from nightshift.errors import UsageError
+from nightshift.history import (
+    KeyHistory,
+    Span,
+    brief_lines,
+    describe,
+    history,
+    incumbent,
+    last_campaign,
+    load_configs,
+    of_last_campaign,
+    untried,
+)
+from nightshift.ledger import Ledger
+from nightshift.records import Failure, Judgement, Record, Verdict
+
+SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
+LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
+KEEP, DISCARD, CRASH = Verdict.KEEP, Verdict.DISCARD, Verdict.CRASH
+
+
+class Story:
+    """A campaign in memory: `tell` adds an experiment that changes the incumbent."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.configs: dict[int, Config] = {}
+        self.tell({}, KEEP, None)
+
+    def tell(
+        self,
+        changes: dict[str, object],
+        verdict: Verdict,
+        delta: float | None = 0.0,
+        stderr: float | None = 0.01,
+        **more: object,
+    ) -> Record:
+        now = incumbent(self.records, self.configs)
+        parent = max((r.number for r in self.records if r.judgement and r.judgement.verdict is KEEP), default=None)
+        number = len(self.records) + 1
+        self.configs[number] = parse(set_values(now.source if now else SHIPPED, changes))
+        fields: dict[str, object] = {
+            "number": number, "status": str(verdict), "branch": "autoresearch/test", "parent": parent,
+            "description": f"idea {number}", "started": "2026-11-20T19:00:00+00:00", "engine": "trl",
+            "rules_name": "arithmetic-trl", "rules_hash": "abc123", "config_hash": self.configs[number].hash,
+            "effective_hash": "beef", "diff": config.diff(now, self.configs[number]), "unused_keys": (), "commit": None,
+            "versions": {}, "hardware": "cpu", "judgement": Judgement(verdict, "why", delta, stderr),
+        }  # fmt: skip
+        self.records.append(Record(**{**fields, **more}))  # type: ignore[arg-type]
+        return self.records[-1]
+
+    def of(self, key: str) -> KeyHistory:
+        [found] = [each for each in history(self.records, self.configs) if each.key == key]
+        return found
+
+    def store(self, ledger: Ledger) -> None:
+        for record in self.records:
+            ledger.write(ledger.reserve(record, {"train.toml": self.configs[record.number].source}))
+            ledger.write(record)
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_a_trial_has_values_delta_verdict_and_words(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008, description="more lr", prediction="+1 pp", lesson="too hot")
+    [trial] = story.of(LR).trials
+    assert (trial.before, trial.after, trial.value) == ("3e-6", "1e-5", 1e-5)
+    assert (trial.delta, trial.delta_stderr, trial.verdict) == (-0.021, 0.008, DISCARD)
+    assert (trial.description, trial.lesson, trial.others) == ("more lr", "too hot", ())
+
+
+def test_an_experiment_stands_under_every_key_that_it_touched(story: Story) -> None:
+    story.tell({LR: 1e-5, GROUP: 8}, DISCARD)
+    assert {each.key for each in history(story.records, story.configs)} == {LR, GROUP}
+    assert story.of(LR).trials[0].others == (GROUP,)
+
+
+def test_the_baseline_and_equal_configs_touch_nothing(story: Story) -> None:
+    story.tell({}, DISCARD)
+    story.tell({BATCH: 256, "orchestrator.train.filter_zero_advantages": True}, DISCARD)  # the default, written out
+    assert history(story.records, story.configs) == []
+
+
+def test_a_key_that_falls_away_with_its_variant_was_not_touched(story: Story) -> None:
+    gone = {"trainer.loss.dppo_mask_low": config.ABSENT, "trainer.loss.dppo_mask_high": config.ABSENT}
+    story.tell({"trainer.loss.type": "ipo", **gone}, DISCARD)
+    assert [each.key for each in history(story.records, story.configs)] == ["trainer.loss.type"]
+
+
+def test_values_are_compared_with_the_incumbent_of_their_time(story: Story) -> None:
+    story.tell({LR: 6e-6}, KEEP, 0.02)
+    story.tell({LR: 9e-6}, DISCARD, -0.01)
+    assert [(t.before, t.after) for t in story.of(LR).trials] == [("3e-6", "6e-6"), ("6e-6", "9e-6")]
+    assert story.of(LR).now == "6e-6"
+
+
+@pytest.mark.parametrize(
+    ("delta", "stderr", "near", "worse"),
+    [(-0.004, 0.005, True, False), (0.0, 0.005, True, False), (-0.006, 0.005, False, True), (-0.02, None, False, True)],
+)
+def test_near_miss_is_within_one_standard_error(
+    story: Story, delta: float, stderr: float | None, near: bool, worse: bool
+) -> None:
+    story.tell({LR: 4e-6}, DISCARD, delta, stderr)
+    [trial] = story.of(LR).trials
+    assert (trial.is_near_miss, trial.is_clearly_worse) == (near, worse)
+    assert len(story.of(LR).near_misses) == near
+
+
+def test_a_kept_trial_is_no_near_miss(story: Story) -> None:
+    story.tell({LR: 4e-6}, KEEP, 0.001)
+    assert story.of(LR).near_misses == ()
+
+
+def test_values_between_two_rejected_ones_are_covered(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.02)
+    assert story.of(LR).covered == ()
+    story.tell({LR: 2e-5}, CRASH, None, None, failure=Failure.TRAINING)
+    assert story.of(LR).covered == (Span(1e-5, 2e-5),)
+    assert story.of(LR).is_covered(1.5e-5)
+    assert not story.of(LR).is_covered(1e-5)
+    assert not story.of(LR).is_covered(5e-6)
+
+
+def test_a_span_around_the_incumbent_names_it(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.02)
+    story.tell({LR: 1e-6}, DISCARD, -0.02)
+    assert story.of(LR).covered == (Span(1e-6, 1e-5, around="3e-6"),)
+    assert str(story.of(LR).covered[0]) == "1e-6 .. 1e-5 (around 3e-6)"
+
+
+def test_spans_join_on_one_side_of_the_incumbent(story: Story) -> None:
+    for value in (5e-6, 2e-5, 1e-5, 1e-6):
+        story.tell({LR: value}, DISCARD, -0.02)
+    assert set(story.of(LR).covered) == {Span(5e-6, 2e-5), Span(1e-6, 5e-6, around="3e-6")}
+
+
+def test_other_keys_must_be_equal_for_a_span(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.02)
+    story.tell({LR: 2e-5, GROUP: 8}, DISCARD, -0.02)
+    assert story.of(LR).covered == ()
+
+
+def test_a_value_that_was_kept_once_does_not_end_a_span(story: Story) -> None:
+    story.tell({BATCH: 128}, DISCARD, -0.02)
+    story.tell({BATCH: 512}, KEEP, 0.02)
+    story.tell({BATCH: 1024}, DISCARD, -0.02)
+    assert story.of(BATCH).covered == (Span(128, 1024, around="512"),)
+
+
+def test_dead_ends(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.02)
+    assert not story.of(LR).is_dead_end  # one side only
+    story.tell({LR: 1e-6}, DISCARD, -0.02)
+    assert story.of(LR).is_dead_end  # both sides
+    story.tell({LR: 4e-6}, DISCARD, -0.001)
+    assert not story.of(LR).is_dead_end  # a near miss
+    for value in (2, 8, 16):
+        story.tell({GROUP: value, BATCH: 128}, DISCARD, -0.02)
+    assert not story.of(GROUP).is_dead_end  # never by itself
+    story.tell({"orchestrator.train.filter_zero_advantages": False}, DISCARD, -0.02)
+    assert story.of("orchestrator.train.filter_zero_advantages").is_dead_end  # every choice
+
+
+def test_untried_keys_apply_and_are_used(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD)
+    found = history(story.records, story.configs)
+    now = story.configs[1]
+    every = untried(found, now, None)
+    assert GROUP in every
+    assert LR not in every
+    assert "trainer.optim.momentum" not in every  # of sgd
+    assert untried(found, now, {LR, GROUP, "trainer.optim.momentum"}) == [GROUP]
+
+
+def test_text_for_a_person_is_aligned_bounded_and_plain(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008, description="evil\x1b[2J\nforged line\u202e", lesson="x" * 999)
+    story.tell({LR: 1e-6, GROUP: 8}, CRASH, None, None, failure=Failure.TRAINING)
+    text = describe(history(story.records, story.configs), ["orchestrator.batch_size"])
+    assert all(line.isprintable() and len(line) < 260 for line in text.split("\n"))
+    assert "forged line" not in [line.strip() for line in text.split("\n")]
+    assert "  0002  3e-6 -> 1e-5  discard  -2.1 +- 0.8 pp" in text
+    assert "lesson: xxx" in text
+    assert "(with orchestrator.group_size)" in text
+    assert text.endswith("untried:\n  orchestrator.batch_size")
+    short = describe(history(story.records, story.configs), [], max_lines=4).split("\n")
+    assert len(short) == 4
+    assert "lines more" in short[-1]
+
+
+@pytest.mark.parametrize("limit", [0, 60, 300, 2000])
+def test_the_brief_keeps_its_limit_and_says_the_most_useful_first(story: Story, limit: int) -> None:
+    for index in range(20):
+        story.tell({LR: round(1e-7 * (index + 1), 9), BATCH: 64}, DISCARD, -0.03)
+    story.tell({GROUP: 8}, DISCARD, -0.001)
+    lines = brief_lines(history(story.records, story.configs), ["max_steps"], limit)
+    assert sum(len(line) + 1 for line in lines) <= limit
+    if limit >= 300:
+        assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 +- 1.0 pp)"
+    if limit == 2000:
+        assert any(line.startswith("covered: trainer.optim.lr 1e-7 .. 2e-6") for line in lines)
+        assert "untried keys: max_steps" in lines
+        assert lines[-1].startswith("orchestrator.group_size, now 4: 8 discard -0.1")
+
+
+def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with pytest.raises(UsageError, match="no experiment was decided"):
+        of_last_campaign(ledger)
+    story.tell({LR: 1e-5}, DISCARD, branch="autoresearch/other")
+    story.tell({LR: 2e-5}, DISCARD, unused_keys=("seq_len",), prediction="+1 pp", lesson="no")
+    story.tell({LR: 4e-5}, CRASH, None, failure=Failure.MACHINERY)
+    story.store(ledger)
+    assert [r.number for r in last_campaign(ledger)] == [1, 3]
+    (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
+    assert list(load_configs(ledger, last_campaign(ledger))) == [3]
+    (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
+    text = of_last_campaign(ledger)
+    assert "  0003  3e-6 -> 2e-5" in text
+    assert "orchestrator.group_size" in text
+    assert "seq_len" not in text
+    assert ledger.read(3) == story.records[2]  # prediction and lesson too
+
+
+def test_nightshift_history_prints_it(story: Story, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("")
+    (tmp_path / "train.toml").write_bytes(SHIPPED)
+    command = [sys.executable, "-c", "from nightshift.cli import main; main()", "history"]
+    empty = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (empty.returncode, empty.stdout) == (2, "")
+    assert empty.stderr == "no experiment was decided here yet. Start one: uv run run.py.\n"
+    story.tell({LR: 1e-5}, DISCARD, -0.02)
+    story.store(Ledger(tmp_path))
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("experiments: 1, kept: 0, keys touched: 1\n\ntrainer.optim.lr  now 3e-6\n")
