@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from nightshift import config
 from nightshift.engines.prime_rl_errors import explain, is_config_fault
-from tests.prime_rl_plans import SHIPPED
+from tests.prime_rl_plans import SHIPPED, launch_of
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json").read_text()
@@ -96,3 +98,15 @@ def test_hostile_text_stays_on_one_short_line() -> None:
     message = explain([error], CONFIG)
     assert message.isprintable()
     assert len(message) < 450
+
+
+def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault(tmp_path: Path) -> None:
+    launch = launch_of(CONFIG, tmp_path)
+    launch.write()
+    [command] = [command for command in launch.commands if command.name == "validator"]
+    result = subprocess.run([sys.executable, *command.argv[1:]], capture_output=True, text=True)
+    assert result.returncode == 1
+    answer = json.loads(launch.verdict.read_bytes())
+    assert answer == json.loads(result.stdout)
+    assert [error["type"] for error in answer["errors"]] == ["ModuleNotFoundError"]
+    assert "No module named 'prime_rl'. This is not train.toml's fault" in explain(answer["errors"], CONFIG)

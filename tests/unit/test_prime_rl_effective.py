@@ -1,0 +1,193 @@
+"""The config tree of prime-rl: every value against the recorded schema, and against what train.toml says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import config, keys
+from nightshift.engines.prime_rl_effective import PROMPT_TOKENS, effective, fixed
+from nightshift.engines.prime_rl_launch import leaves
+from nightshift.errors import ConfigError
+from nightshift.rules import GSM8K_PRIME_RL as RULES
+from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RECORDED: dict[str, dict[str, Any]] = json.loads((FIXTURES / "rlconfig-keys.json").read_text())
+RUN_DIR = Path("/home/user/nightshift/runs/0007/run-1")
+# The recording lost the variants of these two, which are those of both sides.
+SAME_AS = {
+    "weight_broadcast": "trainer.weight_broadcast",
+    "inference.weight_broadcast": "trainer.weight_broadcast",
+    "rollout_transport": "trainer.rollout_transport",
+}
+# prime-rl narrows these by the ids in them, so its schema does not hold them: test_prime_rl_validation.py has
+# the real classes read them.
+_ENV = "orchestrator.train.source[].env"
+NARROWED = (f"{_ENV}.agent.", *(f"{_ENV}.taskset.{name}" for name in ("split", "size", "seed")))
+MAPPINGS = ("curriculum.sampler<difficulty_pool>.pools.", "curriculum.gates.")
+PASSED_THROUGH = {f"inference.vllm.{name}" for name in ("generation_config", "max_num_seqs", "max_num_batched_tokens")}
+TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def recorded_leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree under the name that the recording has for it."""
+    if isinstance(node, list) and node and isinstance(node[0], dict):
+        for item in node:
+            yield from recorded_leaves(item, f"{name}[]")
+    elif isinstance(node, dict) and node:
+        known = SAME_AS.get(name, name)
+        variants = RECORDED.get(known, {}).get("variants")
+        if variants:
+            assert node["type"] in variants
+            known += f"<{node['type']}>"
+        for key, value in node.items():
+            if not (variants and key == "type"):
+                yield from recorded_leaves(value, f"{known}.{key}" if known else key)
+    else:
+        yield name, node
+
+
+def disagreement(name: str, value: Any) -> str | None:
+    """How one value of a tree contradicts the recording; None if it does not."""
+    if name in PASSED_THROUGH or name.startswith(NARROWED) or any(mapping in name for mapping in MAPPINGS):
+        return None
+    if name == "orchestrator.renderer.name":
+        return None if value in RECORDED["orchestrator.renderer"]["renderers"] else "no such renderer"
+    if name not in RECORDED:
+        return "no such key"
+    entry = RECORDED[name]
+    if value is None:
+        return None if entry.get("nullable") else "cannot be null"
+    if value == {} and any(other.startswith((f"{name}.", f"{name}<")) for other in RECORDED):
+        return None  # a table that is on
+    for shape in entry.get("types", [entry]):
+        if not isinstance(value, TYPES[shape["type"]]) or (isinstance(value, bool) and shape["type"] != "boolean"):
+            continue
+        inside = (
+            value in shape.get("enum", [value])
+            and value == shape.get("const", value)
+            and (isinstance(value, str | list) or shape.get("minimum", value) <= value <= shape.get("maximum", value))
+            and ("exclusiveMinimum" not in shape or value > shape["exclusiveMinimum"])
+        )
+        if inside:
+            return None
+    return f"{value!r} is none of {entry}"
+
+
+def disagreements(tree: Any, name: str = "") -> dict[str, str]:
+    found = {path: disagreement(path, value) for path, value in recorded_leaves(tree, name)}
+    return {path: problem for path, problem in found.items() if problem}
+
+
+def test_every_value_of_every_plan_is_a_key_of_prime_rl_with_a_value_that_it_takes() -> None:
+    for name, each in {**{name: variant(name) for name in VARIANTS}, **open_configs()}.items():
+        launch = launch_of(each, RUN_DIR)
+        assert disagreements(launch.tree) == {}, name
+        assert disagreements(launch.inference_json, "inference") == {}, name
+
+
+def test_the_schema_check_finds_what_is_wrong() -> None:
+    tree = json.loads(json.dumps(dict(launch_of(variant("train"), RUN_DIR).tree)))
+    tree["trainer"]["optim"]["lrr"] = 1.0
+    tree["trainer"]["model"]["attn"] = "sdpa"
+    tree["inference"]["server"]["port"] = "8000"
+    tree["orchestrator"]["batch_size"] = 0
+    tree["orchestrator"]["renderer"]["name"] = "qwen2"
+    tree["clean"] = None
+    assert list(disagreements(tree)) == [
+        "orchestrator.batch_size",
+        "orchestrator.renderer.name",
+        "trainer.optim<adamw>.lrr",
+        "trainer.model.attn",
+        "inference.server.port",
+        "clean",
+    ]
+
+
+def test_what_the_agent_writes_arrives_as_it_stands() -> None:
+    for name, each in {"train": variant("train"), **open_configs()}.items():
+        tree = launch_of(each, RUN_DIR).tree
+        for path, value in each.values.items():
+            if path.endswith("curriculum.sampler.type") and value == "standard":
+                continue  # is what a source without a curriculum does
+            node: Any = tree
+            for segment in path.replace(f"{keys.SOURCE}.", f"{keys.SOURCE}.[0].").split("."):
+                node = node[0] if segment == "[0]" else node[segment]
+            wanted = list(value) if isinstance(value, tuple) else value
+            assert node == wanted or (wanted == {} and isinstance(node, dict)), f"{name}: {path}"
+
+
+def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
+    paths = [path for path, _ in leaves(fixed(RULES))]
+    assert len(paths) > 20
+    for path in (re.sub(r"\[\d+\]", "", path) for path in paths):
+        assert keys.lock(tuple(path.split("."))) is not None, path
+        for value in ("1", '"x"', "[[]]", "{ x = 1 }"):
+            with pytest.raises(ConfigError):
+                config.parse(f"{path} = {value}\n".encode())
+
+
+def test_settings_are_json_and_do_not_depend_on_the_run() -> None:
+    settings = effective(variant("train"), RULES)
+    assert json.loads(json.dumps(settings)) == settings == effective(variant("train"), RULES)
+    assert "/" not in "".join(str(value) for path, value in leaves(settings) if path != "model.name")
+    before = json.dumps(settings)
+    launch_of(variant("train"), RUN_DIR)
+    assert json.dumps(settings) == before
+
+
+def test_a_default_that_is_written_out_changes_nothing() -> None:
+    base = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
+    for key in keys.KEYS:
+        if key.default is None or keys.ANY in key.path or key.path == "orchestrator.group_size":
+            continue
+        needed = {key.only_if[0]: key.only_if[1][0]} if key.only_if and key.only_if[1] != (None,) else {}
+        with suppress(ConfigError):  # needs another key beside it
+            without, with_it = (
+                config.parse(config.set_values(base, needed | more)) for more in ({}, {key.path: key.default})
+            )
+            if key.path not in without.resolved:
+                continue  # it switches a table on
+            assert without.hash == with_it.hash
+            assert effective(without, RULES) == effective(with_it, RULES), key.path
+
+
+def test_the_server_s_context_holds_the_longest_rollout_and_the_longest_answer() -> None:
+    [length] = [value for path, value in leaves(effective(variant("train"), RULES)) if path.endswith("max_model_len")]
+    assert length - PROMPT_TOKENS >= max(RULES.max_completion_tokens, RULES.decoding.max_completion_tokens)
+
+
+def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:
+    source = SHIPPED.replace(b"max_completion_tokens = 1024", b"max_completion_tokens = 2049")
+    source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")
+    line = source.decode().split("\n").index(next(line for line in source.decode().split("\n") if "= 2049" in line)) + 1
+    with pytest.raises(ConfigError, match=f"train.toml:{line}: .*= 2049: .*up to 2048 tokens.*Write .* = 2048 or less"):
+        effective(config.parse(source), RULES)
+
+
+@pytest.mark.parametrize(("seeds", "changed"), [((1, 1), 0), ((1, 2), 2)])
+def test_only_seeds_tell_runs_of_one_config_apart(seeds: tuple[int, int], changed: int) -> None:
+    one, other = (dict(leaves(launch_of(variant("train"), RUN_DIR, seed=seed).tree)) for seed in seeds)
+    names = [name for name in one if one[name] != other[name]]
+    assert len(names) == changed
+    assert all(name.endswith("seed") for name in names)
+
+
+def test_the_sampler_of_difficulty_pools_gets_the_seed_too() -> None:
+    pools = b'[orchestrator.train.source.curriculum.sampler]\ntype = "difficulty_pool"\n'
+    tree = dict(leaves(launch_of(config.parse(SHIPPED + pools), RUN_DIR, seed=1003).tree))
+    assert tree["orchestrator.train.source[0].curriculum.sampler.seed"] == 1003
