@@ -181,7 +181,7 @@ class AgentProposer:
         try:
             source = toml_text.read(self.workplace.clone / CONFIG_NAME)
         except ConfigError as error:
-            return replace(proposal, cause=ended or f"{error.cause}: train.toml must stay a regular file")
+            return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
         if source == context.source:
             return replace(proposal, cause=ended or f"{self.name} ended without an edit of train.toml")
         if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nightshift import history
 from nightshift.config import parse
 from nightshift.proposers import Context
 from nightshift.records import Record
@@ -21,6 +22,7 @@ MAX_CHARACTERS = 6_000
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _NUM_LAST = 8
 _MAX_REFUSALS = 3
+_MAX_MEMORY = 1_800
 
 _RULES = """\
 You are the researcher of an overnight campaign that improves an LLM's RL post-training. Your one task now: \
@@ -60,8 +62,9 @@ def compose(context: Context) -> str:
             "ones; change something that was not touched yet.\n"
         )
     task = _TASK
-    if context.records and context.records[-1].number != context.incumbent.number:
-        task += f"LESSON: <what experiment {context.records[-1].number:04d} taught, in the light of its numbers>\n"
+    last = context.records[-1] if context.records else None
+    if last is not None and last.parent is not None and last.lesson is None:
+        task += f"LESSON: <what experiment {last.number:04d} taught, in the light of its numbers>\n"
     for refusal in context.refusals[-_MAX_REFUSALS:]:
         task += f"An earlier proposal for this experiment was refused:\n| {clean(refusal, 200)}\n"
     return fit(head, _sections(context), task, MAX_CHARACTERS)
@@ -110,7 +113,16 @@ def _sections(context: Context) -> list[Section]:
             sections.append(Section(f"Health of {name}:", _data(record.health.splitlines()), rank))
     ended = [describe(r) for r in reversed(context.records) if r.parent is not None][:_NUM_LAST]
     sections.append(Section("The last experiments, latest first:", _data(ended), 3))
+    sections.append(Section("What was tried, by key (deltas with standard error):", _data(_memory(context)), 5))
     return sections
+
+
+def _memory(context: Context) -> list[str]:
+    """Near misses, dead ends, covered values, untried keys, then the values tried with each key."""
+    configs = history.load_configs(context.ledger, context.records)
+    histories = history.history(context.records, configs)
+    untried = history.untried(histories, parse(context.source), context.used_keys)
+    return history.brief_lines(histories, untried, _MAX_MEMORY)
 
 
 def describe(record: Record) -> str:
@@ -123,7 +135,8 @@ def describe(record: Record) -> str:
         numbers = f" ({clean(judgement.why, 120)})"
     change = clean("; ".join(record.diff), 200)
     said = "" if record.description == "; ".join(record.diff) else f" | {clean(record.description, 160)}"
-    return f"{record.number:04d} {record.status}{numbers}: {change}{said}"
+    learnt = f" | lesson: {clean(record.lesson, 160)}" if record.lesson else ""
+    return f"{record.number:04d} {record.status}{numbers}: {change}{said}{learnt}"
 
 
 def _data(lines: Iterable[str]) -> list[str]:

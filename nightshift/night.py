@@ -157,8 +157,6 @@ class Night:
     def _complete(self, record: Record, pending: Pending | None) -> None:
         path = self._lab.ledger.run_dir(record.number) / PROPOSAL_NAME
         if pending is not None and not path.exists():
-            if pending.prediction is not None:
-                self._lab.ledger.write(replace(record, prediction=pending.prediction))
             said = {"agent": self.state.order.agent, **asdict(pending)}
             write_atomically(path, json.dumps(said, indent=1).encode())
 
@@ -226,7 +224,7 @@ class Night:
 
     def _refusal(self, proposal: Proposal) -> str | None:
         """Why this proposal cannot run, in one line; None if it can."""
-        if proposal.source is None:
+        if proposal.source is None or proposal.cause is not None:
             return proposal.cause or "no edit"
         try:
             admit(configs.parse(proposal.source), Request(), self._lab)
@@ -241,7 +239,8 @@ class Night:
         self._place(pending.source.encode(), campaign)
         self._do(f"experiment {self._next_number():04d}: {pending.hypothesis}")
         until = self.state.deadline or _FAR
-        request = Request(pending.hypothesis, self.state.order.max_runs, until)
+        max_runs = self.state.order.max_runs
+        request = Request(pending.hypothesis, max_runs=max_runs, until=until, prediction=pending.prediction)
         try:
             # After the first Ctrl-C it is later than any --until: the run in flight is the experiment's last.
             run_experiment(request, replace(lab, now=lambda: _FAR if self._brake.asked else lab.now()))

@@ -12,7 +12,7 @@ from nightshift.agent import PRESETS, AgentProposer, command_of
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab
 from nightshift.night_state import NightState, Order
-from nightshift.proposers import Proposer, RandomProposer
+from nightshift.proposers import Proposer, RandomProposer, TpeProposer
 from nightshift.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
 from nightshift.workplace import Workplace
 
@@ -55,6 +55,8 @@ def begin(order: Order, lab: Lab) -> NightState:
 
 def proposer_of(order: Order, lab: Lab) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
+    if order.agent == "tpe":
+        return TpeProposer(order.seed)
     if order.agent == "random":
         return RandomProposer(order.seed)
     command = command_of(order.agent)

@@ -1,0 +1,203 @@
+"""Coding agents that misbehave: the night goes on, the record names it, harness and history stay as they were."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.agent import MAX_LOG_BYTES
+from nightshift.brief import MAX_CHARACTERS
+from tests.conftest import git
+from tests.night_checkout import furnish, problems, records, start, strangers, wait_for, whole_night
+
+AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout)
+    for process in strangers(checkout):
+        process.kill()
+
+
+def script(root: Path, steps: list[list[str]]) -> Path:
+    folder = root.parent / "agent"
+    folder.mkdir(exist_ok=True)
+    path = folder / "script.json"
+    path.write_text(json.dumps({"checkout": str(root), "steps": steps}))
+    return path
+
+
+def drive(root: Path, steps: list[list[str]], ending: str = "", **order: Any) -> tuple[int, str, str]:
+    command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
+    return whole_night(root, agent=command, **{"agent_timeout_seconds": 20.0, **order})
+
+
+def notes(root: Path, number: int) -> str:
+    said = json.loads((root / "runs" / f"{number:04d}" / "proposal.json").read_text())
+    return "\n".join(said["notes"])
+
+
+def kept_by_agent(root: Path, call: int, kind: str) -> str:
+    return (root.parent / "agent" / f"script.{kind}-{call}").read_text()
+
+
+def test_an_agent_that_behaves(root: Path) -> None:
+    code, _, stderr = drive(root, [], experiments=4)
+    assert code == 0, stderr
+    assert problems(root) == []
+    assert strangers(root) == []
+    ours = records(root)
+    assert [r.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
+    assert [r.prediction for r in ours[1:]] == ["+1 pp"] * 3
+    assert [r.lesson for r in ours[1:3]] == ["call 1 learnt something", "call 2 learnt something"]
+    assert [notes(root, n) for n in range(1, 5)] == [""] * 4
+    briefs = [kept_by_agent(root, call, "brief") for call in range(3)]
+    assert all(len(brief) <= MAX_CHARACTERS for brief in briefs)
+    assert "| trainer.optim.lr = 6e-7" in briefs[0]
+    assert "LESSON" not in briefs[0]  # the baseline teaches nothing
+    assert "LESSON: <what experiment 0002 taught" in briefs[1]
+    assert "call 0 tries another rate" in briefs[1]
+
+
+def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
+    good = ["edit", "answer"]
+    steps = [
+        [*good, "other files"],  # 0002
+        ["invalid"],
+        ["locked"],
+        ["repeat"],
+        good,  # 0003
+        ["exit 1"],
+        [*good, "delete .git"],  # 0004
+        [*good, "50 MB"],  # 0005
+        ["link"],
+        ["fifo"],
+        ["device"],
+        ["link to fifo"],  # four refusals: given up
+        ["huge"],
+        ["no train.toml"],
+        [*good, "commit", "results.tsv"],  # 0006
+        ["hang"],
+        [*good, "grandchild", "unreadable"],  # 0007
+        ["edit", "link answer", "say", "exit 1"],  # 0008
+    ]
+    main = git(root, "rev-parse", "main")
+    code, _, stderr = drive(root, steps, experiments=8, agent_timeout_seconds=3.0)
+    assert code == 0, stderr
+    assert problems(root) == []
+    assert strangers(root) == []
+    assert git(root, "rev-parse", "main") == main
+    assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
+    assert "changed files other than train.toml: harness.py, new\\u001b[2J.py: dropped" in notes(root, 2)
+    assert [line.split(":")[0] for line in notes(root, 3).splitlines()] == [f"proposal {n} refused" for n in (1, 2, 3)]
+    assert "is not TOML" in notes(root, 3)
+    assert 'model.name = "mine" is locked' in notes(root, 3)
+    assert "already tried in experiment 0001" in notes(root, 3)
+    assert "exit code 1; its last words: stand-in: 401 no credit left" in notes(root, 4)
+    assert "deleted .git of its clone" in notes(root, 4)
+    log = root / "runs" / "agent" / "0005-1.log"
+    assert MAX_LOG_BYTES <= log.stat().st_size < 1.1 * MAX_LOG_BYTES
+    assert notes(root, 5) == ""
+    assert "train.toml is a symbolic link" in stderr
+    assert "is not a regular file" in stderr
+    assert "200,000 bytes" in notes(root, 6)
+    assert "train.toml does not exist" in notes(root, 6)
+    assert "made commits or branches of its own" in notes(root, 6)
+    assert "results.tsv: dropped" in notes(root, 6)
+    assert "no end after 3 s: stopped" in notes(root, 7)
+    assert "deep/er/x" in notes(root, 7)
+    assert "left no readable hypothesis.txt: hypothesis.txt is a symbolic link" in notes(root, 8)
+    assert "exit code 1" in notes(root, 8)
+    last = records(root)[-1]
+    assert (last.description, last.prediction) == ("said aloud", "+2 pp")
+
+
+def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path) -> None:
+    steps = [["edit", "answer", "real train.toml"], ["edit", "answer", "real results.tsv"]]
+    code, _, stderr = drive(root, steps, experiments=3)
+    assert code == 0, stderr
+    assert problems(root) == []
+    assert "changed train.toml in the checkout itself: put back" in notes(root, 2)
+    assert "changed results.tsv in the checkout itself: rebuilt" in notes(root, 3)
+
+
+@pytest.mark.parametrize(
+    ("deed", "name"),
+    [
+        ("real harness", "harness.py"),
+        ("real record", "runs/0001/record.json"),
+        ("push", "branches and tags"),
+    ],
+)
+def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Path, deed: str, name: str) -> None:
+    code, _, stderr = drive(root, [["edit", "answer", deed]], experiments=3)
+    assert code == 2
+    assert f"{name} changed in this checkout while the agent was at work" in stderr
+    assert len(list((root / "runs").glob("0*"))) == 1
+    assert strangers(root) == []
+
+
+def test_three_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
+    code, stdout, _ = drive(root, [[], ["exit 1"], ["answer"]], experiments=9)
+    assert code == 1
+    assert "stopped:      3 proposals in a row without an edit, the last one: " in stdout
+    assert "ended without an edit of train.toml" in stdout
+    assert [r.description for r in records(root)] == ["baseline"]
+    assert "was refused:\n| " in kept_by_agent(root, 1, "brief")
+    assert "401 no credit left" in kept_by_agent(root, 2, "brief")
+
+
+def test_an_agent_that_never_gets_it_right_stops_the_night(root: Path) -> None:
+    code, stdout, _ = drive(root, [["invalid"]] * 12, experiments=9)
+    assert code == 1
+    assert "no valid proposal for 3 experiments in a row: train.toml:1" in stdout
+
+
+def test_the_agent_keeps_its_keys_and_sees_a_clone_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_API_KEY", "secret")
+    monkeypatch.setenv("GIT_DIR", str(root / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(root))
+    code, _, stderr = drive(root, [], ending=" {prompt_file}", experiments=2)
+    assert code == 0, stderr
+    seen = json.loads(kept_by_agent(root, 0, "env"))
+    assert seen["STAND_IN_API_KEY"] == "secret"
+    assert not Path(seen["cwd"]).is_relative_to(root)
+    assert seen["PWD"] == seen["cwd"]
+    assert not [name for name in seen if name in ("GIT_DIR", "GIT_WORK_TREE")]
+    assert not [name for name, value in seen.items() if str(root) in value and name not in ("PATH", "VIRTUAL_ENV")]
+    assert kept_by_agent(root, 0, "brief").startswith("You are the researcher")
+
+
+def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(root: Path) -> None:
+    order = {"agent": shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"], ["hang"]]))])}
+    agent = root.parent / "agent"
+    night = start(root, experiments=2, **order)
+    wait_for(lambda: (agent / "script.env-0").exists())
+    night.kill()
+    night.communicate()
+    wait_for(lambda: not strangers(root), within_seconds=20)
+    night = start(root, experiments=2, **order)
+    wait_for(lambda: (agent / "script.env-1").exists())
+    began = time.monotonic()
+    night.send_signal(2)
+    stdout, stderr = night.communicate(timeout=30)
+    assert night.returncode == 0, stderr
+    assert "stopped by Ctrl-C" in stdout
+    assert time.monotonic() - began < 10
+    assert strangers(root) == []
+    assert problems(root) == []
+
+
+def test_a_program_that_is_not_there_is_refused_at_once(root: Path) -> None:
+    code, stdout, stderr = whole_night(root, agent="no-such-agent --yes", experiments=2)
+    assert (code, stdout) == (2, "")
+    assert "no program 'no-such-agent' on PATH" in stderr
+    assert not (root / "runs" / "night.json").exists()

@@ -1,0 +1,109 @@
+"""A stand-in for a coding agent: reads the brief on stdin, edits train.toml, and misbehaves as it is told.
+
+    stand_in_agent.py SCRIPT
+
+SCRIPT is a JSON file: a list of steps, one for each call. It stays in SCRIPT.calls how often it was called, so it knows
+its step; beyond the end of the list it behaves. A step is a list of the names below; `checkout` names the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TRAIN = Path("train.toml")
+
+
+def edit(rate: str) -> None:
+    lines = TRAIN.read_text().splitlines()
+    TRAIN.write_text("\n".join(f"lr = {rate}" if line.startswith("lr =") else line for line in lines) + "\n")
+
+
+def answer(call: int) -> None:
+    Path("hypothesis.txt").write_text(
+        f"HYPOTHESIS: call {call} tries another rate\nPREDICTION: +1 pp\nLESSON: call {call} learnt something\n"
+    )
+
+
+def replace_config(make: Callable[[], object]) -> None:
+    TRAIN.unlink()
+    make()
+
+
+def git(*arguments: str) -> None:
+    identity = ("-c", "user.name=Agent", "-c", "user.email=agent@localhost")
+    subprocess.run(["git", *identity, *arguments], check=False, capture_output=True)
+
+
+def grandchild() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    clean = {name: value for name, value in os.environ.items() if name != "NIGHTSHIFT_RUN"}
+    subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=clean)
+    time.sleep(0.3)
+
+
+def hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def misdeeds(real: Path) -> dict[str, Callable[[], object]]:
+    """What a step can ask for, beside `edit` and `answer`."""
+    return {
+        "other files": lambda: (Path("harness.py").write_text("MEASURES = 'better'\n"), Path("new\x1b[2J.py").touch()),
+        "invalid": lambda: TRAIN.write_text("lr = = 1\n"),
+        "locked": lambda: TRAIN.write_text(TRAIN.read_text() + "\n[model]\nname = 'mine'\n"),
+        "repeat": lambda: edit("6e-07"),
+        "hang": hang,
+        "exit 1": lambda: sys.exit("stand-in: 401 no credit left"),
+        "50 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(1087)],
+        "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
+        "link": lambda: replace_config(lambda: TRAIN.symlink_to("/etc/passwd")),
+        "fifo": lambda: replace_config(lambda: os.mkfifo(TRAIN)),
+        "link to fifo": lambda: replace_config(lambda: (os.mkfifo("pipe"), TRAIN.symlink_to("pipe"))),
+        "device": lambda: replace_config(lambda: TRAIN.symlink_to("/dev/zero")),
+        "huge": lambda: TRAIN.write_bytes(b"#" * 200_000),
+        "no train.toml": TRAIN.unlink,
+        "commit": lambda: (git("add", "--all"), git("commit", "--message", "agent was here"), git("branch", "mine")),
+        "results.tsv": lambda: Path("results.tsv").write_text("forged\n"),
+        "grandchild": grandchild,
+        "push": lambda: git("push", "--force", str(real), "HEAD:refs/heads/main"),
+        "real train.toml": lambda: (real / "train.toml").write_text("forged\n"),
+        "real results.tsv": lambda: (real / "results.tsv").write_text("forged\n"),
+        "real harness": lambda: (real / "harness.py").write_text("MEASURES = 'better'\n"),
+        "real record": lambda: (real / "runs" / "0001" / "record.json").write_text("{}"),
+        "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),
+        "unreadable": lambda: (Path("deep/er").mkdir(parents=True), Path("deep/er/x").touch(), Path("deep").chmod(0)),
+    }
+
+
+def main() -> None:
+    script = Path(sys.argv[1])
+    told = json.loads(script.read_text())
+    calls = script.with_suffix(".calls")
+    call = int(calls.read_text()) if calls.exists() else 0
+    calls.write_text(str(call + 1))
+    brief = sys.stdin.read() if len(sys.argv) < 3 else Path(sys.argv[2]).read_text()
+    script.with_suffix(f".brief-{call}").write_text(brief)
+    script.with_suffix(f".env-{call}").write_text(json.dumps({**os.environ, "cwd": str(Path.cwd())}))
+    step = told["steps"][call] if call < len(told["steps"]) else ["edit", "answer"]
+    others = misdeeds(Path(told["checkout"]))
+    for deed in step:
+        if deed == "edit":
+            edit(f"{(call * 7 % 23 + 1) / 2:g}e-06")  # another one each call
+        elif deed == "answer":
+            answer(call)
+        elif deed == "say":
+            print("I thought about it.\n**HYPOTHESIS:** said aloud  PREDICTION: +2 pp\nLESSON: <what it taught>")
+        else:
+            others[deed]()
+
+
+if __name__ == "__main__":
+    main()
