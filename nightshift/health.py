@@ -222,14 +222,16 @@ def _groups(steps: Sequence[Step], facts: Facts) -> Iterator[Finding]:
 
 
 def _truncation(steps: Sequence[Step], facts: Facts) -> Iterator[Finding]:
-    values = _curve(steps, "truncated_share", 1)
-    share = fmean(_last_half(values)) if values else 0.0
-    at_evaluation = facts.evaluation_truncated_share or 0.0
-    if max(share, at_evaluation) >= TRUNCATED_SHARE:
-        limit = facts.values.get(_MAX_TOKENS)
-        cut = f"{share:.0%} of the completions are cut" + (f" at {limit} tokens" if limit else "")
-        text = f"{cut} in the last half, {at_evaluation:.0%} at evaluation: they score 0"
-        yield Finding(text, (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
+    values, limit = _curve(steps, "truncated_share", 1), facts.values.get(_MAX_TOKENS)
+    shares = []
+    if values:
+        at = f" at {limit} tokens" if limit else ""
+        shares.append((fmean(_last_half(values)), f"of the training completions{at} in the last half"))
+    if facts.evaluation_truncated_share is not None:
+        shares.append((facts.evaluation_truncated_share, "at evaluation"))
+    if shares and max(shares)[0] >= TRUNCATED_SHARE:
+        text = ", ".join(f"{share:.0%} {where}" for share, where in shares)
+        yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
 
 
 def _length(steps: Sequence[Step], facts: Facts) -> Iterator[Finding]:
