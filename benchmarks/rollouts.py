@@ -1,0 +1,216 @@
+"""Rewards per second: our in-process environment against one process a rollout.
+
+\b
+    uv run benchmarks/rollouts.py                          both paths, a few minutes
+    uv run benchmarks/rollouts.py --process-rollouts 0     without the path that needs a package index
+
+Both paths are verifiers' own, and the same but for the harness: its env server (`serve_env`, one worker,
+as in a pool of prime-rl's env-server) in a process of its own, runtime `subprocess`, its EnvClient with
+the tasks loaded on the client's side as in prime-rl's orchestrator, the arithmetic tasks and their reward.
+
+\b
+in-process   the ChatHarness of our environments: one HTTP request from inside the worker
+process      verifiers' stock `null` harness: `sh -c`, then a Python program, for every rollout
+
+What the stock harness needs first it prepares itself, once a worker: `pip install uv`, then
+`uv sync --script` of unpinned packages. That needs a package index; it goes into a throw-away HOME, and
+its time is reported apart, as the first rollout.
+
+The model is a stand-in (stand_in_model.py): a fixed reply without delay, in a process of its own. So the
+figures are the price of the environment alone, without tokenization, which prime-rl's env workers do for
+both paths alike. CPU seconds are those of the env server and of all processes that it started and waited
+for; the client's and the stand-in's are noted beside them. The paths take turns, and of each figure the
+median of all repetitions counts. Linux only: elsewhere the CPU time of children is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
+from nightshift_arithmetic import data
+from nightshift_arithmetic.scoring import score
+
+from nightshift.errors import NightshiftError
+from nightshift.ledger import write_atomically
+from nightshift.supervise import ProcessGroup, interruptible
+
+ROOT = Path(__file__).resolve().parents[1]
+NUM_SCORED, SCORING_PASSES = 1000, 30
+
+Row = dict[str, Any]
+
+
+async def measure(
+    routes: Sequence[Route], repetitions: int, group: ProcessGroup, folder: Path, say: Callable[[str], None]
+) -> list[Row]:
+    """One row a route. The routes take turns, so that a slow minute of the machine hits all of them."""
+    reply = f"So it is.\n#### {data.load('train', 1)[0].answer}"
+    model, base_url = start_model(group, folder, reply)
+    async with AsyncExitStack() as stack:
+        servers, first_seconds = [], []
+        for route in routes:
+            say(f"{route.name}: starting the env server, and what its harness prepares first")
+            server = await start_server(route, group, folder, base_url)
+            stack.push_async_callback(server.client.close)
+            began = time.perf_counter()
+            await server.rewards(1)
+            first_seconds.append(time.perf_counter() - began)
+            await server.rewards(WARM_UP_ROLLOUTS)
+            servers.append(server)
+        runs: list[list[Repetition]] = [[] for _ in routes]
+        for number in range(1, repetitions + 1):
+            for server, done in zip(servers, runs, strict=True):
+                done.append(await server.repetition(model, reply))
+                route, seconds = server.route, done[-1].wall_seconds
+                say(f"{route.name}: {number} of {repetitions}: {route.num_rollouts} rollouts in {seconds:.1f} s")
+    return [as_row(*figures) for figures in zip(routes, first_seconds, runs, strict=True)]
+
+
+def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Row:
+    """Medians of a route's repetitions, and the repetitions themselves."""
+
+    def median(field: str) -> float:
+        return statistics.median(getattr(run, field) for run in runs) / route.num_rollouts
+
+    return {
+        "name": route.name,
+        "harness": route.harness,
+        "num_rollouts": route.num_rollouts,
+        "max_in_flight": route.max_in_flight,
+        "rewards_per_second": 1 / median("wall_seconds"),
+        "cpu_seconds_per_rollout": median("env_server_cpu_seconds"),
+        "client_cpu_seconds_per_rollout": median("client_cpu_seconds"),
+        "model_cpu_seconds_per_rollout": median("model_cpu_seconds"),
+        "first_rollout_seconds": first_seconds,
+        "repetitions": [asdict(run) for run in runs],
+    }
+
+
+def measure_scoring(repetitions: int) -> list[Row]:
+    """Calls of scoring.score a second: on worked solutions, and with GSM8K-like lengths of text before them."""
+    examples = data.load("train", NUM_SCORED)
+    rows = []
+    for num_chars in (0, 2000):
+        completions = [((e.question + " ") * num_chars)[:num_chars] + e.solution for e in examples]
+        pairs = list(zip(completions, [e.answer for e in examples], strict=True))
+        rates = []
+        for _ in range(repetitions):
+            began = time.perf_counter()
+            total = sum(score(text, answer) for _ in range(SCORING_PASSES) for text, answer in pairs)
+            rates.append(total / (time.perf_counter() - began))
+            assert total == SCORING_PASSES * len(pairs)  # each one is right
+        mean_chars = round(statistics.fmean(map(len, completions)))
+        rows.append({"mean_characters": mean_chars, "calls_per_second": statistics.median(rates)})
+    return rows
+
+
+def program_packages(folder: Path) -> list[str]:
+    """What `uv sync --script` chose for the stock program; nothing pins it."""
+    found = folder.glob(".cache/uv/environments-v2/*/lib/python*/site-packages/*.dist-info")
+    wanted = ("openai-", "httpx-", "mcp-", "pydantic-")
+    return sorted(path.stem for path in found if path.name.startswith(wanted))
+
+
+def machine() -> Row:
+    """The kind of machine, and nothing that names it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cores": os.cpu_count(),
+        "cpu": names[0] if names else platform.machine(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def table(result: Row) -> str:
+    """The result for people."""
+    lines = [f"{'path':12}{'harness':24}{'rollouts':>9}{'in flight':>10}{'rewards/s':>11}{'CPU s/rollout':>15}"]
+    for row in result["rollouts"]:
+        in_flight = min(row["num_rollouts"], row["max_in_flight"])
+        rate, cpu = row["rewards_per_second"], row["cpu_seconds_per_rollout"]
+        lines.append(f"{row['name']:12}{row['harness']:24}{row['num_rollouts']:9}{in_flight:10}{rate:11.1f}{cpu:15.4f}")
+    if len(result["rollouts"]) == 2:
+        ours, stock = result["rollouts"]
+        times = ours["rewards_per_second"] / stock["rewards_per_second"]
+        share = stock["cpu_seconds_per_rollout"] / ours["cpu_seconds_per_rollout"]
+        lines.append(f"in-process gives {times:.0f} times the rewards per second and takes 1/{share:.0f} of the CPU")
+    for row in result["rollouts"]:
+        lines.append(f"first rollout, {row['name']}: {row['first_rollout_seconds']:.1f} s")
+    for row in result["scoring"]:
+        lines.append(f"scoring, {row['mean_characters']} characters: {row['calls_per_second']:,.0f} calls a second")
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option("--rollouts", default=256, show_default=True, type=click.IntRange(1), help="In-process, a repetition.")
+@click.option("--process-rollouts", default=64, show_default=True, type=click.IntRange(0), help="0: leave it out.")
+@click.option("--in-flight", default=128, show_default=True, type=click.IntRange(1), help="At once: an env worker's.")
+@click.option("--process-in-flight", default=128, show_default=True, type=click.IntRange(1), help="The same, stock.")
+@click.option("--repetitions", default=3, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=ROOT / "benchmarks" / "results" / "rollouts.json",
+    help="The result as JSON.  [default: benchmarks/results/rollouts.json]",
+)
+def main(
+    rollouts: int, process_rollouts: int, in_flight: int, process_in_flight: int, repetitions: int, output: Path
+) -> None:
+    """Measure, print the table, write the result."""
+    if sys.platform != "linux":
+        sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
+    routes = [
+        Route("in-process", TASKSET, rollouts, in_flight, "Run: uv run pytest tests/integration/test_tasksets.py")
+    ]
+    if process_rollouts:
+        fix = "Make a package index reachable, or leave this path out: --process-rollouts 0"
+        routes.append(Route("process", "null", process_rollouts, process_in_flight, fix))
+    command = (
+        f"uv run benchmarks/rollouts.py --rollouts {rollouts} --process-rollouts {process_rollouts} "
+        f"--in-flight {in_flight} --process-in-flight {process_in_flight} --repetitions {repetitions}"
+    )
+    result: Row = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+        "machine": machine(),
+        "python": platform.python_version(),
+        "verifiers": importlib.metadata.version("verifiers"),
+        "model": "stand-in: one fixed reply, no model, no delay",
+    }
+    with tempfile.TemporaryDirectory(prefix="rollouts-") as name:
+        folder = Path(name)
+        group = ProcessGroup(marker=folder.name, grace_seconds=10)
+        try:
+            with interruptible():
+                result["rollouts"] = asyncio.run(
+                    measure(routes, repetitions, group, folder, lambda line: print(line, file=sys.stderr, flush=True))
+                )
+        except NightshiftError as error:
+            print(f"rollouts.py: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        finally:
+            group.stop()
+        result["program_packages"] = program_packages(folder)
+    result["scoring"] = measure_scoring(repetitions)
+    write_atomically(output, (json.dumps(result, indent=1) + "\n").encode())
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()
