@@ -1,0 +1,100 @@
+"""program.md is short, and everything that it names exists: commands, flags, keys, findings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift import health, keys
+from nightshift.cli import commands
+from nightshift.command import TIMED_OUT
+from nightshift.console import summary
+from nightshift.errors import ExitCode
+from nightshift.records import Judgement, Record, Verdict
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "program.md").read_text()
+COMMANDS = re.findall(r"uv run [^`\n]+", TEXT)
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command after `uv run`, redirections left out."""
+    return shlex.split(command.removesuffix(" > run.log 2>&1"))[2:]
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 150
+
+
+def test_flags_of_run_py_exist() -> None:
+    described = subprocess.run(
+        [sys.executable, ROOT / "run.py", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    known = set(re.findall(r"(?<![\w-])(--?[a-z][a-z-]*)", described))
+    used = {word for command in COMMANDS for word in words_of(command) if word.startswith("-")}
+    used |= set(re.findall(r"`(--[a-z-]+)", TEXT))
+    used -= {"--timeout", "--short"}  # of `nightshift wait` and of git
+    assert len(used) >= 6
+    assert used <= known, used - known
+
+
+def test_commands_exist() -> None:
+    seen = set()
+    for command in COMMANDS:
+        program, *rest = words_of(command)
+        seen.add(program)
+        if program == "nightshift":
+            subcommand = commands.commands[rest[0]]
+            options = {option for parameter in subcommand.params for option in parameter.opts}
+            assert {word for word in rest[1:] if word.startswith("-")} <= options, command
+        else:
+            assert (ROOT / program).is_file(), command
+    assert seen == {"run.py", "prepare.py", "nightshift"}
+
+
+def test_the_one_command_and_how_to_wait_stand_in_it() -> None:
+    assert 'uv run run.py -m "<hypothesis>: <prediction>" > run.log 2>&1' in TEXT
+    assert "uv run nightshift wait --timeout 540" in TEXT
+    assert "never commit and never reset" in TEXT
+
+
+def test_exit_codes_are_those_of_the_program() -> None:
+    table = {int(code): text for code, text in re.findall(r"^\| (\d+) \| ([^|]+) \|", TEXT, re.MULTILINE)}
+    assert set(table) == {*map(int, ExitCode), TIMED_OUT}
+    assert table[ExitCode.CRASH].startswith("crash")
+    assert table[ExitCode.USAGE].startswith("refused")
+    assert table[ExitCode.INTERRUPTED].startswith("interrupted")
+    assert "still running" in table[TIMED_OUT]
+
+
+def test_keys_of_the_summary_exist() -> None:
+    record = Record(
+        number=1, status="discard", branch="b", parent=None, description="d", started="", engine="trl",
+        rules_name="arithmetic-trl", rules_hash="h", config_hash="c", effective_hash="e", diff=(), unused_keys=(),
+        commit=None, versions={}, hardware="cpu", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps",
+    )  # fmt: skip
+    printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
+    [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
+    assert set(pattern.split("|")) <= printed
+    assert {"eval_score", "delta", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"} <= printed
+
+
+def test_keys_of_train_toml_are_open() -> None:
+    named = set(re.findall(r"`((?:trainer|orchestrator|inference)[.][a-z0-9_.]+)`", TEXT))
+    assert len(named) >= 6
+    assert [name for name in named if not keys.variants(tuple(name.split(".")))] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["still rising", "flat", "fell", "collapsed", "entropy rose", "spikes", "teach nothing", "cut and so scored 0",
+     "entropy collapsed", "KL", "masked", "old", "bottleneck", "the first step", "unused", "healthy", "time:"],
+)  # fmt: skip
+def test_the_digest_says_what_it_is_said_to_say(words: str) -> None:
+    assert words.removeprefix("the ") in TEXT
+    assert words in Path(health.__file__).read_text()
