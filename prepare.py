@@ -1,9 +1,10 @@
-"""Set up once what experiments need: base model, data, results.tsv. run.py does the same when something is missing.
+"""Set up once what experiments need: engine, base model, data, results.tsv. Repeating it goes on where it stopped.
 
 \b
     uv run prepare.py                        # what this machine's engine needs
     uv run prepare.py --gsm8k FOLDER         # GSM8K from its official train.jsonl and test.jsonl
     uv run prepare.py --rebuild-base         # remake the tiny base model from its recipe
+    uv run prepare.py --smoke                # two GPUs: install prime-rl, then one short real run of the whole chain
 """
 
 import sys
@@ -12,6 +13,7 @@ if not sys.flags.safe_path:
     del sys.path[0]  # as in run.py
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,11 +24,14 @@ ROOT = Path(__file__).resolve().parent
 
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
+@click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
+@click.option("--smoke", is_flag=True, help="prime-rl: afterwards one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--rebuild-base", is_flag=True, help="Remake models/arithmetic-base by supervised learning.")
-def main(engine: str | None, gsm8k: Path | None, rebuild_base: bool) -> None:
+def main(**flags: Any) -> None:
     """Flags in, exit code out; the work is in nightshift/preparation.py."""
-    sys.exit(command.prepare(ROOT, engine, gsm8k, rebuild_base))
+    sys.exit(command.prepare(ROOT, command.PrepareFlags(**flags)))
 
 
 if __name__ == "__main__":

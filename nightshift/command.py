@@ -70,6 +70,27 @@ class Flags:
     keys: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PrepareFlags:
+    """prepare.py's flags."""
+
+    engine: str | None
+    gpus: str | None
+    prime_rl: Path | None
+    smoke: bool
+    gsm8k: Path | None
+    rebuild_base: bool
+
+    @property
+    def is_for_prime_rl(self) -> bool:
+        return self.smoke or self.gpus is not None or self.prime_rl is not None
+
+    @property
+    def engine_meant(self) -> str | None:
+        """The engine that is named, or that other flags imply."""
+        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
+
+
 def run(root: Path, flags: Flags) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if flags.keys:
@@ -85,25 +106,56 @@ def run(root: Path, flags: Flags) -> int:
         return error.exit_code
 
 
-def prepare(root: Path, engine: str | None, gsm8k: Path | None, rebuild_base: bool) -> int:
+def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift import preparation
     from nightshift.gpus import num_gpus
     from nightshift.lab import pick_rules
     from nightshift.rules import ARITHMETIC_TRL
+    from nightshift.supervise import interruptible
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     began = time.monotonic()
     try:
-        rules = pick_rules(engine, num_gpus(os.environ))
-        if rebuild_base:
-            preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
-        preparation.prepare_missing(root, rules, reporter.note, gsm8k)
+        with interruptible():
+            rules = pick_rules(flags.engine_meant, num_gpus(os.environ))
+            if flags.rebuild_base:
+                preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
+            if rules.engine == "prime-rl":
+                _prepare_prime_rl(root, flags, reporter.note)
+            elif flags.is_for_prime_rl:
+                raise UsageError("--prime-rl, --gpus and --smoke are for --engine prime-rl", "Leave them out.")
+            else:
+                preparation.prepare_missing(root, rules, reporter.note, flags.gsm8k)
     except NightshiftError as error:
         console.print_error(error)
         return error.exit_code
     reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED
+
+
+def _prepare_prime_rl(root: Path, flags: PrepareFlags, note: Callable[[str], None]) -> None:
+    from nightshift import preparation
+    from nightshift.engines.prime_rl import PrimeRlEngine
+    from nightshift.engines.prime_rl_installation import ENV_VAR, Installation, Pins
+    from nightshift.engines.prime_rl_installer import CommandRunner, Installer
+    from nightshift.gpus import choose_pair, list_gpus, parse_gpus
+
+    environ = dict(os.environ)
+    train_config = config.load(root / "train.toml")
+    gpu_ids = None if flags.gpus is None else parse_gpus(flags.gpus)
+    gpus = () if gpu_ids == () else choose_pair(list_gpus(), gpu_ids or None, environ)
+    installation = Installation.find(Pins.read(root / "pyproject.toml"), environ, flags.prime_rl)
+    installer = Installer(installation, root, gpus, environ, note, CommandRunner(note))
+    preparation.prepare_prime_rl(
+        installer,
+        train_config,
+        lambda rules: PrimeRlEngine(rules, root, environ, installation, gpu_ids),
+        gsm8k=flags.gsm8k,
+        smoke=flags.smoke,
+    )
+    if Installation.find(installation.pins, environ) != installation:
+        note(f"for run.py: export {ENV_VAR}={installation.root}")
 
 
 def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) -> int:

@@ -6,42 +6,46 @@ Used by prepare.py and, but for prime-rl, by the first run.py; every step is ski
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from nightshift import config as configs
 from nightshift.config import Config
-from nightshift.engines import Engine
-from nightshift.engines.prime_rl_installation import is_whole_model, model_problem
+from nightshift.engines import Engine, prime_rl_launch
+from nightshift.engines.prime_rl_effective import effective
+from nightshift.engines.prime_rl_errors import explain
+from nightshift.engines.prime_rl_installation import Installation, is_whole_model, model_problem
 from nightshift.engines.prime_rl_installer import Installer, pin_model
-from nightshift.errors import EngineError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation import selection_set
 from nightshift.gpus import pair_problems
 from nightshift.ledger import Ledger
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.supervise import engine_environment
 
 Note = Callable[[str], None]
 
 NUM_REHEARSAL_PROMPTS = 8
 # Cold caches: vLLM and the trainer compile everything in this one start. Not measured on GPUs.
 WARM_UP = replace(GSM8K_PRIME_RL, name="warm-up", budget_seconds=90.0, startup_seconds=1200.0)
-# The whole chain with the shipped model of a megabyte, whose prompts and context are those of its own rules.
-SMOKE = replace(
-    GSM8K_PRIME_RL,
-    name="smoke",
-    model=ARITHMETIC_TRL.model,
-    model_revision=ARITHMETIC_TRL.model_revision,
-    environments=ARITHMETIC_TRL.environments,
-    decoding=ARITHMETIC_TRL.decoding,
-    max_completion_tokens=ARITHMETIC_TRL.max_completion_tokens,
-    learning_rate_scale=ARITHMETIC_TRL.learning_rate_scale,
-    budget_seconds=30.0,
-)
+# For the shipped model of a megabyte, whose context is 512 tokens.
+SMOKE_CONFIG = b"""
+seq_len = 512
+[orchestrator]
+batch_size = 64
+group_size = 8
+[orchestrator.train.sampling]
+max_completion_tokens = 64
+"""
 
 
 def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = None) -> None:
@@ -62,14 +66,13 @@ def prepare_prime_rl(
     installer: Installer,
     config: Config,
     open_engine: Callable[[Rules], Engine],
-    dry_run: Callable[[Config], None],
     *,
     gsm8k: Path | None = None,
     smoke: bool = False,
 ) -> None:
     """Install prime-rl, its model and data; let it check train.toml; fill its compile caches by an unscored run.
 
-    `dry_run` has prime-rl's own classes resolve a config. EngineError or ConfigError names what is in the way.
+    EngineError or ConfigError names what is in the way; repeating goes on where this stopped.
     """
     installation, rules, note = installer.installation, GSM8K_PRIME_RL, installer.note
     for problem in pair_problems(installer.gpus):
@@ -78,17 +81,69 @@ def prepare_prime_rl(
     prepare_missing(installer.root, rules, note, gsm8k)
     if model_problem(installation, rules) is not None:
         pin_model(installation, rules, _base_model(installer.root, rules, note))
-    note("checking train.toml with prime-rl's own classes")
-    dry_run(config)
-    runs_dir = installation.state_dir / "runs"
-    mark = installation.warm_mark(installer.gpus)
-    if installer.gpus and not mark.is_file():
-        note("filling the compile caches by an unscored run, once: up to twenty minutes")
-        said = rehearse(open_engine(WARM_UP), WARM_UP, config, runs_dir / WARM_UP.name, note)
-        mark.parent.mkdir(exist_ok=True)
-        mark.write_text(said + "\n")
-    if smoke:
-        rehearse(open_engine(SMOKE), SMOKE, config, runs_dir / SMOKE.name, note)
+    with _alone(installation):
+        note("checking train.toml with prime-rl's own classes")
+        dry_run(installer, config)
+        runs_dir = installation.state_dir / "runs"
+        mark = installation.warm_mark(installer.gpus)
+        if installer.gpus and not mark.is_file():
+            note("filling the compile caches by an unscored run, once: up to twenty minutes")
+            said = rehearse(open_engine(WARM_UP), WARM_UP, config, runs_dir / WARM_UP.name, note)
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text(said + "\n")
+        if smoke:
+            tiny = smoke_rules(installer.root)
+            rehearse(open_engine(tiny), tiny, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+
+
+@contextmanager
+def _alone(installation: Installation) -> Iterator[None]:
+    """One prepare.py at a time fills the caches of an installation. UsageError while another does."""
+    try:
+        with FileLock(installation.state_dir / "prepare.lock", timeout=0):
+            yield
+    except Timeout:
+        raise UsageError(f"another prepare.py is at work in {installation.root}", "Wait for it.") from None
+
+
+def smoke_rules(root: Path) -> Rules:
+    """The whole chain with the shipped model: half a minute of training, prompts and context as in its own rules."""
+    return replace(
+        ARITHMETIC_TRL,
+        name="smoke",
+        engine=GSM8K_PRIME_RL.engine,
+        model=str(root / ARITHMETIC_TRL.model),
+        budget_seconds=30.0,
+        startup_seconds=GSM8K_PRIME_RL.startup_seconds,
+    )
+
+
+def dry_run(installer: Installer, config: Config) -> None:
+    """Have prime-rl's own classes resolve what a run with this config would start. ConfigError with their refusal."""
+    run_dir = installer.installation.state_dir / "runs" / "dry-run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    launch = prime_rl_launch.plan(
+        effective(config, GSM8K_PRIME_RL),
+        seed=GSM8K_PRIME_RL.seed(0),
+        run_dir=run_dir,
+        ports=prime_rl_launch.free_ports(),
+        gpu_ids=(),
+        bin_dir=installer.installation.bin_dir,
+        environment=installer.installation.environment(installer.root, installer.environ.get("PATH", "")),
+    )
+    launch.write()
+    validator = next(command for command in launch.commands if command.name == "validator")
+    environment = engine_environment(installer.environ, validator.env)
+    try:
+        installer.run(
+            "prime-rl's validation", validator.argv, cwd=run_dir, env=environment, log_path=run_dir / validator.log_name
+        )
+    except EngineError:
+        if not launch.verdict.is_file():
+            raise
+        raise ConfigError(explain(json.loads(launch.verdict.read_bytes())["errors"], config)) from None
+    shutil.rmtree(run_dir)
 
 
 def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: Note) -> str:

@@ -1,0 +1,163 @@
+"""prepare.py for prime-rl: the real engine, driven through whole rehearsals of stand-ins for prime-rl's programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from nightshift import config, preparation
+from nightshift.engines.prime_rl import PrimeRlEngine
+from nightshift.engines.prime_rl_installation import Installation, Pins
+from nightshift.engines.prime_rl_installer import CommandRunner, Installer, pin_model
+from nightshift.engines.trl import TrlEngine
+from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.gpus import Gpu
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from tests import stand_in_prime_rl
+from tests.conftest import living_children
+
+ROOT = Path(__file__).parents[2]
+STAND_IN_WORKER = ROOT / "tests" / "stand_in_worker.py"
+GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
+PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
+CONFIG = config.parse(b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
+SMALL = replace(
+    ARITHMETIC_TRL,
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
+    budget_seconds=1.0,
+)
+
+
+class Prepared:
+    """A checkout, an installation of stand-ins in which nothing is missing but what the engine must do itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "checkout"
+        self.root.mkdir()
+        for name in ("environments", "models", "pyproject.toml"):
+            (self.root / name).symlink_to(ROOT / name)
+        self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
+        self.installation.state_dir.mkdir(parents=True)
+        stand_in_prime_rl.install(self.installation.venv)
+        self.notes: list[str] = []
+        self.opened: list[str] = []
+
+    def misbehave(self, fault: str | None) -> None:
+        stand_in_prime_rl.misbehave(self.installation.venv, fault)
+
+    def prepare(self, *, smoke: bool = False) -> None:
+        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append, _run)
+        preparation.prepare_prime_rl(installer, CONFIG, self.open_engine, smoke=smoke)
+
+    def open_engine(self, rules: Rules) -> PrimeRlEngine:
+        self.opened.append(rules.name)
+        return PrimeRlEngine(rules, self.root, dict(os.environ), self.installation, gpu_ids=())
+
+
+class _NoInstaller(Installer):
+    """Clone and sync have tests of their own (test_installation.py)."""
+
+    def install(self) -> None:
+        self._copy_environments(self.root)
+
+
+_run = CommandRunner(lambda line: None)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    """With rules whose data is generated and whose runs are short."""
+    monkeypatch.setattr(preparation, "GSM8K_PRIME_RL", replace(SMALL, engine="prime-rl"))
+    warm_up = replace(SMALL, name="warm-up", model_revision="0" * 40, startup_seconds=200.0)
+    monkeypatch.setattr(preparation, "WARM_UP", warm_up)
+    monkeypatch.setattr(preparation, "smoke_rules", lambda root: replace(warm_up, name="smoke"))
+    prepared = Prepared(tmp_path)
+    pin_model(prepared.installation, warm_up, ROOT / ARITHMETIC_TRL.model)
+    return prepared
+
+
+def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared: Prepared) -> None:
+    prepared.prepare()
+    assert prepared.opened == ["warm-up"]
+    mark = prepared.installation.warm_mark(PAIR)
+    assert "weights of step" in mark.read_text()
+    assert any("checking train.toml with prime-rl's own classes" in note for note in prepared.notes)
+    prepared.prepare(smoke=True)
+    assert prepared.opened == ["warm-up", "smoke"]
+    assert prepared.notes[-1].startswith("smoke: ready after")
+    assert "answered 8 prompts" in prepared.notes[-1]
+    assert list((prepared.installation.state_dir / "runs").iterdir()) == []  # rehearsals leave nothing
+    assert living_children() == []
+
+
+def test_a_config_that_prime_rl_refuses_ends_the_preparation_in_its_words(prepared: Prepared) -> None:
+    prepared.misbehave("config_refused")
+    with pytest.raises(ConfigError, match=r"trainer\.optim\.lr.*should be less than 1"):
+        prepared.prepare()
+    assert prepared.opened == []
+    assert not prepared.installation.warm_mark(PAIR).exists()
+
+
+def test_a_validator_that_dies_is_quoted(prepared: Prepared) -> None:
+    prepared.misbehave("validator_dies")
+    with pytest.raises(EngineError, match=r"prime-rl's validation failed with exit code 1.*No module named 'prime_rl'"):
+        prepared.prepare()
+
+
+def test_a_failed_warm_up_leaves_the_caches_cold_and_its_logs(prepared: Prepared) -> None:
+    prepared.misbehave("trainer_out_of_memory")
+    with pytest.raises(EngineError, match=r"warm-up: trainer: out of GPU memory.*Read the logs in"):
+        prepared.prepare()
+    assert not prepared.installation.warm_mark(PAIR).exists()
+    assert list((prepared.installation.state_dir / "runs" / "warm-up").glob("*.log"))
+    assert living_children() == []
+    prepared.misbehave(None)
+    prepared.prepare()
+    assert prepared.installation.warm_mark(PAIR).is_file()
+
+
+def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> None:
+    lock = FileLock(prepared.installation.state_dir / "prepare.lock")
+    with lock, pytest.raises(UsageError, match=r"another prepare\.py is at work in"):
+        prepared.prepare()
+
+
+def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
+    busy = replace(GPU, free_gb=10.0)
+    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append, _run)
+    with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
+        preparation.prepare_prime_rl(installer, CONFIG, prepared.open_engine)
+    assert prepared.notes == []
+
+
+def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
+    """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
+    rules = replace(SMALL, budget_seconds=0.0)
+    engine = TrlEngine(rules, ROOT, dict(os.environ), worker=STAND_IN_WORKER)
+    with pytest.raises(EngineError, match=r"arithmetic-trl: 0 steps in 0 s"):
+        preparation.rehearse(engine, rules, CONFIG, tmp_path / "run", lambda line: None)
+    assert living_children() == []
+
+
+def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
+    rules = preparation.smoke_rules(ROOT)
+    engine = PrimeRlEngine(rules, ROOT, {}, Installation(ROOT / "none", Pins.read(ROOT / "pyproject.toml")))
+    settings = engine.validate(config.parse(preparation.SMOKE_CONFIG)).settings
+    assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
+    assert settings["seq_len"] <= 512  # max_position_embeddings
+    assert rules.engine == GSM8K_PRIME_RL.engine
+
+
+def test_prepare_on_a_machine_without_gpus_is_one_line() -> None:
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "prepare.py"), "--engine", "prime-rl"]
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "prime-rl needs two NVIDIA GPUs" in result.stderr
