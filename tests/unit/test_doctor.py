@@ -1,0 +1,108 @@
+"""The doctor's table: both engines, nothing changed, the exit code that run.py would have for missing parts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nightshift.doctor import BOTH, Check, checks, is_ready, table
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.unit.test_gpus import Card, StandInNvml
+
+ROOT = Path(__file__).parents[2]
+NO_DRIVER = StandInNvml([], driver=None)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with a good train.toml."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("environments", "models", "pyproject.toml"):
+        (checkout / name).symlink_to(ROOT / name)
+    (checkout / "train.toml").write_bytes(b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
+    return checkout
+
+
+def names(found: list[Check], engine: str, ok: bool) -> list[str]:
+    return [check.name for check in found if check.engine == engine and check.ok is ok]
+
+
+def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
+    found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, nvml=NO_DRIVER)
+    assert names(found, BOTH, ok=True) == ["train.toml"]
+    assert names(found, "trl", ok=False) == []
+    assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
+    assert is_ready(found, "trl")
+    assert not is_ready(found, "prime-rl")
+    lines = table(found, ARITHMETIC_TRL).splitlines()
+    assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
+    assert {line[24:33].strip() for line in lines[:-1]} == {"ok", "PROBLEM"}  # aligned
+    assert list(tmp_path.iterdir()) == [root]  # nothing was made
+
+
+def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root: Path, tmp_path: Path) -> None:
+    nvml = StandInNvml([Card(), Card()])
+    found = checks(root, GSM8K_PRIME_RL, {}, prime_rl_dir=tmp_path / "none", nvml=nvml)
+    [gpus] = [check for check in found if check.name == "GPUs"]
+    assert gpus.ok
+    assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
+    [checkout] = [check for check in found if check.name == "checkout"]
+    assert (checkout.ok, checkout.fix) == (False, "Run: uv run prepare.py --engine prime-rl.")
+    assert f"not installed in {tmp_path / 'none'}" in checkout.detail
+    assert table(found, GSM8K_PRIME_RL).splitlines()[-1].startswith("not ready: --engine prime-rl")
+
+
+@pytest.mark.parametrize(
+    ("cards", "gpu_ids", "detail"),
+    [
+        ([Card(), Card("Tesla T4", (7, 5))], None, "GPU 1 (Tesla T4) has compute capability 7.5"),
+        ([Card(), Card(used_gb=40.0)], None, "40.0 of 80.0 GB in use"),
+        ([Card(), Card()], (0, 5), "GPU 5 does not exist"),
+        ([Card(lost=True)], None, "NVML cannot read the GPUs"),
+    ],
+)
+def test_unfit_gpus_are_named(root: Path, cards: list[Card], gpu_ids: tuple[int, int] | None, detail: str) -> None:
+    found = checks(root, GSM8K_PRIME_RL, {}, gpu_ids, nvml=StandInNvml(cards))
+    assert any(detail in check.detail for check in found if check.name == "GPUs" and not check.ok)
+
+
+def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
+    assert "GPUs" not in [check.name for check in checks(root, GSM8K_PRIME_RL, {}, (), nvml=NO_DRIVER)]
+
+
+def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
+    (root / "train.toml").write_text("trainer.optim.lr = 'fast'\n")
+    found = checks(root, ARITHMETIC_TRL, {}, nvml=NO_DRIVER)
+    assert names(found, BOTH, ok=False) == ["train.toml"]
+    assert not is_ready(found, "trl")
+    assert "train.toml:1" in table(found, ARITHMETIC_TRL)
+
+
+def test_every_problem_has_its_fix(root: Path) -> None:
+    found = checks(root, GSM8K_PRIME_RL, {}, nvml=NO_DRIVER)
+    for check in found:
+        assert check.ok or "Run" in f"{check.detail}. {check.fix}", check
+
+
+@pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
+def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
+    """Without GPUs and without prime-rl. Two seconds are promised; the test allows for a loaded machine."""
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
+    program = "from nightshift.cli import main; main()"
+    began = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-c", program, "doctor", "--engine", engine],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (code, "")
+    assert time.monotonic() - began < 20
+    assert "/does/not/exist" in result.stdout
