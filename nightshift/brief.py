@@ -72,7 +72,7 @@ def compose(context: Context) -> str:
 
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
     """Head, sections in their order, tail; lines of the least important sections are left out to keep the limit."""
-    room = limit - len(head) - len(tail)
+    room = limit - len(head) - len(tail) - 1
     shown: dict[int, str] = {}
     for index in sorted(range(len(sections)), key=lambda i: sections[i].rank):
         section = sections[index]

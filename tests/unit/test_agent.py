@@ -1,0 +1,110 @@
+"""What is taken over from an agent, and what its process is given."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
+from nightshift.errors import UsageError
+from nightshift.repo import Repo
+from nightshift.workplace import Workplace
+from tests.conftest import git
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", Answer()),
+        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", Answer("a", "b", "c")),
+        ("HYPOTHESIS: a: b PREDICTION: +1 pp LESSON: c", Answer("a: b", "+1 pp", "c")),
+        ("**HYPOTHESIS:** a\n- **PREDICTION**: b", Answer("a", "b", None)),
+        ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", Answer()),  # a program that prints its prompt
+        ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", Answer("last")),
+        ("the HYPOTHESIS was wrong, no PREDICTION", Answer()),
+        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", Answer("[31mred and wide")),
+        ("HYPOTHESIS:", Answer()),
+    ],
+)
+def test_the_answer_is_found_in_what_agents_print(text: str, answer: Answer) -> None:
+    assert parse_answer(text) == answer
+
+
+def test_an_answer_is_short() -> None:
+    assert len(parse_answer("HYPOTHESIS: " + "long " * 1000).hypothesis or "") == 240
+
+
+def test_the_presets_are_headless_and_may_edit() -> None:
+    assert PRESETS == {
+        "claude": "claude -p --permission-mode acceptEdits",
+        "codex": "codex exec --sandbox workspace-write --skip-git-repo-check",
+        "gemini": "gemini --skip-trust --approval-mode auto_edit",
+    }
+
+
+@pytest.mark.parametrize("agent", ["no-such-agent", "", "  ", "sh 'unclosed"])
+def test_a_command_that_cannot_be_run_is_refused(agent: str) -> None:
+    with pytest.raises(UsageError, match="--agent"):
+        command_of(agent)
+
+
+def test_a_command_is_split_into_words_and_no_shell_sees_them() -> None:
+    assert command_of("sh -c 'cat; true' {prompt_file}") == ("sh", "-c", "cat; true", "{prompt_file}")
+
+
+def test_the_environment_is_the_persons_without_what_points_elsewhere() -> None:
+    person = {"API_KEY": "secret", "GIT_DIR": "x", "GIT_INDEX_FILE": "x", "PWD": "x", "OLDPWD": "x", "PATH": "p"}
+    assert agent_environment(person, Path("/clone/here")) == {
+        "API_KEY": "secret",
+        "PATH": "p",
+        "PWD": "/clone/here",
+        "GIT_CEILING_DIRECTORIES": "/clone",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def test_a_workplace_is_private_fresh_and_gone_afterwards(checkout: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    workplace = Workplace(Repo(checkout), temporary)
+    listing = workplace.open(b"lr = 7\n")
+    assert stat.S_IMODE(workplace.folder.parent.stat().st_mode) == 0o700
+    assert (workplace.clone / "train.toml").read_bytes() == b"lr = 7\n"
+    assert workplace.changes(listing) == ()
+    # Deeper than Python's own removal can go, and than a path can be long.
+    dig = "import os\nfor level in range(1200):\n    os.mkdir('deeper')\n    os.chdir('deeper')"
+    subprocess.run([sys.executable, "-c", dig], cwd=workplace.clone, check=True)
+    (workplace.clone / "train.toml").unlink()
+    assert workplace.changes(listing) == ()  # folders are no files, and train.toml is what it may change
+    (workplace.clone / "program.md").chmod(0o755)
+    assert workplace.changes(listing) == ("changed files other than train.toml: program.md: dropped",)
+    workplace.open(b"lr = 8\n")
+    assert not (workplace.clone / "deeper").exists()
+    workplace.clear()
+    assert list(workplace.folder.parent.iterdir()) == []
+    assert git(checkout, "status", "--porcelain") == ""
+
+
+def test_a_workplace_of_somebody_else_is_not_used(checkout: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    workplace = Workplace(Repo(checkout), temporary)
+    workplace.folder.parent.symlink_to(checkout)
+    with pytest.raises(Exception, match="not a folder of this user alone"):
+        workplace.open(b"lr = 1\n")
+    with pytest.raises(UsageError, match="lies in the checkout"):
+        Workplace(Repo(checkout), checkout / "runs")
+
+
+def test_many_changed_files_are_counted_and_few_are_named(checkout: Path, tmp_path: Path) -> None:
+    workplace = Workplace(Repo(checkout), tmp_path)
+    listing = workplace.open(b"lr = 7\n")
+    for number in range(30):
+        (workplace.clone / f"file-{number:02d}\n").touch()
+    (note,) = workplace.changes(listing)
+    assert note.endswith("file-07\\n and 22 more: dropped")
+    workplace.clear()

@@ -1,0 +1,135 @@
+"""When a night is over, what it remembers, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from nightshift import night_state as states
+from nightshift.campaign import replay
+from nightshift.errors import UsageError
+from nightshift.ledger import Ledger
+from nightshift.night_state import NightState, Order, Pending, lesson_of, stop_rule
+from nightshift.night_text import status_lines, summary
+from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.rules import ARITHMETIC_TRL
+from tests.campaigns import campaign
+
+NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
+
+
+def state_of(**order: object) -> NightState:
+    return NightState(Order("tpe", **order), "autoresearch/test", "rules", NOW.isoformat(), first=1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[Record]:
+    """Baseline, a keep, three discards."""
+    return campaign(Ledger(tmp_path), ["3e-6", "1e-5", "2e-6", "1e-6"])
+
+
+def crash(record: Record, failure: Failure) -> Record:
+    return replace(record, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, f"{failure} it was"))
+
+
+@pytest.mark.parametrize(
+    ("order", "cause"),
+    [
+        ({}, None),
+        ({"experiments": 6}, None),
+        ({"experiments": 5}, "5 experiments are done"),
+        ({"plateau": 3}, None),  # the one in a new direction is still to come
+        ({"plateau": 2}, "plateau: nothing kept in 3 experiments"),
+        ({"hours": 1.0}, None),
+        ({"hours": 0.02}, "0.02 hours are over, or too short for another run of 75 s"),
+    ],
+)
+def test_the_stop_rules(records: list[Record], order: dict[str, object], cause: str | None) -> None:
+    stop = stop_rule(state_of(**order), records, NOW, run_seconds=75)
+    assert (stop is None) == (cause is None)
+    assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
+
+
+def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[Record]) -> None:
+    lost = [crash(r, f) for r in records[-1:] for f in (Failure.INTERRUPTED, Failure.MACHINERY)]
+    assert stop_rule(state_of(experiments=6), [*records, *lost], NOW, 75) is None
+    assert states.num_since_keep([*records, *lost]) == 3
+    assert states.num_crashes([*records, lost[0], lost[1], lost[0]]) == 1
+
+
+def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
+    lost = [crash(records[-1], Failure.TRAINING)] * 5
+    assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
+    stop = stop_rule(state_of(), [*records, *lost], NOW, 75)
+    assert stop is not None
+    assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
+
+
+def test_a_night_counts_its_own_experiments_only(records: list[Record]) -> None:
+    state = replace(state_of(), first=3)
+    elsewhere = [replace(records[-1], branch="autoresearch/other"), replace(records[-1], rules_hash="other")]
+    started = replace(records[-1], status="started")
+    assert [r.number for r in state.own([*records, *elsewhere, started])] == [3, 4, 5]
+
+
+def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert states.load(ledger) is None
+    state = replace(
+        state_of(hours=8.0, gpus="2,3"), pending=Pending(7, "lr = 1\n", "why", "+1 pp", ("a note",)), num_given_up=2
+    )
+    states.save(ledger, state)
+    assert states.load(ledger) == state
+    path = tmp_path / "runs" / states.STATE_NAME
+    for damage in (b"", b"{", b"[]", b'{"version": 99}', json.dumps({"version": 1, "order": 3}).encode()):
+        path.write_bytes(damage)
+        with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
+            states.load(ledger)
+
+
+def test_the_lesson_from_the_numbers(records: list[Record]) -> None:
+    assert lesson_of(records[1]) == "trainer.optim.lr 6e-7 -> 3e-6: better, +25.0 +-4.0 pp"
+    assert lesson_of(records[2]) == "trainer.optim.lr 3e-6 -> 1e-5: worse, -5.0 +-4.0 pp"
+    close = replace(records[2].judgement, delta=-0.01)  # type: ignore[type-var]
+    assert "no difference that shows, -1.0" in lesson_of(replace(records[2], judgement=close))
+    assert lesson_of(records[0]) == "baseline: baseline: 1 run"
+    assert lesson_of(crash(records[2], Failure.TRAINING)).endswith("crashed, training it was")
+
+
+def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:
+    campaign_now = replay(records, ARITHMETIC_TRL)
+    own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
+    text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2))
+    assert "experiments:  5: 2 kept, 3 discarded, 0 crashed; 1 more interrupted or failed by machinery" in text
+    assert "best:         0002, expected score 0." in text
+    assert "(baseline 0.3500)  idea 2" in text
+    assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
+    assert "\n  0002 keep    +25.0 pp idea 2" in text
+    assert "bad [2J idea" in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) <= 20
+    over = states.ended(state_of(), "5 experiments are done", NOW)
+    assert "stopped:      5 experiments are done" in summary(over, own, campaign_now, NOW)
+
+
+def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Path, records: list[Record]) -> None:
+    ledger = Ledger(tmp_path)
+    assert status_lines(ledger, records, NOW) == []
+    states.save(ledger, state_of())
+    assert status_lines(ledger, records, NOW) == ["night:    tpe was cut off: the same command goes on with it"]
+    states.save(ledger, states.ended(state_of(), "8 hours are over", NOW))
+    assert status_lines(ledger, records, NOW) == ["night:    tpe is over: 8 hours are over"]
+    states.save(ledger, replace(state_of(experiments=9), doing="tpe proposes", doing_since=NOW.isoformat()))
+    held = states.lock(ledger)
+    try:
+        lines = status_lines(ledger, records, NOW + timedelta(seconds=40))
+        assert "5 experiments; tpe proposes, for 40 s" in lines[0]
+        assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
+        with pytest.raises(UsageError, match="another night is running"):
+            states.lock(ledger)
+    finally:
+        held.release()

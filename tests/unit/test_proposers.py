@@ -1,0 +1,113 @@
+"""TPE and random: from the ledger and a seed alone, inside the search space, and no dumber than they must be."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift import config
+from nightshift.ledger import Ledger
+from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
+from nightshift.records import Judgement, Verdict
+from nightshift.rules import ARITHMETIC_TRL
+from tests.campaigns import BASELINE, campaign
+
+USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
+BOTH = [RandomProposer, TpeProposer]
+
+
+def context_of(ledger: Ledger, rates: list[str], **changes: object) -> Context:
+    records = campaign(ledger, rates)
+    incumbent = [r for r in records if r.status == "keep"][-1]
+    source = ledger.source(incumbent.number)
+    context = Context(len(records) + 1, incumbent, source, tuple(records), ARITHMETIC_TRL, ledger, used_keys=USED)
+    return replace(context, **changes)  # type: ignore[arg-type]
+
+
+def propose(proposer: Proposer, context: Context) -> bytes:
+    proposal = proposer.propose(context, lambda: False)
+    assert proposal.cause is None
+    assert proposal.source is not None
+    return proposal.source
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(
+    kind: type[RandomProposer | TpeProposer], tmp_path: Path
+) -> None:
+    context = context_of(Ledger(tmp_path), ["3e-6", "1e-5"])
+    first = propose(kind(7), context)
+    assert propose(kind(7), context_of(Ledger(tmp_path / "again"), ["3e-6", "1e-5"])) == first
+    others = (
+        propose(kind(8), context),
+        propose(kind(7), replace(context, refusals=("tried",))),
+        propose(kind(7), replace(context, records=context.records[:-1])),
+    )
+    assert first not in others
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_changes(
+    kind: type[RandomProposer | TpeProposer], tmp_path: Path
+) -> None:
+    context = context_of(Ledger(tmp_path), ["3e-6"])
+    for attempt in range(5):
+        proposal = kind(0).propose(replace(context, refusals=("x",) * attempt), lambda: False)
+        assert proposal.source is not None
+        changed = config.parse(proposal.source)
+        assert space_of(context).params(changed) is not None
+        assert b"# poor" in proposal.source  # comments stay
+        diff = config.diff(config.parse(context.source), changed)
+        assert {line.split()[0].lstrip("+-") for line in diff} <= USED
+        assert proposal.hypothesis == f"{kind(0).name}: {'; '.join(diff)}"
+
+
+def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
+    context = context_of(Ledger(tmp_path), ["3e-6", "1e-5"])
+    crash = replace(context.records[-1], status="crash", judgement=Judgement(Verdict.CRASH, "nan"))
+    found = scores(replace(context, records=(*context.records[:-1], crash)))
+    assert [round(score, 6) for _, score in found] == [0.35, 0.60, 0.35]
+    assert found[1][0].get("trainer.optim.lr") == 3e-6
+    assert scores(replace(context, records=(crash,))) == []
+
+
+def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path: Path) -> None:
+    """On a made-up campaign whose score falls with the distance of log lr from 3e-6."""
+    good = {}
+    for kind in BOTH:
+        ledger, source = Ledger(tmp_path / kind.__name__), random.Random(3)
+        rates = [f"{10 ** source.uniform(-7, -4):.2e}" for _ in range(25)]
+        context = context_of(ledger, rates)
+        records = []
+        for record in context.records:
+            rate = config.parse(ledger.source(record.number)).get("trainer.optim.lr")
+            distance = abs(config_log(rate) - config_log(3e-6))
+            judgement = Judgement(Verdict.DISCARD, "made up", delta=-distance, incumbent_score=0.9)
+            records.append(replace(record, judgement=judgement))
+        context = replace(context, records=tuple(records), used_keys=frozenset({"trainer.optim.lr"}))
+        proposed = [propose(kind(seed), context) for seed in range(12)]
+        distances = [abs(config_log(config.parse(p).get("trainer.optim.lr")) - config_log(3e-6)) for p in proposed]
+        good[kind] = sum(distance < 0.5 for distance in distances)
+    assert good[TpeProposer] >= 9
+    assert good[TpeProposer] > good[RandomProposer] + 2
+
+
+def config_log(rate: float) -> float:
+    return math.log10(rate)
+
+
+def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
+    context = context_of(Ledger(tmp_path), ["3e-6"] + [f"{n}e-5" for n in range(1, 10)])
+    assert propose(TpeProposer(1), context) != propose(TpeProposer(1), replace(context, new_direction=True))
+
+
+def test_a_record_of_an_older_allow_list_is_left_out(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    context = context_of(ledger, ["3e-6", "1e-5"])
+    (ledger.run_dir(3) / "train.toml").write_bytes(BASELINE + b"gone = 1\n")
+    assert len(scores(context)) == 2
+    assert propose(TpeProposer(0), context)
