@@ -20,6 +20,7 @@ from nightshift.trends import levels, noise, trend
 
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer
+LIMIT = 1e30  # a diverging run writes any finite number: sums and squares of these stay finite
 MIN_STEPS = 8  # fewer points carry no trend
 
 # Reward. Noise of a step is 0.03 to 0.07 on the trl engine (256 rollouts in groups of 4): over 40 steps the change
@@ -163,7 +164,8 @@ def _used(keys: tuple[str, ...], facts: Facts) -> tuple[str, ...]:
 
 def _curve(steps: Sequence[Step], name: str, at_least: int = MIN_STEPS) -> list[float]:
     """The measured values of a field; empty when there are too few to say anything."""
-    values = [value for step in steps if (value := getattr(step, name)) is not None]
+    found = (getattr(step, name) for step in steps)
+    values = [min(max(value, -LIMIT), LIMIT) for value in found if value is not None]
     return values if len(values) >= at_least else []
 
 
@@ -253,12 +255,14 @@ def _entropy(steps: Sequence[Step], facts: Facts) -> Iterator[Finding]:
     if not values:
         return
     first, last = _ends(values)
+    if first <= 0:
+        return
     rewards = _curve(steps, "reward_mean")
     solved = bool(rewards) and _ends(rewards)[1] >= SOLVED_REWARD
     if last < ENTROPY_LEFT * first and not solved:
         text = f"entropy collapsed from {first:.3g} to {last:.3g} ({last / first:.0%} left): exploration is used up"
         yield Finding(text, (_LR, _TEMPERATURE, _KL_TAU, _MASKS[1]), Severity.COSTLY)
-    elif last > ENTROPY_RATIO * first > 0 and trend(values).z > SURE:
+    elif last > ENTROPY_RATIO * first and trend(values).z > SURE:
         text = f"entropy rose from {first:.3g} to {last:.3g} (x{last / first:.2g}): the policy comes apart"
         yield Finding(text, (_LR, _MAX_NORM, _TEMPERATURE), Severity.COSTLY)
 

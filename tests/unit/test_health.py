@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nightshift import health, keys
 from nightshift.health import Facts, Finding, Severity, digest, examine, facts_of
@@ -329,24 +328,18 @@ def test_the_slope_is_that_of_the_line_and_its_error_is_honest() -> None:
     assert trend(outliers).change == 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.builds(
-            Step,
-            step=st.integers(0, 10**6),
-            **{
-                field.name: st.none() | st.floats(allow_nan=False, allow_infinity=False)
-                for field in fields(Step)
-                if field.name != "step"
-            },
-        ),
-        max_size=30,
-    ),
-    st.sampled_from(Outcome),
-)
-def test_no_numbers_break_it(steps: list[Step], outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", Outcome)
+def test_no_numbers_break_it(outcome: Outcome) -> None:
+    """A killed or diverging engine leaves anything finite in its file."""
+    random = Random(str(outcome))
+    nasty = [None, 0.0, -0.0, 1e308, -1e308, 5e-324, 1.0, 0.5, -1.0, 1e-9, 64]
+    names = [field.name for field in fields(Step) if field.name != "step"]
     facts = replace(FACTS, outcome=outcome, startup_seconds=1.0)
-    with np.errstate(all="ignore"):
+    for _ in range(60):
+        values = random.choices(nasty, k=random.randint(1, len(nasty)))
+        steps = [
+            Step(step, **{name: random.choice(values) for name in names})
+            for step in sorted(random.sample(range(1000), random.randint(1, 40)))
+        ]
         lines = digest(steps, facts).splitlines()
-    assert len(lines) <= health.MAX_FINDINGS
+        assert 1 <= len(lines) <= health.MAX_FINDINGS
