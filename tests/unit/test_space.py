@@ -192,7 +192,8 @@ def test_distributions_are_in_the_form_that_optuna_reads() -> None:
     }  # fmt: skip
     assert forms["orchestrator.batch_size"]["attributes"] == {"log": False, "step": 1, "low": 5, "high": 9}
     assert forms["orchestrator.algo.length_penalty"]["attributes"] == {"choices": [None, "on"]}
-    optuna = pytest.importorskip("optuna")
+    import optuna
+
     params = found.params(incumbent())
     assert params is not None
     for name, text in found.to_distributions().items():
