@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nightshift.engines.prime_rl_git import read_git
 from nightshift.errors import EngineError
 from nightshift.gpus import Gpu
 from nightshift.rules import Rules
@@ -28,7 +28,6 @@ SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydan
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun")
 # One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
 RUN_DISK_GB = 6.0
-_GIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +157,13 @@ def checkout_problem(installation: Installation) -> EngineError | None:
     if not (root / ".git").exists():
         return EngineError(f"prime-rl is not installed in {root}", f"{PREPARE}.")
     try:
-        head = _git(root, "rev-parse", "HEAD")
+        head = read_git(root, "rev-parse", "HEAD")
         if head != commit:
             return EngineError(
                 f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
                 f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
             )
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+        changed = read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
     except EngineError as error:
         return error
     return _changed(root, changed)
@@ -177,7 +176,7 @@ def submodules_problem(installation: Installation) -> EngineError | None:
         if not (root / name / ".git").exists():
             return EngineError(f"{root / name} is empty: a submodule is missing", f"{PREPARE}.")
     try:
-        changed = _git(
+        changed = read_git(
             root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked", "--", *SUBMODULES
         )
     except EngineError as error:
@@ -300,38 +299,3 @@ def _changed(root: Path, status: str) -> EngineError | None:
         f"{root}: {lines[0][2:].strip()}{more} differs from the pinned commit",
         f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
     )
-
-
-def _git(root: Path, *arguments: str) -> str:
-    """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
-    environ = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        # A checkout that another user installed for all: nothing of it is executed here.
-        **git_config({"safe.directory": "*", "core.fsmonitor": "false", "core.hooksPath": os.devnull}, {}),
-    }
-    command = ["git", "--no-optional-locks", "-C", os.fspath(root), *arguments]
-    try:
-        result = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_GIT_SECONDS
-        )
-    except FileNotFoundError:
-        raise EngineError("git is not installed", "Install git.") from None
-    except subprocess.TimeoutExpired:
-        raise EngineError(
-            f"git {arguments[0]} in {root} did not answer in {_GIT_SECONDS:g} s", "Check the disk."
-        ) from None
-    if result.returncode:
-        raise EngineError(f"git {arguments[0]} fails in {root}: {' '.join(result.stderr.split())[:200]}", f"{PREPARE}.")
-    return result.stdout.strip("\n")
-
-
-def git_config(settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings for git and all that it starts, added to those in `environ`; no configuration file is touched."""
-    count = int(environ.get("GIT_CONFIG_COUNT") or 0)
-    variables = {"GIT_CONFIG_COUNT": str(count + len(settings))}
-    for index, (key, value) in enumerate(settings.items(), start=count):
-        variables |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
-    return variables

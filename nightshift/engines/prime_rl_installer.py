@@ -20,6 +20,7 @@ from typing import Protocol
 from filelock import FileLock, Timeout
 
 from nightshift.engines import prime_rl_installation as checks
+from nightshift.engines.prime_rl_git import git_config
 from nightshift.engines.prime_rl_installation import SUBMODULES, Installation
 from nightshift.errors import EngineError, UsageError
 from nightshift.gpus import Gpu, flash_attn_extra
@@ -148,7 +149,10 @@ class Installer:
             lock.release()
 
     def _clone(self, work: Path) -> None:
-        """Clone beside the place, with submodules, and rename: a checkout is whole or not there."""
+        """Clone beside the place, with submodules, and rename: a checkout is whole or not there.
+
+        With all history: verifiers reads its own version from git's tags, and prime-rl asks for a minimum.
+        """
         root, pins = self.installation.root, self.installation.pins
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             return  # somebody's own checkout at another commit, or no checkout at all: not ours to change
@@ -164,6 +168,8 @@ class Installer:
         for name, argv in steps:
             self.note(f"{name} {pins.repository} at {pins.commit[:9]}")
             self.run(name, argv, cwd=work, env=env, log_path=log_path)
+        # Fills the indexes' times, without which every later check reads all files: 0.8 s instead of 0.01 s.
+        self.run("git status", (*git, "status", "--porcelain"), cwd=work, env=env, log_path=log_path)
         clone.replace(root)
 
     def _update_submodules(self, work: Path) -> None:
@@ -230,7 +236,7 @@ class Installer:
         }
         return {
             **kept,
-            **checks.git_config(settings, kept),
+            **git_config(settings, kept),
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_LFS_SKIP_SMUDGE": "1",
             "LC_ALL": "C",

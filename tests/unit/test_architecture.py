@@ -35,6 +35,7 @@ LAYERS = [
     "campaign",
     "history",
     "engines",
+    "engines.prime_rl_git",
     "engines.prime_rl_installation",
     "engines.prime_rl_installer",
     "engines.prime_rl_metrics",

@@ -176,7 +176,7 @@ def snapshot(folder: Path, without: str = "") -> Path:
 
 def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: Installation, tmp_path: Path) -> None:
     """Asked through the real huggingface_hub, as vLLM and transformers do."""
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     rules = GSM8K_PRIME_RL
     source = snapshot(tmp_path / "users-cache")
@@ -187,6 +187,8 @@ def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: In
     found = try_to_load_from_cache(rules.model, "model.safetensors", cache_dir=installation.hub_dir)
     assert isinstance(found, str)
     assert Path(found).samefile(source / "model.safetensors")
+    offline = snapshot_download(rules.model, cache_dir=installation.hub_dir, local_files_only=True)
+    assert Path(offline).samefile(source)
     (checks.model_folder(installation, rules) / "refs" / "main").write_text("0" * 40)
     assert "does not name 7ae557604" in str(checks.model_problem(installation, rules))
     (source / "model.safetensors").unlink()  # the user empties the cache
