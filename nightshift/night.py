@@ -23,7 +23,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftE
 from nightshift.experiment import Lab, Request, admit, finish_earlier, run_experiment
 from nightshift.ledger import write_atomically
 from nightshift.night_state import NightState, Pending, Stop
-from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.proposers import Context, Proposal, Proposer, used_keys
 from nightshift.records import Failure, Record
 from nightshift.repo import CONFIG_NAME
 
@@ -216,7 +216,7 @@ class Night:
             records=campaign.decided,
             rules=lab.rules,
             ledger=lab.ledger,
-            used_keys=getattr(lab.engine, "used_keys", None),
+            used_keys=used_keys(lab.engine, configs.parse(source)),
             refusals=refusals,
             new_direction=plateau is not None and states.num_since_keep(self._own()) == plateau,
             seconds_left=None if deadline is None else max((deadline - lab.now()).total_seconds(), 1.0),

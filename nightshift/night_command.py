@@ -16,6 +16,7 @@ def night(root: Path, order: Order) -> int:
     0: a stop rule or a person ended it; 1: it could not go on; 2: wrong use or broken set-up; 130: stopped now.
     """
     from nightshift import preparation
+    from nightshift.experiment import require_ready
     from nightshift.lab import open_lab
     from nightshift.night import Night
     from nightshift.nightfall import begin, proposer_of
@@ -26,6 +27,7 @@ def night(root: Path, order: Order) -> int:
         try:
             lab = open_lab(root, order.engine, order.budget_seconds, reporter, order.gpus)
             proposer = proposer_of(order, lab)
+            require_ready(lab.engine)  # a person is still there to mend it
             preparation.prepare_missing(root, lab.rules, reporter.note)
             stop = Night(begin(order, lab), lab, proposer, console.print_text).run()
         finally:

@@ -10,7 +10,7 @@ from nightshift.brief import clean
 from nightshift.campaign import Campaign
 from nightshift.ledger import Ledger
 from nightshift.night_state import NightState
-from nightshift.records import Record
+from nightshift.records import Failure, Record
 from nightshift.results import score_of
 
 SUMMARY_NAME = "night.txt"
@@ -49,7 +49,9 @@ def one_line(record: Record) -> str:
     """Number, verdict, difference, description."""
     judgement = record.judgement
     delta = "" if judgement is None or judgement.delta is None else f"{100 * judgement.delta:+.1f} pp"
-    return f"{record.number:04d} {record.status:8}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
+    # A crash that decided nothing is called by its reason.
+    verdict = record.failure if record.failure in (Failure.INTERRUPTED, Failure.MACHINERY) else record.status
+    return f"{record.number:04d} {verdict:12}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:

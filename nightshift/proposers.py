@@ -9,23 +9,26 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nightshift import config as configs
+from nightshift import keys
 from nightshift.config import Config
+from nightshift.engines import Engine
 from nightshift.errors import ConfigError
 from nightshift.ledger import Ledger
 from nightshift.records import Record
 from nightshift.rules import Rules
 from nightshift.space import Dimension, SearchSpace
-from nightshift.values import Value
+from nightshift.values import Value, shorten
 
 if TYPE_CHECKING:
     import optuna
 
 # Experiments before TPE says anything; Optuna's own 10 are a good part of a night of 40.
 NUM_STARTUP = 8
+_MAX_HYPOTHESIS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,17 @@ def _built(name: str, space: SearchSpace, choose: Callable[[Dimension], Value]) 
     except ConfigError as error:
         return Proposal(b"", cause=str(error))
     changes = configs.diff(space.incumbent, configs.parse(source))
-    return Proposal(source, f"{name}: {'; '.join(changes)}")
+    return Proposal(source, shorten(f"{name}: {'; '.join(changes)}", _MAX_HYPOTHESIS))
+
+
+def used_keys(engine: Engine, incumbent: Config) -> frozenset[str]:
+    """Every open key but those of which the engine says that it does not use them.
+
+    It is asked with a file that spells out every key that applies to the incumbent; what applies to other variants
+    only is taken for used.
+    """
+    spelled_out = replace(incumbent, values=incumbent.resolved)
+    return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)
 
 
 def space_of(context: Context) -> SearchSpace:

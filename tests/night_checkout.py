@@ -67,10 +67,11 @@ def wait_for(condition: object, within_seconds: float = 30.0) -> None:
 
 def strangers(root: Path) -> list[psutil.Process]:
     """Living processes that belong to the checkout or to its agents' clones."""
+    ours = {psutil.Process(), *psutil.Process().parents()}  # a command line above us may name the checkout
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process in ours or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             places = f"{process.cwd()} {' '.join(process.cmdline())}"
             marked = process.environ().get(MARKER_NAME) and str(root.parent) in places

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from nightshift import config, lab, night, nightfall  # noqa: E402
+from nightshift.engines.trl import TrlEngine  # noqa: E402
 from nightshift.night_command import night as run_night  # noqa: E402
 from nightshift.night_state import Order  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
+from nightshift.rules import Rules  # noqa: E402
 from tests.stand_in_run import stand_in_engine  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
@@ -37,12 +40,17 @@ class RateProposer:
         return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.records)}")
 
 
+def engine(rules: Rules, root: Path, *arguments: object) -> TrlEngine:
+    """The stand-in's best learning rate is 3e-6, whatever the scale of the real task."""
+    return stand_in_engine(replace(rules, learning_rate_scale=200.0), root)
+
+
 def main() -> None:
     asked = json.loads(sys.argv[2])
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if asked.pop("proposer", None) == "lr":
         nightfall.proposer_of = lambda order, the_lab: RateProposer()
-    lab.open_engine = stand_in_engine
+    lab.open_engine = engine
     night.Night = partial(night.Night, pauses=night.Pauses(tuple(pauses), tuple(pauses[:2])))
     sys.exit(run_night(Path(sys.argv[1]), Order(**asked)))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
+from nightshift.engines.trl import TrlEngine
 from nightshift.ledger import Ledger
-from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
+from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of, used_keys
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BASELINE, campaign
@@ -98,6 +99,12 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
 
 def config_log(rate: float) -> float:
     return math.log10(rate)
+
+
+def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
+    used = used_keys(TrlEngine(ARITHMETIC_TRL, tmp_path, {}), config.parse(BASELINE))
+    assert {"trainer.optim.lr", "trainer.optim.momentum", "max_steps", "trainer.scheduler.warmup_steps"} <= used
+    assert used.isdisjoint({"trainer.loss.kl_tau", "orchestrator.max_off_policy_steps", "trainer.model.lora"})
 
 
 def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""A driven night that is killed with SIGKILL at random moments and resumed: is anything lost, doubled or half done?
+
+    uv run benchmarks/night_kill.py --folder FOLDER --experiments 20 --kills 5 --budget-seconds 5
+
+Runs `nightshift night --agent tpe` with the real trl engine in a throw-away clone. Afterwards checks ledger,
+results.tsv and branch, and asks TPE again, from the ledger before each experiment, for its proposal: it must be
+the one that was run, as in a night that nobody killed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nightshift import config, console  # noqa: E402
+from nightshift import night_state as states  # noqa: E402
+from nightshift.lab import open_lab  # noqa: E402
+from nightshift.ledger import Ledger  # noqa: E402
+from nightshift.night import MAX_RETURNS  # noqa: E402
+from nightshift.proposers import Context, TpeProposer, used_keys  # noqa: E402
+from nightshift.records import Record  # noqa: E402
+from tests.night_checkout import problems, strangers, wait_for  # noqa: E402
+
+BRANCH = "autoresearch/kill"
+
+
+def night(folder: Path, order: dict[str, object]) -> subprocess.Popen[bytes]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in order.items()]
+    program = str(Path(sys.executable).with_name("nightshift"))
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return subprocess.Popen([program, "night", *flags], cwd=folder, stdout=log, stderr=log)
+
+
+def drive(folder: Path, order: dict[str, object], num_kills: int, within_seconds: float, seed: int) -> list[str]:
+    """Kill and resume until the kills are used up, then to the end; what was under way at each kill."""
+    draws, killed = random.Random(seed), []
+    for _ in range(num_kills):
+        process = night(folder, order)
+        try:
+            process.wait(draws.uniform(1.0, within_seconds))
+            sys.exit(f"the night ended with {process.returncode} before kill {len(killed) + 1}: see {folder}.log")
+        except subprocess.TimeoutExpired:
+            state = states.load(Ledger(folder))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            began = time.monotonic()
+            wait_for(lambda: not strangers(folder), within_seconds=60)
+            doing = state.doing if state is not None and state.doing else "starting"
+            killed.append(f"{doing}; every process gone after {time.monotonic() - began:.1f} s")
+            print(f"kill {len(killed)}: {killed[-1]}", flush=True)
+    if night(folder, order).wait() != 0:
+        sys.exit(f"the resumed night failed: see {folder}.log")
+    return killed
+
+
+def foreign_proposals(folder: Path, order: dict[str, object]) -> list[str]:
+    """Decided experiments that TPE would not have proposed from the ledger before them."""
+    budget = float(str(order["budget_seconds"]))
+    lab = open_lab(folder, "trl", budget, console.TerminalReporter(Ledger(folder).run_dir))
+    decided = states.decided(lab.ledger.records())
+    found = []
+    for index, record in enumerate(decided):
+        if record.parent is None:
+            continue
+        before: tuple[Record, ...] = tuple(replace(r, lesson=None) for r in decided[:index])
+        incumbent = [r for r in before if r.status == "keep"][-1]
+        source = lab.ledger.source(incumbent.number)
+        used = used_keys(lab.engine, config.parse(source))
+        context = Context(record.number, incumbent, source, before, lab.rules, lab.ledger, used)
+        proposer = TpeProposer(int(str(order["seed"])))
+        proposed = [
+            proposer.propose(replace(context, refusals=("",) * attempt), lambda: False).source
+            for attempt in range(MAX_RETURNS + 1)
+        ]
+        if lab.ledger.source(record.number) not in proposed:
+            found.append(f"{record.number:04d} is not what TPE proposes from the experiments before it")
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone will live.")
+@click.option("--experiments", default=20, show_default=True)
+@click.option("--kills", default=5, show_default=True)
+@click.option("--budget-seconds", default=5.0, show_default=True)
+@click.option(
+    "--within-seconds", default=120.0, show_default=True, help="Each kill comes at a random moment until then."
+)
+@click.option("--max-runs", default=1, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+def main(
+    folder: Path,
+    experiments: int,
+    kills: int,
+    budget_seconds: float,
+    within_seconds: float,
+    max_runs: int,
+    seed: int,
+) -> None:
+    """Kill, resume, check, print."""
+    folder = folder.resolve()
+    subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
+    subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=folder, check=True)
+    order: dict[str, object] = {
+        "agent": "tpe",
+        "engine": "trl",
+        "experiments": experiments,
+        "budget_seconds": budget_seconds,
+        "max_runs": max_runs,
+        "seed": seed,
+    }
+    began = time.monotonic()
+    drive(folder, order, kills, within_seconds, seed)
+    records = Ledger(folder).records()
+    wrong = problems(folder) + foreign_proposals(folder, order)
+    decided = states.decided(records)
+    figures = {
+        "kills": kills,
+        "decided": len(decided),
+        "kept": sum(r.status == "keep" for r in decided),
+        "interrupted": sum(r.failure == "interrupted" for r in records),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "problems": wrong,
+    }
+    print(json.dumps(figures, indent=1))
+    sys.exit(1 if wrong or len(decided) != experiments else 0)
+
+
+if __name__ == "__main__":
+    main()
