@@ -182,9 +182,12 @@ class Installer:
 
     def _sync_packages(self, work: Path) -> None:
         """prime-rl's own lock file into its own `.venv`. --inexact leaves what somebody installed beside it."""
-        if not self.gpus:
-            return
         installation = self.installation
+        if not self.gpus:
+            raise EngineError(
+                f"{installation.venv} is not complete, and without GPUs (--gpus none) none is built",
+                "Build prime-rl's environment there yourself, without CUDA.",
+            )
         if not installation.venv.exists():
             self._require_disk()
         argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", installation.pins.python]

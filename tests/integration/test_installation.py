@@ -268,6 +268,12 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place, mode: str, said: 
     assert place.problems() == []
 
 
+def test_without_gpus_only_an_environment_of_ones_own_is_used(place: Place) -> None:
+    with pytest.raises(EngineError, match=r"is not complete, and without GPUs .* Build prime-rl's environment there"):
+        place.installer(gpus=()).install()
+    assert place.uv_calls() == []
+
+
 def test_without_uv_it_says_so(place: Place) -> None:
     environ = {**place.environ, "PATH": str(Path(shutil.which("git") or "").parent)}
     if shutil.which("uv", path=environ["PATH"]):
