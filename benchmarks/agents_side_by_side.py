@@ -1,0 +1,121 @@
+"""TPE against random search: the same number of experiments from the same baseline, then measured afresh.
+
+    uv run benchmarks/agents_side_by_side.py --folder FOLDER --experiments 20 --seeds 3
+
+For each agent a throw-away clone, a night (`nightshift night --agent ...`) on the default set-up, and then
+`nightshift certify`: baseline and incumbent trained afresh with new seeds and evaluated on the sealed set. The
+ledgers go, without weights and completions, to benchmarks/campaigns/<name>/. Resumable: give the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from nightshift import certificate, night_state
+from nightshift.campaign import replay
+from nightshift.ledger import Ledger
+from nightshift.night_text import SUMMARY_NAME
+from nightshift.records import Record
+from nightshift.results import score_of
+from nightshift.rules import ARITHMETIC_TRL
+
+ROOT = Path(__file__).resolve().parents[1]
+CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
+STORED = ("record.json", "train.toml", "proposal.json", "run-*/metrics.jsonl")
+
+
+def nightshift(folder: Path, *arguments: str) -> int:
+    program = Path(sys.executable).with_name("nightshift")
+    with (folder.parent / f"{folder.name}.log").open("ab") as log:
+        return subprocess.run([program, *arguments], cwd=folder, stdout=log, stderr=log, check=False).returncode
+
+
+def measure(
+    folder: Path, agent: str, seed: int, experiments: int, max_runs: int, fresh_seeds: int, budget: tuple[str, ...]
+) -> None:
+    """One night and its certificate; what is done already is left as it is."""
+    if not folder.exists():
+        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
+        subprocess.run(["git", "switch", "--quiet", "--create", f"autoresearch/{folder.name}"], cwd=folder, check=True)
+    ledger = Ledger(folder)
+    if len(night_state.decided(ledger.records())) < experiments:
+        print(f"{folder.name}: the night", flush=True)
+        flags = ("--agent", agent, "--seed", str(seed), "--experiments", str(experiments), "--max-runs", str(max_runs))
+        if nightshift(folder, "night", "--engine", "trl", *flags, *budget) != 0:
+            sys.exit(f"the night failed: see {folder}.log")
+    has_keep = any(r.status == "keep" and r.parent is not None for r in ledger.records())
+    if has_keep and certificate.read(ledger.runs_dir) is None:
+        print(f"{folder.name}: {fresh_seeds} fresh seeds each of baseline and incumbent", flush=True)
+        if nightshift(folder, "certify", "--seeds", str(fresh_seeds), *budget) != 0:
+            sys.exit(f"the certificate failed: see {folder}.log")
+
+
+def store(folder: Path) -> None:
+    """Records, train.toml, curves, summary and certificate to benchmarks/campaigns/."""
+    ledger, target = Ledger(folder), CAMPAIGNS / folder.name
+    shutil.rmtree(target, ignore_errors=True)
+    names = [SUMMARY_NAME, certificate.CERTIFICATE_NAME]
+    for number in ledger.numbers():
+        names += [
+            str(path.relative_to(ledger.runs_dir))
+            for pattern in STORED
+            for path in sorted(ledger.run_dir(number).glob(pattern))
+        ]
+    for name in names:
+        if (ledger.runs_dir / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ledger.runs_dir / name, target / name)
+
+
+def row(folder: Path) -> dict[str, object]:
+    """What one night came to."""
+    records = Ledger(folder).records()
+    decided: list[Record] = night_state.decided(records)
+    campaign = replay(records, ARITHMETIC_TRL)
+    sealed = certificate.read(Ledger(folder).runs_dir)
+    seconds = sum(r.total_seconds or 0.0 for r in records)
+    return {
+        "name": folder.name,
+        "experiments": len(decided),
+        "kept": sum(r.status == "keep" and r.parent is not None for r in decided),
+        "crashed": sum(r.status == "crash" for r in decided),
+        "minutes": round(seconds / 60, 1),
+        "best raw score": max(score for r in decided if (score := score_of(r.runs)[0]) is not None),
+        "expected score": round(campaign.belief.mean, 4) if campaign.belief else None,
+        "baseline, fresh seeds": round(sealed.baseline_score, 4) if sealed else None,
+        "incumbent, fresh seeds": round(sealed.incumbent_score, 4) if sealed else None,
+        "difference": round(sealed.difference, 4) if sealed else None,
+        "95 % interval": [round(bound, 4) for bound in sealed.interval] if sealed else None,
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clones live, or will.")
+@click.option("--experiments", default=20, show_default=True, help="Of each night, the baseline included.")
+@click.option("--seeds", "fresh_seeds", default=3, show_default=True, help="Fresh runs of baseline and of incumbent.")
+@click.option("--max-runs", default=3, show_default=True, help="Runs of an experiment, at most.")
+@click.option("--agent", "agents", multiple=True, default=("tpe", "random"), show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of the agents.")
+def main(folder: Path, experiments: int, fresh_seeds: int, max_runs: int, agents: tuple[str, ...], seed: int) -> None:
+    """Drive, measure, store, print."""
+    folder.mkdir(parents=True, exist_ok=True)
+    budget = () if budget_seconds is None else ("--budget-seconds", str(budget_seconds))
+    rows = []
+    for agent in agents:
+        clone = folder.resolve() / f"{agent}-{seed}"
+        measure(clone, agent, seed, experiments, max_runs, fresh_seeds, budget)
+        if budget_seconds is None:
+            store(clone)
+        rows.append(row(clone))
+    for name in rows[0]:
+        print(f"{name:24}" + "".join(f"{json.dumps(each[name]):>24}" for each in rows))
+
+
+if __name__ == "__main__":
+    main()
