@@ -102,7 +102,16 @@ def row(folder: Path) -> dict[str, object]:
 @click.option("--max-runs", default=3, show_default=True, help="Runs of an experiment, at most.")
 @click.option("--agent", "agents", multiple=True, default=("tpe", "random"), show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the agents.")
-def main(folder: Path, experiments: int, fresh_seeds: int, max_runs: int, agents: tuple[str, ...], seed: int) -> None:
+@click.option("--budget-seconds", type=float, help="Another training budget than the default one: a rehearsal.")
+def main(
+    folder: Path,
+    experiments: int,
+    fresh_seeds: int,
+    max_runs: int,
+    agents: tuple[str, ...],
+    seed: int,
+    budget_seconds: float | None,
+) -> None:
     """Drive, measure, store, print."""
     folder.mkdir(parents=True, exist_ok=True)
     budget = () if budget_seconds is None else ("--budget-seconds", str(budget_seconds))
