@@ -5,12 +5,16 @@
 Runs `nightshift night --agent tpe` with the real trl engine in a throw-away clone. Afterwards checks ledger,
 results.tsv and branch, and asks TPE again, from the ledger before each experiment, for its proposal: it must be
 the one that was run, as in a night that nobody killed.
+
+With --misbehave the agent is tests/stand_in_agent.py, which does what agents must not do; what the records name of
+it is printed.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,14 +29,21 @@ sys.path.insert(0, str(ROOT))
 
 from nightshift import config, console  # noqa: E402
 from nightshift import night_state as states  # noqa: E402
+from nightshift.engines import used_keys  # noqa: E402
 from nightshift.lab import open_lab  # noqa: E402
 from nightshift.ledger import Ledger  # noqa: E402
-from nightshift.night import MAX_RETURNS  # noqa: E402
-from nightshift.proposers import Context, TpeProposer, used_keys  # noqa: E402
+from nightshift.night import MAX_RETURNS, PROPOSAL_NAME  # noqa: E402
+from nightshift.proposers import Context, TpeProposer  # noqa: E402
 from nightshift.records import Record  # noqa: E402
 from tests.night_checkout import problems, strangers, wait_for  # noqa: E402
 
 BRANCH = "autoresearch/kill"
+GOOD = ["edit", "answer"]
+MISDEEDS = [
+    *([*GOOD, "other files"], ["invalid"], ["repeat"], ["hang"], GOOD, ["exit 1"], [*GOOD, "50 MB"]),
+    *([*GOOD, "delete .git"], ["link"], ["fifo"], ["device"], GOOD, [*GOOD, "commit"], [*GOOD, "results.tsv"]),
+    *([*GOOD, "grandchild"], ["huge"], [*GOOD, "real train.toml"], [*GOOD, "real results.tsv"]),
+]
 
 
 def night(folder: Path, order: dict[str, object]) -> subprocess.Popen[bytes]:
@@ -88,6 +99,14 @@ def foreign_proposals(folder: Path, order: dict[str, object]) -> list[str]:
     return found
 
 
+def misbehaving(folder: Path) -> str:
+    """The command of the stand-in agent, with its script beside the clone."""
+    script = folder.parent / f"{folder.name}-agent" / "script.json"
+    script.parent.mkdir()
+    script.write_text(json.dumps({"checkout": str(folder), "steps": MISDEEDS}))
+    return shlex.join([sys.executable, str(ROOT / "tests" / "stand_in_agent.py"), str(script)])
+
+
 @click.command(help=__doc__)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone will live.")
 @click.option("--experiments", default=20, show_default=True)
@@ -97,6 +116,7 @@ def foreign_proposals(folder: Path, order: dict[str, object]) -> list[str]:
     "--within-seconds", default=120.0, show_default=True, help="Each kill comes at a random moment until then."
 )
 @click.option("--max-runs", default=1, show_default=True)
+@click.option("--misbehave", is_flag=True, help="Not TPE, but the stand-in agent that misbehaves.")
 @click.option("--seed", default=0, show_default=True)
 def main(
     folder: Path,
@@ -105,6 +125,7 @@ def main(
     budget_seconds: float,
     within_seconds: float,
     max_runs: int,
+    misbehave: bool,
     seed: int,
 ) -> None:
     """Kill, resume, check, print."""
@@ -112,7 +133,8 @@ def main(
     subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
     subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=folder, check=True)
     order: dict[str, object] = {
-        "agent": "tpe",
+        "agent": misbehaving(folder) if misbehave else "tpe",
+        "agent_timeout": 20,
         "engine": "trl",
         "experiments": experiments,
         "budget_seconds": budget_seconds,
@@ -122,7 +144,10 @@ def main(
     began = time.monotonic()
     drive(folder, order, kills, within_seconds, seed)
     records = Ledger(folder).records()
-    wrong = problems(folder) + foreign_proposals(folder, order)
+    wrong = problems(folder) + ([] if misbehave else foreign_proposals(folder, order))
+    for record in records if misbehave else ():
+        for note in json.loads((folder / "runs" / f"{record.number:04d}" / PROPOSAL_NAME).read_text())["notes"]:
+            print(f"{record.number:04d}: {note}")
     decided = states.decided(records)
     figures = {
         "kills": kills,

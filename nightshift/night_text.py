@@ -20,13 +20,16 @@ _MAX_DESCRIPTION = 160
 
 def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime) -> str:
     """The night in at most twenty lines of plain text."""
-    counts = {status: sum(r.status == status for r in states.decided(own)) for status in ("keep", "discard", "crash")}
-    lost = len(own) - len(states.decided(own))
+    decided = states.decided(own)
+    judged = [r for r in decided if r.parent is not None or r.status == "crash"]
+    counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
+    lost = len(own) - len(decided)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.order.agent} on {state.branch}",
         f"since:        {_local(state.started)} ({hours:.1f} h)",
-        f"experiments:  {len(states.decided(own))}: {counts['keep']} kept, {counts['discard']} discarded, "
+        f"experiments:  {len(decided)}{' with the baseline' if len(judged) < len(decided) else ''}: "
+        f"{counts['keep']} kept, {counts['discard']} discarded, "
         f"{counts['crash']} crashed" + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
     ]
     if campaign.incumbent is not None and campaign.belief is not None:

@@ -20,9 +20,14 @@ from pathlib import Path
 TRAIN = Path("train.toml")
 
 
-def edit(rate: str) -> None:
+def rate(call: int) -> str:
+    """Another one each call, 23 times."""
+    return f"{(call * 7 % 23 + 1) / 2:g}e-06"
+
+
+def edit(value: str) -> None:
     lines = TRAIN.read_text().splitlines()
-    TRAIN.write_text("\n".join(f"lr = {rate}" if line.startswith("lr =") else line for line in lines) + "\n")
+    TRAIN.write_text("\n".join(f"lr = {value}" if line.startswith("lr =") else line for line in lines) + "\n")
 
 
 def answer(call: int) -> None:
@@ -59,7 +64,7 @@ def misdeeds(real: Path) -> dict[str, Callable[[], object]]:
         "other files": lambda: (Path("harness.py").write_text("MEASURES = 'better'\n"), Path("new\x1b[2J.py").touch()),
         "invalid": lambda: TRAIN.write_text("lr = = 1\n"),
         "locked": lambda: TRAIN.write_text(TRAIN.read_text() + "\n[model]\nname = 'mine'\n"),
-        "repeat": lambda: edit("6e-07"),
+        "repeat": lambda: edit(rate(0)),
         "hang": hang,
         "exit 1": lambda: sys.exit("stand-in: 401 no credit left"),
         "50 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(1087)],
@@ -96,7 +101,7 @@ def main() -> None:
     others = misdeeds(Path(told["checkout"]))
     for deed in step:
         if deed == "edit":
-            edit(f"{(call * 7 % 23 + 1) / 2:g}e-06")  # another one each call
+            edit(rate(call))
         elif deed == "answer":
             answer(call)
         elif deed == "say":

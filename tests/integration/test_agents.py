@@ -100,7 +100,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert [line.split(":")[0] for line in notes(root, 3).splitlines()] == [f"proposal {n} refused" for n in (1, 2, 3)]
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
-    assert "already tried in experiment 0001" in notes(root, 3)
+    assert "already tried in experiment 0002" in notes(root, 3)
     assert "exit code 1; its last words: stand-in: 401 no credit left" in notes(root, 4)
     assert "deleted .git of its clone" in notes(root, 4)
     log = root / "runs" / "agent" / "0005-1.log"

@@ -104,7 +104,10 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     campaign_now = replay(records, ARITHMETIC_TRL)
     own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
     text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2))
-    assert "experiments:  5: 2 kept, 3 discarded, 0 crashed; 1 more interrupted or failed by machinery" in text
+    assert (
+        "experiments:  5 with the baseline: 1 kept, 3 discarded, 0 crashed; 1 more interrupted or failed by machinery"
+        in text
+    )
     assert "best:         0002, expected score 0." in text
     assert "(baseline 0.3500)  idea 2" in text
     assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
