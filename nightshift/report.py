@@ -18,9 +18,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from nightshift import config, report_text
 from nightshift import report_panels as panels
-from nightshift import report_text
-from nightshift.errors import EngineError
+from nightshift.compare import Change, changes_of
+from nightshift.errors import ConfigError, EngineError
 from nightshift.ledger import Ledger, write_atomically
 from nightshift.metrics import Step
 from nightshift.records import Verdict
@@ -50,12 +51,14 @@ _POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One experiment as the page shows it. `sparks` and `rollouts` are None where the page leaves them out."""
+    """One experiment as the page shows it. Of a brief one, curves and times are left out and texts are cut
+    earlier; `rollouts` is None where they are left out."""
 
     experiment: Experiment
     interval: Interval | None
     segments: tuple[Segment, ...]
-    sparks: tuple[tuple[str, Spark | None], ...] | None
+    is_brief: bool
+    sparks: tuple[tuple[str, Spark | None], ...]
     rollouts: tuple[Rollout, ...] | None
 
 
@@ -71,7 +74,8 @@ class View:
     panels: tuple[Panel, ...]
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
-    strip: Mapping[Use, str]
+    net: tuple[Change, ...] | None  # incumbent against baseline
+    strip: Mapping[Use, Markup]
     tallest_seconds: float
     written: datetime
 
@@ -129,7 +133,8 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
                 experiment=experiment,
                 interval=panels.interval(experiment.delta, experiment.delta_spread, scale),
                 segments=tuple(split_experiment(record, steps)),
-                sparks=_sparks(experiment, steps) if has_curves else None,
+                is_brief=not has_curves,
+                sparks=_sparks(experiment, steps) if has_curves else (),
                 rollouts=_rollouts(experiment, folder, problems) if has_rollouts else None,
             )
         )
@@ -146,10 +151,23 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
         panels=tuple(panels.panel(one) for one in studies[:_MAX_PANELS]),
         charts=tuple(charts),
         nights=tuple(nights([e.record for e in morning.experiments], segments)),
+        net=_net(ledger, morning),
         strip=strip,
         tallest_seconds=tallest,
         written=now,
     )
+
+
+def _net(ledger: Ledger, morning: Morning) -> tuple[Change, ...] | None:
+    """What the incumbent's train.toml changes against the baseline's; None where one cannot be read."""
+    if not morning.chain:
+        return ()
+    ends = (morning.chain[0], morning.chain[-1])
+    try:
+        old, new = (config.parse(ledger.source(end.number)) for end in ends)
+    except (OSError, ConfigError):
+        return None
+    return changes_of(config.diff(old, new))
 
 
 def _chosen(experiments: Sequence[Experiment], most: int) -> set[int]:
@@ -188,7 +206,14 @@ def render(view: View) -> str:
     environment.filters |= {
         name: getattr(report_text, name) for name in ("score", "signed", "points", "duration", "short_number", "cut")
     }
-    environment.filters |= {"n": _coordinate, "path": _path, "totals": totals}
+    environment.filters |= {
+        "n": _coordinate,
+        "path": _path,
+        "whole": _whole_path,
+        "plain": _plain,
+        "totals": totals,
+        "pairs": lambda segments: [(segment.use, segment.seconds) for segment in segments],
+    }
     # Both files are ours; neither holds a closing tag.
     style, script = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -210,3 +235,11 @@ def _coordinate(value: float) -> Markup:
 
 def _path(points: Sequence[tuple[float, float]]) -> Markup:
     return Markup(" ").join(f"{x:.1f},{y:.1f}".replace(".0", "") for x, y in points)
+
+
+def _whole_path(points: Sequence[tuple[float, float]]) -> Markup:
+    return Markup(" ").join(f"{x:.0f},{y:.0f}" for x, y in points)
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -20,6 +20,7 @@ LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
 LANE_HEIGHT = 17
 _MAX_LABEL = 34  # characters
+_MANY = 300  # experiments
 _CRASH_HEIGHT = 22
 _AXIS_HEIGHT = 34
 
@@ -41,8 +42,8 @@ class Size:
 
 
 SIZES = (
-    Size("wide", 1080, 46, 126, 330, 8, 24),
-    Size("medium", 720, 42, 118, 300, 8, 16),
+    Size("wide", 1080, 46, 136, 330, 8, 24),
+    Size("medium", 720, 42, 136, 300, 8, 16),
     Size("narrow", 356, 36, 8, 230, 9, 12),
 )
 
@@ -127,10 +128,15 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
     def y_of(value: float) -> float:
         return bottom - (value - low) / (high - low) * size.plot_height
 
-    dots = [_dot(e, x, y_of, top, bottom) for e, x in zip(shown, xs, strict=True) if e.score is not None]
+    titles = [_title(e, len(shown)) if size.name != "narrow" else "" for e in shown]
+    dots = [
+        _dot(e, x, y_of, top, bottom, title)
+        for e, x, title in zip(shown, xs, titles, strict=True)
+        if e.score is not None
+    ]
     crashes = [
-        Dot(e.number, x, bottom + _CRASH_HEIGHT / 2 + 2, None, None, "crash", False, _title(e))
-        for e, x in zip(shown, xs, strict=True)
+        Dot(e.number, x, bottom + _CRASH_HEIGHT / 2 + 2, None, None, "crash", False, title)
+        for e, x, title in zip(shown, xs, titles, strict=True)
         if e.record.status == Verdict.CRASH
     ]
     line, band = _steps(shown, xs, size.width - size.right, y_of)
@@ -174,18 +180,19 @@ def _range(shown: Sequence[Experiment]) -> Point:
     return low - margin, high + margin
 
 
-def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float) -> Dot:
+def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float, title: str) -> Dot:
     assert e.score is not None
     y = y_of(e.score)
     kind = "baseline" if e.is_baseline else str(e.record.status)
     if y > bottom:
-        return Dot(e.number, x, bottom - 5, None, None, kind, True, _title(e))
+        return Dot(e.number, x, bottom - 5, None, None, kind, True, title)
     ends = (None, None) if e.spread is None else (y_of(e.score - e.spread), y_of(e.score + e.spread))
     low, high = (None if end is None else min(max(end, top), bottom) for end in ends)
-    return Dot(e.number, x, y, low, high, kind, False, _title(e))
+    return Dot(e.number, x, y, low, high, kind, False, title)
 
 
-def _title(e: Experiment) -> str:
+def _title(e: Experiment, count: int) -> str:
+    """What hovering shows; without the description where there are many."""
     parts = [f"{e.number:04d} {'baseline' if e.is_baseline else e.record.status}"]
     if e.score is not None:
         parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
@@ -194,7 +201,9 @@ def _title(e: Experiment) -> str:
         parts.append(f"expected {points(e.delta)}{spread} over the incumbent")
     if e.record.status == Verdict.CRASH and e.record.judgement:
         parts.append(cut(e.record.judgement.why, 120))
-    return "\n".join([*parts, cut(e.record.description, 160)])
+    if count <= _MANY:
+        parts.append(cut(e.record.description, 160))
+    return "\n".join(parts)
 
 
 def _steps(
@@ -254,7 +263,10 @@ def _shortened(text: str, limit: int) -> str:
 
 def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: int) -> list[Text]:
     every = next(size for size in _round_sizes() if len(shown) / size <= most)
-    return [Text(x, y, str(e.number)) for i, (e, x) in enumerate(zip(shown, xs, strict=True)) if i % every == 0]
+    labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0] or [
+        (xs[0], shown[0].number)
+    ]
+    return [Text(x, y, str(number)) for x, number in labelled]
 
 
 def _round_sizes() -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 
 from markupsafe import Markup
 
@@ -18,7 +19,7 @@ from nightshift.report_time import Use
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
 _MAX_CATEGORIES = 7
-SPARK_WIDTH, SPARK_HEIGHT = 200.0, 44.0
+SPARK_WIDTH, SPARK_HEIGHT = 400.0, 88.0  # drawn at about half: coordinates are whole numbers
 INTERVAL_WIDTH = 96.0
 STRIP_HEIGHT = 100.0
 
@@ -35,6 +36,7 @@ class Mark:
     kind: str
     is_alone: bool
     title: str
+    is_below: bool = False  # far below the other trials: drawn at the edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ def panel(study: KeyStudy) -> Panel:
     """The drawing of one key."""
     place = _positions(study)
     measured = [t for t in study.trials if t.delta is not None]
-    ends = [100 * (t.delta + sign * (t.spread or 0.0)) for t in measured if t.delta is not None for sign in (-1, 1)]
+    floor = _floor([100 * t.delta for t in measured if t.delta is not None])
+    shown = [(100 * t.delta, 100 * (t.spread or 0.0)) for t in measured if t.delta is not None]
+    ends = [delta + sign * spread for delta, spread in shown if delta >= floor for sign in (-1, 1)]
     low, high = min([*ends, 0.0]), max([*ends, 0.0])
     margin = 0.08 * (high - low) or 1.0
     low, high = low - margin, high + margin
@@ -92,18 +96,20 @@ def panel(study: KeyStudy) -> Panel:
         shift = (seen[trial.value] - (same[trial.value] + 1) / 2) * min(8.0, 36.0 / same[trial.value])
         spread = None if trial.spread is None else 100 * trial.spread
         delta = None if trial.delta is None else 100 * trial.delta
+        is_below = delta is not None and delta < floor
         told = "crash" if delta is None else points(trial.delta) + (f" ± {spread:.1f}" if spread is not None else "")
         marks.append(
             Mark(
                 number=trial.number,
                 x=place[trial.value] + shift,
-                y=None if delta is None else y_of(delta),
-                low=None if delta is None or spread is None else y_of(delta - spread),
-                high=None if delta is None or spread is None else y_of(delta + spread),
+                y=None if delta is None else _PANEL_BOTTOM - 4 if is_below else y_of(delta),
+                low=None if delta is None or spread is None or is_below else y_of(delta - spread),
+                high=None if delta is None or spread is None or is_below else y_of(delta + spread),
                 kind=str(trial.status),
                 is_alone=trial.is_alone,
                 title=f"{trial.number:04d} {trial.status}\n{trial.old} → {trial.value}: {told}"
                 + ("" if trial.is_alone else "\ntogether with other keys"),
+                is_below=is_below,
             )
         )
     current = study.current if study.current in place else None
@@ -117,6 +123,14 @@ def panel(study: KeyStudy) -> Panel:
         x_ticks=tuple(_x_ticks(study, place)),
         current_x=None if current is None else place[current],
     )
+
+
+def _floor(deltas: Sequence[float]) -> float:
+    """In pp. A collapse below it would squeeze all other trials into a line."""
+    if len(deltas) < 4:
+        return -math.inf
+    first, middle, third = quantiles(deltas, n=4, method="inclusive")
+    return middle - 4 * max(third - first, 5.0)
 
 
 def _positions(study: KeyStudy) -> dict[str, float]:
@@ -168,11 +182,11 @@ def spark(series: Sequence[Series]) -> Spark | None:
     xs, ys = [x for x, _ in everything], [y for _, y in everything]
     left, width = min(xs), max(xs) - min(xs) or 1.0
     low, height = min(ys), max(ys) - min(ys)
-    inner = SPARK_HEIGHT - 6
+    inner = SPARK_HEIGHT - 12
 
     def place(x: float, y: float) -> Point:
         level = (y - low) / height if height else 0.5
-        return (x - left) / width * SPARK_WIDTH, SPARK_HEIGHT - 3 - level * inner
+        return (x - left) / width * SPARK_WIDTH, SPARK_HEIGHT - 6 - level * inner
 
     candidate = next((s for s in reversed(series) if s.side is Side.CANDIDATE), series[-1])
     lines = tuple((one.side, tuple(place(x, y) for x, y in one.points)) for one in series)

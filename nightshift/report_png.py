@@ -31,7 +31,8 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     axes.set_ylim(chart.height, -head)
     axes.set_axis_off()
     left, right = chart.size.left, chart.plot_right
-    axes.text(left, 4 - head / 2 + 4, _ascii(title), size=13 * _POINT, color=_INK, weight="bold")
+    axes.text(left, -9, _ascii(title), size=13 * _POINT, color=_INK, weight="bold")
+    axes.text(width - 14, -9, _legend(chart), size=11 * _POINT, color=_MUTED, ha="right")
     for tick in chart.y_ticks:
         axes.plot([left, right], [tick.y - 4] * 2, color=_GRID, linewidth=0.8, zorder=0)
         axes.text(tick.x, tick.y, tick.text, size=11 * _POINT, color=_MUTED, ha="right")
@@ -47,7 +48,9 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
         dots = [dot for dot in chart.dots if dot.kind == kind]
         bars = [((d.x, d.low), (d.x, d.high)) for d in dots if d.low is not None and d.high is not None]
         colour = face if kind == "keep" else edge
-        axes.add_collection(LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.45, zorder=2.5))
+        axes.add_collection(
+            LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.15 if chart.radius < 2 else 0.45, zorder=2.5)
+        )
         for below, marker in ((False, "o"), (True, "v")):
             places = [(d.x, d.y) for d in dots if d.is_below is below]
             if places:
@@ -71,6 +74,12 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, dpi=dpi, format="png")
     return data.getvalue()
+
+
+def _legend(chart: Chart) -> str:
+    crashed = "   \u00d7 crashed" if chart.crashes else ""
+    bars = "its 95 % band; bars: 95 % of a score" if chart.band else "bars: 95 % of a score"
+    return f"\u25cf kept   \u25cb discarded{crashed}   line: believed score of the incumbent, {bars}"
 
 
 def _ascii(text: str) -> str:

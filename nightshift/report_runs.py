@@ -22,10 +22,10 @@ from nightshift.rules import Rules
 # What the page draws of every run: the name in metrics.jsonl, and its words.
 CURVES = {
     "reward_mean": "reward",
-    "completion_tokens_mean": "completion length, tokens",
+    "completion_tokens_mean": "length, tokens",
     "truncated_share": "truncated share",
-    "kl": "KL to the sampling policy",
-    "entropy": "entropy per token",
+    "kl": "KL",
+    "entropy": "entropy",
 }
 ROLLOUTS_NAME = "evaluation.jsonl"
 _MAX_BYTES = 32 * 1024 * 1024  # of an evaluation.jsonl: 1,319 answers of 1,024 tokens take 6 MB

@@ -56,8 +56,8 @@ def headline(morning: Morning) -> Headline:
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
     expected = f"Expected gain of the incumbent over the baseline: {points(standing.difference)}"
     if standing.difference_sd is None:
-        sentence = f"{expected} (95 % interval {NOT_MEASURED})."
-        return Headline(f"{'Better' if standing.difference > 0 else 'No gain'}: {change}", sentence, "open")
+        word = "Perhaps better" if standing.difference > 0 else "No gain"
+        return Headline(f"{word}: {change}", f"{expected} (95 % interval {NOT_MEASURED}).", "open")
     half = Z95 * standing.difference_sd
     low, high = standing.difference - half, standing.difference + half
     sentence = f"{expected} (95 % interval {signed(100 * low)} to {points(high)})."

@@ -1,0 +1,270 @@
+"""The morning page in a real headless Chromium: what a person does with it, on three widths, in the dark, on paper."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift import report
+from nightshift.ledger import Ledger
+from tests.integration.test_report import HOSTILE
+from tests.stand_in_campaign import build
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
+WIDTHS = (1400, 800, 390)
+# Boxes of texts in a drawing, and of the leader lines, in pixels of the window.
+BOXES = """svg => {
+  const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+  const all = name => [...svg.querySelectorAll(name)];
+  return {
+    svg: box(svg),
+    texts: all("text").map(e => [e.textContent, ...box(e)]),
+    labels: all("text.label").map(e => [e.textContent, ...box(e)]),
+    leaders: all("path.leader").map(box),
+  };
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's chromium; Playwright's own download is not relied on."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # root has no sandbox
+        yield browser
+        browser.close()
+
+
+def written(root: Path) -> Path:
+    path = root / "report.html"
+    path.write_text(report.render(report.look(Ledger(root), "", NOW)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("campaign")
+    build(root, 40, num_examples=200)
+    return written(root)
+
+
+class Tab:
+    """One page, with everything that it said and asked for."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1400, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def column(self, name: str) -> list[str]:
+        """One data attribute of the visible experiments, in order."""
+        script = "(bodies, name) => bodies.filter(b => !b.hidden).map(b => b.dataset[name])"
+        return list(self.page.eval_on_selector_all("table.experiments > tbody", script, name))
+
+    def chart(self) -> Any:
+        """The progress chart that this width shows."""
+        visible = [chart for chart in self.page.query_selector_all("svg.chart") if chart.is_visible()]
+        assert len(visible) == 1
+        return visible[0]
+
+
+@pytest.fixture
+def tab(browser: Any, path: Path) -> Iterator[Tab]:
+    tab = Tab(browser, path)
+    yield tab
+    assert tab.said == []
+    tab.context.close()
+
+
+def test_nothing_is_fetched_and_nothing_is_complained_about(tab: Tab) -> None:
+    assert [url.split(":")[0] for url in tab.asked if not url.startswith("data:")] == ["file"]
+
+
+def test_sorting_both_ways_with_what_was_not_measured_last(tab: Tab) -> None:
+    for name in ("delta", "score", "seconds", "number"):
+        orders = []
+        for _ in range(2):
+            tab.page.locator(f"button[data-sort={name}]").click()
+            values = tab.column(name)
+            numbers = [float(value) for value in values if value]
+            assert values[len(numbers) :] == [""] * (len(values) - len(numbers)), name
+            assert numbers == sorted(numbers) or numbers == sorted(numbers, reverse=True)
+            orders.append(numbers)
+        assert orders[0] == orders[1][::-1]
+    assert "" in tab.column("delta")  # the baseline and crashes
+    assert tab.page.locator("th[aria-sort]").count() == 1
+
+
+def test_filtering_by_verdict_and_by_key(tab: Tab) -> None:
+    everything = tab.column("verdict")
+    tab.page.locator("button[data-verdict=crash]").click()
+    assert set(tab.column("verdict")) == {"crash"}
+    assert tab.page.locator("#shown").inner_text() == f"{everything.count('crash')} of {len(everything)}"
+    tab.page.locator("button[data-verdict='']").click()
+    tab.page.locator("#key-filter").select_option("trainer.optim.lr")
+    keys = tab.column("keys")
+    assert 0 < len(keys) < len(everything)
+    assert all("trainer.optim.lr" in key.split() for key in keys)
+    tab.page.locator("button[data-verdict=keep]").click()
+    assert set(tab.column("verdict")) <= {"keep"}
+    tab.page.locator("button[data-verdict='']").click()
+    tab.page.locator("#key-filter").select_option("")
+    assert tab.column("verdict") == everything
+
+
+def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
+    detail = tab.page.locator("#detail-0005")
+    assert not detail.is_visible()
+    tab.page.locator("#run-0005 td.text").click()
+    assert detail.is_visible()
+    text = detail.inner_text()
+    for word in ("Hypothesis", "Prediction", "Lesson", "Changed", "Health", "reward", "KL", "entropy", "Problem"):
+        assert word in text, word
+    assert detail.locator(".curve polyline").count() >= 4
+    tab.page.locator("#run-0005 td.text").click()
+    assert not detail.is_visible()
+
+
+def test_rows_open_from_the_keyboard(tab: Tab) -> None:
+    button = tab.page.locator("#run-0002 button.open")
+    button.focus()
+    tab.page.keyboard.press("Enter")
+    assert button.get_attribute("aria-expanded") == "true"
+    assert tab.page.locator("#detail-0002").is_visible()
+
+
+def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
+    tab.page.locator("button[data-verdict=crash]").click()
+    link = tab.chart().query_selector("a[href='#run-0003']")
+    assert link is not None
+    link.click()
+    assert tab.page.locator("#detail-0003").is_visible()
+    assert tab.page.locator("#run-0003").evaluate("e => e.getBoundingClientRect().top < innerHeight")
+
+
+def apart(one: list[Any], other: list[Any]) -> bool:
+    return bool(one[1] >= other[3] or other[1] >= one[3] or one[2] >= other[4] or other[2] >= one[4])
+
+
+@pytest.mark.parametrize("count", [3, 40, 120])
+def test_no_text_of_the_chart_touches_another_or_leaves_it(
+    browser: Any, path: Path, tmp_path: Path, count: int
+) -> None:
+    if count != 40:
+        build(tmp_path, count, num_examples=60, with_files=False)
+    tab = Tab(browser, path if count == 40 else written(tmp_path))
+    for width in WIDTHS:
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        found = tab.chart().evaluate(BOXES)
+        texts = found["texts"]
+        assert len(found["labels"]) == len(found["leaders"]) > 0
+        for i, one in enumerate(texts):
+            for other in texts[i + 1 :]:
+                assert apart(one, other), (width, one, other)
+            assert one[1] >= -1, one
+            assert one[3] <= width + 1, one
+        for text, left, top, right, bottom in found["labels"]:
+            for x, high, _, low in found["leaders"]:
+                beside = x <= left or x >= right
+                assert beside or high >= bottom or low <= top, (width, text, x)
+    tab.context.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_scrolls_sideways(browser: Any, path: Path, width: int) -> None:
+    tab = Tab(browser, path, width)
+    for row in ("0001", "0002", "0005"):
+        tab.page.locator(f"#run-{row} button.open").click()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    tab.context.close()
+
+
+CONTRAST = """names => names.map(name => {
+  const e = document.querySelector(name);
+  const parse = c => c.match(/[\\d.]+/g).map(Number);
+  let back = e;
+  while (back && parse(getComputedStyle(back).backgroundColor)[3] === 0) back = back.parentElement;
+  const level = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const style = getComputedStyle(e);
+  const ink = level(parse(e.closest("svg") ? style.fill : style.color));
+  const paper = level(parse(getComputedStyle(back || document.body).backgroundColor));
+  return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_are_readable_in_light_and_dark(browser: Any, path: Path, scheme: Any) -> None:
+    tab = Tab(browser, path, color_scheme=scheme)
+    tab.page.locator("#run-0005 button.open").click()
+    dark = tab.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    assert dark is (scheme == "dark")
+    names = ["h1", ".lede", ".certificate", ".facts dt", ".status.keep", ".status.discard", ".status.crash"]
+    names += ["svg text.axis", "svg text.label", "svg text.end", ".told dt", ".cause", ".rollout pre", "svg text.now"]
+    contrasts = tab.page.evaluate(CONTRAST, names)
+    # WCAG 2 level AA: 4.5 for text.
+    assert {n: c for n, c in zip(names, contrasts, strict=True) if c < 4.5} == {}
+    tab.context.close()
+
+
+def test_it_prints(browser: Any, path: Path) -> None:
+    tab = Tab(browser, path, color_scheme="dark")
+    tab.page.emulate_media(media="print")
+    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not tab.page.locator(".filters").is_visible()
+    tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 703
+    texts = tab.chart().evaluate(BOXES)["texts"]
+    assert all(apart(one, other) for i, one in enumerate(texts) for other in texts[i + 1 :])
+    assert tab.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+    tab.context.close()
+
+
+def test_without_scripts_everything_is_there(browser: Any, path: Path) -> None:
+    tab = Tab(browser, path, java_script_enabled=False)
+    assert tab.page.locator("#detail-0005").is_visible()
+    tab.context.close()
+
+
+def test_hostile_texts_run_nothing(browser: Any, tmp_path: Path) -> None:
+    ledger = build(tmp_path, 4, num_examples=60)
+    everything = " ".join(HOSTILE)
+    for record in ledger.records():
+        ledger.write(replace(record, description=everything, lesson=everything, health=everything, settled=everything))
+    tab = Tab(browser, written(tmp_path), 390)
+    title = tab.page.title()
+    for button in tab.page.query_selector_all("button.open"):
+        button.click()
+    tab.page.wait_for_timeout(200)
+    assert tab.page.title() == title
+    assert "pwned" not in title
+    assert tab.said == []
+    assert [url.split(":")[0] for url in tab.asked if not url.startswith("data:")] == ["file"]
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.context.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_experiments_say_nothing_wrong(browser: Any, tmp_path: Path, count: int) -> None:
+    build(tmp_path, count, num_examples=60)
+    tab = Tab(browser, written(tmp_path), 390)
+    assert tab.said == []
+    assert tab.page.locator("h1").is_visible()
+    tab.context.close()
