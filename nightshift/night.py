@@ -10,20 +10,20 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
+from nightshift import brake, night_text, toml_text
 from nightshift import campaign as campaigns
 from nightshift import config as configs
 from nightshift import night_state as states
-from nightshift import night_text, toml_text
 from nightshift.brake import Brake
 from nightshift.campaign import Campaign
+from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Lab, Request, admit, finish_earlier, run_experiment
 from nightshift.ledger import write_atomically
 from nightshift.night_state import NightState, Pending, Stop
-from nightshift.proposers import Context, Proposal, Proposer, used_keys
+from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.records import Failure, Record
 from nightshift.repo import CONFIG_NAME
 
@@ -32,7 +32,6 @@ MAX_TRIES = 3  # of one config that ends in failures of machinery
 PROPOSAL_NAME = "proposal.json"  # beside record.json: who proposed what, and what it did besides
 _NAP_SECONDS = 0.2
 _BUSY_SECONDS = 5.0  # between two looks whether somebody's own run.py has ended
-_FAR = datetime(9000, 1, 1, tzinfo=UTC)
 _BY_HAND = Stop("stopped by Ctrl-C")
 
 
@@ -67,7 +66,7 @@ class Night:
         self._pauses = pauses or Pauses()
         self._sleep = sleep
         self._num_failures = 0  # of machinery, in a row
-        self._brake = Brake(lambda: lab.reporter.note("Ctrl-C: the run in flight is the last one; again to stop now"))
+        self._brake = Brake()
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -114,9 +113,9 @@ class Night:
         stop = self._why_stop()
         if stop is not None:
             return stop
-        campaign = self._campaign()
         if self.state.pending is not None:
-            return self._run_pending(self.state.pending, campaign)
+            return self._run_pending(self.state.pending)
+        campaign = self._campaign()
         return self._propose(campaign, campaign.incumbent) if campaign.incumbent else self._propose_baseline()
 
     def _why_stop(self) -> Stop | None:
@@ -140,24 +139,25 @@ class Night:
             pending = self.state.pending
             attempts = self._attempts(pending) if pending else []
             for record in attempts:
-                self._complete(record, pending)
+                self._complete(record)
             # The last one waits for the lesson that the agent's next brief asks for.
             own = states.decided(self._own())
             for record in own if is_end else own[:-1]:
                 if record.lesson is None:
                     self._lab.ledger.write(replace(record, lesson=states.lesson_of(record)))
         if states.decided(attempts):
-            self._update(pending=None)
+            self._update(pending=None, num_given_up=0)
 
     def _attempts(self, pending: Pending) -> list[Record]:
         """Experiments that ran this very proposal."""
         source = pending.source.encode()
         return [r for r in self._own() if r.number >= pending.number and self._lab.ledger.source(r.number) == source]
 
-    def _complete(self, record: Record, pending: Pending | None) -> None:
+    def _complete(self, record: Record) -> None:
+        """Store beside the record who proposed it, and what was named of that."""
         path = self._lab.ledger.run_dir(record.number) / PROPOSAL_NAME
-        if pending is not None and not path.exists():
-            said = {"agent": self.state.order.agent, **asdict(pending)}
+        if not path.exists():
+            said = {"agent": self.state.order.agent, **asdict(self.state)["pending"]}
             write_atomically(path, json.dumps(said, indent=1).encode())
 
     # -- proposing
@@ -191,7 +191,7 @@ class Night:
                 assert proposal.source is not None
                 text = proposal.source.decode()
                 pending = Pending(number, text, proposal.hypothesis, proposal.prediction, tuple(notes))
-                self._update(pending=pending, num_without_edit=0, num_given_up=0)
+                self._update(pending=pending, num_without_edit=0)
                 return None
             self._lab.reporter.note(f"proposal refused: {reason}")
             refusals.append(reason)
@@ -234,16 +234,14 @@ class Night:
 
     # -- running
 
-    def _run_pending(self, pending: Pending, campaign: Campaign) -> Stop | None:
+    def _run_pending(self, pending: Pending) -> Stop | None:
         lab = self._lab
-        self._place(pending.source.encode(), campaign)
+        self._place(pending.source.encode())
         self._do(f"experiment {self._next_number():04d}: {pending.hypothesis}")
-        until = self.state.deadline or _FAR
-        max_runs = self.state.order.max_runs
+        max_runs, until = self.state.order.max_runs, self.state.deadline or brake.FAR
         request = Request(pending.hypothesis, max_runs=max_runs, until=until, prediction=pending.prediction)
         try:
-            # After the first Ctrl-C it is later than any --until: the run in flight is the experiment's last.
-            run_experiment(request, replace(lab, now=lambda: _FAR if self._brake.asked else lab.now()))
+            run_experiment(request, self._brake.applied_to(lab))
         except UsageError as error:
             if lab.ledger.is_locked():
                 raise
@@ -260,7 +258,7 @@ class Night:
                 self._wait(self._pauses.machinery[num_tries - 1])
         return None
 
-    def _place(self, source: bytes, campaign: Campaign) -> None:
+    def _place(self, source: bytes) -> None:
         """Write train.toml for the next experiment; what somebody else wrote there is kept aside."""
         path = self._lab.root / CONFIG_NAME
         try:
@@ -269,7 +267,7 @@ class Night:
             present = None
         if present == source:
             return
-        known = {self._lab.ledger.source(r.number) for r in campaign.decided}
+        known = {self._lab.ledger.source(r.number) for r in self._lab.ledger.records()}
         known.add(self._lab.repo.config_at("HEAD") or b"")
         if present is not None and present not in known:
             aside = self._lab.ledger.runs_dir / f"edited-{self._lab.now():%Y%m%dT%H%M%S}.toml"
