@@ -55,6 +55,8 @@ class Repetition:
     env_server_cpu_seconds: float
     client_cpu_seconds: float
     model_cpu_seconds: float
+    other_cpu_seconds: float
+    """What the rest of the machine used meanwhile: near 0, or the wall clock says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,14 @@ class Server:
     async def repetition(self, model: Child, reply: str) -> Repetition:
         """Run the route once and see that every reward is the right one."""
         num_rollouts = self.route.num_rollouts
-        before = (time.perf_counter(), cpu_seconds(self.child), time.process_time(), cpu_seconds(model))
+
+        def clocks() -> list[float]:
+            ours = [cpu_seconds(self.child), time.process_time(), cpu_seconds(model)]
+            return [time.perf_counter(), *ours, machine_cpu_seconds() - sum(ours)]
+
+        before = clocks()
         rewards = await self.rewards(num_rollouts)
-        after = (time.perf_counter(), cpu_seconds(self.child), time.process_time(), cpu_seconds(model))
+        after = clocks()
         expected = [score(reply, task.data.answer) for task in self.tasks[:num_rollouts]]
         if rewards != expected:
             raise AssertionError(f"{self.route.name}: rewards {rewards} are not {expected}")
@@ -99,6 +106,12 @@ def cpu_seconds(child: Child) -> float:
     """CPU time of a process and of those it has waited for; the clock of the kernel, 10 ms fine or better."""
     times = psutil.Process(child.pid).cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def machine_cpu_seconds() -> float:
+    """CPU time that all cores together have been busy, with what the hypervisor took away."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 def start_model(group: ProcessGroup, folder: Path, reply: str) -> tuple[Child, str]:

@@ -20,7 +20,8 @@ The model is a stand-in (stand_in_model.py): a fixed reply without delay, in a p
 figures are the price of the environment alone, without tokenization, which prime-rl's env workers do for
 both paths alike. CPU seconds are those of the env server and of all processes that it started and waited
 for; the client's and the stand-in's are noted beside them. The paths take turns, and of each figure the
-median of all repetitions counts. Linux only: elsewhere the CPU time of children is not known.
+median of all repetitions counts. Run it on an otherwise idle machine; it notes how many cores other work
+kept busy. Linux only: elsewhere the CPU time of children is not known.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Ro
         "client_cpu_seconds_per_rollout": median("client_cpu_seconds"),
         "model_cpu_seconds_per_rollout": median("model_cpu_seconds"),
         "first_rollout_seconds": first_seconds,
+        "cores_busy_elsewhere": statistics.median(run.other_cpu_seconds / run.wall_seconds for run in runs),
         "repetitions": [asdict(run) for run in runs],
     }
 
@@ -151,7 +153,10 @@ def table(result: Row) -> str:
         share = stock["cpu_seconds_per_rollout"] / ours["cpu_seconds_per_rollout"]
         lines.append(f"in-process gives {times:.0f} times the rewards per second and takes 1/{share:.0f} of the CPU")
     for row in result["rollouts"]:
-        lines.append(f"first rollout, {row['name']}: {row['first_rollout_seconds']:.1f} s")
+        first, elsewhere = row["first_rollout_seconds"], row["cores_busy_elsewhere"]
+        lines.append(
+            f"{row['name']}: first rollout {first:.1f} s; cores busy with other work meanwhile: {elsewhere:.1f}"
+        )
     for row in result["scoring"]:
         lines.append(f"scoring, {row['mean_characters']} characters: {row['calls_per_second']:,.0f} calls a second")
     return "\n".join(lines)
