@@ -53,26 +53,26 @@ def night(folder: Path, order: dict[str, object]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([program, "night", *flags], cwd=folder, stdout=log, stderr=log)
 
 
-def drive(folder: Path, order: dict[str, object], num_kills: int, within_seconds: float, seed: int) -> list[str]:
-    """Kill and resume until the kills are used up, then to the end; what was under way at each kill."""
-    draws, killed = random.Random(seed), []
-    for _ in range(num_kills):
+def drive(folder: Path, order: dict[str, object], num_kills: int, within_seconds: float, seed: int) -> None:
+    """Kill at random moments of random experiments, resume, and so on to the end."""
+    draws, ledger = random.Random(seed), Ledger(folder)
+    targets = sorted(draws.sample(range(int(str(order["experiments"])) - 2), num_kills))
+    for index, target in enumerate(targets, start=1):
         process = night(folder, order)
-        try:
-            process.wait(draws.uniform(1.0, within_seconds))
-            sys.exit(f"the night ended with {process.returncode} before kill {len(killed) + 1}: see {folder}.log")
-        except subprocess.TimeoutExpired:
-            state = states.load(Ledger(folder))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            began = time.monotonic()
-            wait_for(lambda: not strangers(folder), within_seconds=60)
-            doing = state.doing if state is not None and state.doing else "starting"
-            killed.append(f"{doing}; every process gone after {time.monotonic() - began:.1f} s")
-            print(f"kill {len(killed)}: {killed[-1]}", flush=True)
+        while len(states.decided(ledger.records())) < target and process.poll() is None:
+            time.sleep(0.5)
+        time.sleep(draws.uniform(0.5, within_seconds))
+        if process.poll() is not None:
+            sys.exit(f"the night ended with {process.returncode} before kill {index}: see {folder}.log")
+        state = states.load(ledger)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        began = time.monotonic()
+        wait_for(lambda: not strangers(folder), within_seconds=60)
+        doing = state.doing[:60] if state is not None and state.doing else "starting"
+        print(f"kill {index}: {doing}; every process gone after {time.monotonic() - began:.1f} s", flush=True)
     if night(folder, order).wait() != 0:
         sys.exit(f"the resumed night failed: see {folder}.log")
-    return killed
 
 
 def foreign_proposals(folder: Path, order: dict[str, object]) -> list[str]:
@@ -113,7 +113,7 @@ def misbehaving(folder: Path) -> str:
 @click.option("--kills", default=5, show_default=True)
 @click.option("--budget-seconds", default=5.0, show_default=True)
 @click.option(
-    "--within-seconds", default=120.0, show_default=True, help="Each kill comes at a random moment until then."
+    "--within-seconds", default=15.0, show_default=True, help="A kill comes so long after an experiment, at most."
 )
 @click.option("--max-runs", default=1, show_default=True)
 @click.option("--misbehave", is_flag=True, help="Not TPE, but the stand-in agent that misbehaves.")
