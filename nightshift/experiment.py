@@ -15,7 +15,7 @@ from nightshift import config as configs
 from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
-from nightshift.engines import Engine, ProgressCallback
+from nightshift.engines import Engine, ProgressCallback, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
 from nightshift.ledger import Ledger
@@ -251,8 +251,8 @@ def examine(record: Record, candidate: Config, lab: Lab) -> str | None:
     """What the curves of the candidate's last run say; None where it left none."""
     run = [run for run in record.runs if run.side is Side.CANDIDATE][-1]
     steps = read_steps(lab.ledger.run_dir(record.number) / f"run-{run.index}" / METRICS_NAME)
-    used_keys = candidate.resolved.keys() - set(record.unused_keys)
-    return health.digest(steps, health.facts_of(run, lab.rules.budget_seconds, candidate.resolved, used_keys)) or None
+    facts = health.facts_of(run, lab.rules.budget_seconds, candidate.resolved, used_keys(lab.engine, candidate))
+    return health.digest(steps, facts) or None
 
 
 def settle(record: Record, head: Head, lab: Lab) -> Record:

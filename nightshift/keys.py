@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from nightshift.values import Key, Kind, Value, value_text
@@ -303,6 +304,7 @@ def _matches(pattern: str, path: tuple[str, ...]) -> bool:
     )
 
 
+@lru_cache(maxsize=4096)  # asked for every key of every file, and the table is walked each time
 def variants(path: tuple[str, ...]) -> tuple[Key, ...]:
     """Every open entry of a path; more than one where the default depends on the variant."""
     return tuple(key for key in KEYS if _matches(key.path, path))

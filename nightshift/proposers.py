@@ -9,13 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nightshift import config as configs
-from nightshift import keys
 from nightshift.config import Config
-from nightshift.engines import Engine
 from nightshift.errors import ConfigError
 from nightshift.ledger import Ledger
 from nightshift.records import Record
@@ -163,16 +161,6 @@ def _built(name: str, space: SearchSpace, choose: Callable[[Dimension], Value]) 
         return Proposal(b"", cause=str(error))
     changes = configs.diff(space.incumbent, configs.parse(source))
     return Proposal(source, shorten(f"{name}: {'; '.join(changes)}", _MAX_HYPOTHESIS))
-
-
-def used_keys(engine: Engine, incumbent: Config) -> frozenset[str]:
-    """Every open key but those of which the engine says that it does not use them.
-
-    It is asked with a file that spells out every key that applies to the incumbent; what applies to other variants
-    only is taken for used.
-    """
-    spelled_out = replace(incumbent, values=incumbent.resolved)
-    return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)
 
 
 def space_of(context: Context) -> SearchSpace:

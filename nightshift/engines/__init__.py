@@ -7,10 +7,11 @@ text. Every engine passes the same contract suite (tests/contract).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from nightshift import keys
 from nightshift.config import Config
 from nightshift.records import Completion, Decoding, Progress, Training, Weights
 
@@ -78,3 +79,13 @@ class Engine(Protocol):
         `deadline_seconds` is the hard stop of the whole run, counted from this call.
         """
         ...
+
+
+def used_keys(engine: Engine, config: Config) -> frozenset[str]:
+    """Every open key but those of which the engine says that it does not use them.
+
+    It is asked with a file that spells out every key that applies to `config`; what applies to other
+    variants only is taken for used.
+    """
+    spelled_out = replace(config, values=config.resolved)
+    return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)

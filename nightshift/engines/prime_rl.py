@@ -85,7 +85,9 @@ class PrimeRlEngine:
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
         deadline = time.monotonic() + deadline_seconds
-        base = model_folder(self.installation, self.rules) / "snapshots" / str(self.rules.model_revision)
+        base = self.root / self.rules.model
+        if self.rules.model_revision is not None:
+            base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
         plan = self._plan(settings, seed, run_dir)
         session = PrimeRlSession(plan, run_dir, base, self._environment, self._timing, deadline, self._keep_all)
         try:

@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
 # Room for a prompt beside the longest completion. GSM8K's longest question has 985 characters in 183 words;
 # the instruction and the chat template add about 60 tokens.
-PROMPT_TOKENS = 512
+PROMPT_TOKENS = 448
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
 _SAMPLER = f"{keys.SOURCE}.curriculum.sampler.type"

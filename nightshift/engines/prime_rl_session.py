@@ -206,12 +206,13 @@ class PrimeRlSession:
     def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
         """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
         log = self._children["orchestrator"].log_path
-        step_0 = self._launch.broadcasts_dir / "step_0" / "STABLE"
+        broadcasts = self._launch.broadcasts_dir
         base = self._launch.base_model_name
         return [
             ("the inference server", "inference", self._server.is_healthy),
             (f"model {base}", "inference", lambda: base in self._server.model_ids()),
-            ("the first broadcast of weights", "trainer", step_0.exists),
+            # Any step's: a fast trainer may have deleted step 0 between two looks.
+            ("the first broadcast of weights", "trainer", lambda: latest_stable(broadcasts) is not None),
             ("the orchestrator's loop", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()),
         ]
 

@@ -48,6 +48,7 @@ _SCHEDULER_KEYS = {
     "cosine": ("warmup_steps", "min_lr"),
 }
 _ALGOS = ("grpo", "max_rl")
+_LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 # Keys that mean the same here. Everything else in train.toml is named as unused.
 _USED = {
     "max_steps",
@@ -56,7 +57,7 @@ _USED = {
     "orchestrator.group_size",
     "orchestrator.algo.type",
     "orchestrator.train.sampling.temperature",
-    "orchestrator.train.sampling.max_completion_tokens",
+    _LENGTH,
     "orchestrator.train.filter_zero_advantages",
     "trainer.optim.type",
     "trainer.scheduler.type",
@@ -123,7 +124,7 @@ class TrlEngine:
             "batch_size": config.get("orchestrator.batch_size"),
             "group_size": config.get("orchestrator.group_size"),
             "temperature": config.get("orchestrator.train.sampling.temperature"),
-            "max_completion_tokens": min(config.get("orchestrator.train.sampling.max_completion_tokens") or cap, cap),
+            "max_completion_tokens": min(config.get(_LENGTH) or cap, cap),
             "filter_zero_advantages": config.get("orchestrator.train.filter_zero_advantages"),
             "max_steps": config.get("max_steps"),
             "seq_len": config.get("seq_len"),
@@ -131,7 +132,9 @@ class TrlEngine:
         settings["optimizer"]["lr"] *= self.rules.learning_rate_scale
         if "min_lr" in settings["scheduler"]:
             settings["scheduler"]["min_lr"] *= self.rules.learning_rate_scale
-        return Effective(settings, tuple(key for key in config.values if key not in _USED))
+        is_capped = (config.get(_LENGTH) or cap) >= cap  # any value up there means the same
+        used = _USED - {_LENGTH} if is_capped else _USED
+        return Effective(settings, tuple(key for key in config.values if key not in used))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The worker's command line and what its spec.json would hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from filelock import FileLock
 from nightshift import config, preparation
 from nightshift.engines.prime_rl import PrimeRlEngine
 from nightshift.engines.prime_rl_installation import Installation, Pins
-from nightshift.engines.prime_rl_installer import CommandRunner, Installer, pin_model
+from nightshift.engines.prime_rl_installer import CommandRunner, Installer
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.gpus import Gpu
@@ -74,12 +75,10 @@ _run = CommandRunner(lambda line: None)
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
     monkeypatch.setattr(preparation, "GSM8K_PRIME_RL", replace(SMALL, engine="prime-rl"))
-    warm_up = replace(SMALL, name="warm-up", model_revision="0" * 40, startup_seconds=200.0)
-    monkeypatch.setattr(preparation, "WARM_UP", warm_up)
-    monkeypatch.setattr(preparation, "smoke_rules", lambda root: replace(warm_up, name="smoke"))
-    prepared = Prepared(tmp_path)
-    pin_model(prepared.installation, warm_up, ROOT / ARITHMETIC_TRL.model)
-    return prepared
+    monkeypatch.setattr(preparation, "WARM_UP", replace(SMALL, name="warm-up", startup_seconds=200.0))
+    smoke = replace(preparation.smoke_rules(ROOT), environments=SMALL.environments, budget_seconds=1.0)
+    monkeypatch.setattr(preparation, "smoke_rules", lambda root: smoke)
+    return Prepared(tmp_path)
 
 
 def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared: Prepared) -> None:
@@ -150,7 +149,9 @@ def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
     engine = PrimeRlEngine(rules, ROOT, {}, Installation(ROOT / "none", Pins.read(ROOT / "pyproject.toml")))
     settings = engine.validate(config.parse(preparation.SMOKE_CONFIG)).settings
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
-    assert settings["seq_len"] <= 512  # max_position_embeddings
+    context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]
+    assert settings["seq_len"] <= context
+    assert settings["inference"]["vllm"]["max_model_len"] <= context
     assert rules.engine == GSM8K_PRIME_RL.engine
 
 

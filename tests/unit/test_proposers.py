@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from nightshift import config
+from nightshift.engines import used_keys
 from nightshift.engines.trl import TrlEngine
 from nightshift.ledger import Ledger
-from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of, used_keys
+from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BASELINE, campaign
