@@ -179,6 +179,7 @@ class Night:
         number, refusals, notes = self._next_number(), list[str](), list[str]()
         while len(refusals) <= MAX_RETURNS:
             self._do(f"{self._proposer.name} proposes experiment {number:04d}")
+            self._lab.reporter.note(self.state.doing)
             context = self._context(campaign, incumbent, source, tuple(refusals))
             proposal = self._proposer.propose(context, lambda: self._brake.asked)
             if self._brake.asked:

@@ -106,11 +106,14 @@ class Repo:
             commit = self._commit(now, incumbent, message)
             done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
         path = self.root / CONFIG_NAME
-        if path.is_file() and not path.is_symlink() and path.read_bytes() == candidate:
-            temporary = path.with_name(f".{CONFIG_NAME}.tmp")
+        there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        if there == candidate:
+            temporary = path.with_name(f".{CONFIG_NAME}.{os.getpid()}.tmp")  # of a killed one: Ledger.sweep
             temporary.write_bytes(incumbent)
             temporary.replace(path)
             done.append("restored the incumbent's train.toml")
+        elif there == incumbent:  # by a harness that was killed here, or by the agent
+            done.append("train.toml is the incumbent's already")
         else:
             done.append("left train.toml alone: it was edited while the experiment ran")
         return "; ".join(done)
@@ -137,12 +140,16 @@ class Repo:
         return folder / self._git("rev-parse", "--show-prefix").rstrip("\n")
 
     def state(self) -> dict[str, str]:
-        """HEAD, refs, index and configuration as text: what must be as it was after a stranger was at work."""
+        """HEAD, branches, index and configuration as text: what must be as it was after a stranger was at work.
+
+        Editors fetch by themselves and take notes on branches: remote branches, tags and `branch.*` do not count.
+        """
+        configuration = self._git("config", "--local", "--list").splitlines()
         return {
             "HEAD": self._git("rev-parse", "--symbolic-full-name", "HEAD"),
-            "branches and tags": self._git("for-each-ref", "--format=%(refname) %(objectname)"),
+            "branches": self._git("for-each-ref", "--format=%(refname) %(objectname)", "refs/heads"),
             "the index": self._git("ls-files", "--stage", "-v"),
-            "the git configuration": self._git("config", "--local", "--list"),
+            "the git configuration": "\n".join(line for line in configuration if not line.startswith("branch.")),
         }
 
     def _moved(self, head: Head) -> str | None:
@@ -209,6 +216,10 @@ class Repo:
             )
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
+        except FileNotFoundError:  # there is no git here: `head` knows what that means
+            raise
+        except OSError as error:
+            raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
 def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str | None) -> None:

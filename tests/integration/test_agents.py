@@ -134,7 +134,7 @@ def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path
     [
         ("real harness", "harness.py"),
         ("real record", "runs/0001/record.json"),
-        ("push", "branches and tags"),
+        ("push", "branches"),
     ],
 )
 def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Path, deed: str, name: str) -> None:

@@ -57,7 +57,7 @@ def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:
     clean = repo.state()
     changes = {
         "HEAD": ("symbolic-ref", "HEAD", "refs/heads/main"),
-        "branches and tags": ("tag", "stray"),
+        "branches": ("branch", "stray"),
         "the index": ("update-index", "--assume-unchanged", "harness.py"),
         "the git configuration": ("config", "core.hooksPath", "elsewhere"),
     }
@@ -66,6 +66,11 @@ def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:
         git(checkout, *command)
         after = repo.state()
         assert [name for name in before if before[name] != after[name]] == [part]
+    before = repo.state()
+    git(checkout, "tag", "fetched")
+    git(checkout, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(checkout, "config", "branch.main.note", "of an editor")
+    assert repo.state() == before
     git(checkout, "symbolic-ref", "HEAD", f"refs/heads/{CAMPAIGN}")
     assert repo.state()["HEAD"] == clean["HEAD"]
     assert repo.head() == Head(CAMPAIGN, repo.head().commit)
