@@ -1,7 +1,8 @@
 """`nightshift night` for another checkout, with the stand-in worker: `stand_in_night.py ROOT ORDER`.
 
 ORDER is JSON: the fields of Order, and `pauses` in seconds, which are short unless given. With `proposer` set to
-"lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer.
+"lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. With
+`real_worker` the real TRL engine trains.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def main() -> None:
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if asked.pop("proposer", None) == "lr":
         nightfall.proposer_of = lambda order, the_lab: RateProposer()
-    lab.open_engine = engine
+    if not asked.pop("real_worker", False):
+        lab.open_engine = engine
     night.Night = partial(night.Night, pauses=night.Pauses(tuple(pauses), tuple(pauses[:2])))
     sys.exit(run_night(Path(sys.argv[1]), Order(**asked)))
 

@@ -57,6 +57,17 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert (said["agent"], said["hypothesis"]) == ("lr", "lr 3e-05")
 
 
+@pytest.mark.parametrize(("agent", "real_worker"), [("random", False), ("tpe", False), ("tpe", True)])
+def test_a_night_without_a_language_model(root: Path, agent: str, real_worker: bool) -> None:
+    order = {"agent": agent, "experiments": 3 - real_worker, "budget_seconds": 1.0, "real_worker": real_worker}
+    code, _, stderr = whole_night(root, **order)
+    assert code == 0, stderr
+    assert problems(root) == []
+    ours = records(root)
+    assert len([r for r in ours if r.failure is None]) >= 2
+    assert all(r.description.startswith(f"{agent}: ") and r.diff and not r.unused_keys for r in ours[1:])
+
+
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
     before = git(root, "log", "--format=%H", "main")
