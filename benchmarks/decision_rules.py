@@ -203,6 +203,7 @@ def main(campaigns: int, seed: int, output: Path) -> None:
         "campaigns": campaigns,
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time(), 1),
         "rules": {name: figures(night) for name, night in default.items()},
         "gains": gains,
         "shares": shares_of_best(gains),

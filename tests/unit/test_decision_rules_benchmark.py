@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ RULES = DecisionRules()
 SIDES = {1: Side.CANDIDATE, 2: Side.INCUMBENT}
 
 
-def paired_variance(scores: list[float], incumbent_runs: tuple[tuple[float, ...], ...]) -> float:
+def paired_variance(scores: Sequence[float], incumbent_runs: tuple[tuple[float, ...], ...]) -> float:
     """e2 of one run, as decision.py takes it from the per-example scores."""
     difference = np.asarray(scores) - np.asarray(incumbent_runs).mean(axis=0)
     return float(difference.var(ddof=1)) / (len(scores) * (1 + 1 / len(incumbent_runs)))
@@ -49,8 +50,8 @@ def replayed_on_arrays(seed: int) -> tuple[int, int]:
     rules = replace(RULES, run_value=0.00005)
     truth = 0.475
 
-    def run(level: float) -> list[float]:
-        level += rng.normal(0, 0.02) - (0.3 if rng.random() < 0.05 else 0)
+    def run(level: float, collapses: float = 0.05) -> list[float]:
+        level += rng.normal(0, 0.02) - (0.3 if rng.random() < collapses else 0)
         return (rng.random(n) < np.clip(level, 0.02, 0.98)).astype(float).tolist()
 
     first = [run(truth), run(truth)]
@@ -63,7 +64,7 @@ def replayed_on_arrays(seed: int) -> tuple[int, int]:
         arrays.compare()
         side: Side | None = Side.CANDIDATE
         for runs in range(1, 7):
-            scores = run(candidate if side is Side.CANDIDATE else truth)
+            scores = run(candidate) if side is Side.CANDIDATE else run(truth, collapses=0.3)
             y = np.array([np.mean(scores)])
             if side is Side.CANDIDATE:
                 arrays.observe_candidate(yes, y, np.array([paired_variance(scores, comparison.incumbent_runs)]))
@@ -87,6 +88,23 @@ def replayed_on_arrays(seed: int) -> tuple[int, int]:
         truth = candidate if choice.keep else truth
         assert arrays.reported[0] == pytest.approx(belief.mean, abs=1e-9)
     return asked[Side.CANDIDATE], asked[Side.INCUMBENT]
+
+
+def test_a_collapsed_incumbent_is_set_aside_once_on_arrays_too() -> None:
+    n, yes = 100, np.array([True])
+    runs = {mean: (1.0,) * mean + (0.0,) * (n - mean) for mean in (47, 48, 5)}
+    arrays = Rule(RULES)
+    arrays.begin(np.array([[0.47, 0.48]]), n)
+    arrays.compare()
+    comparison = decision.compare(decision.baseline([runs[47], runs[48]], RULES), RULES)
+    arrays.observe_candidate(yes, np.array([0.48]), np.array([paired_variance(runs[48], (runs[47], runs[48]))]))
+    comparison = decision.observe(comparison, Side.CANDIDATE, runs[48], RULES)
+    for _ in range(3):
+        arrays.observe_incumbent(yes, np.array([0.05]))
+        comparison = decision.observe(comparison, Side.INCUMBENT, runs[5], RULES)
+        assert arrays.c.collapses[0] == comparison.num_collapses == 1
+        assert arrays.c.a[0] == pytest.approx(comparison.a, abs=1e-9)
+    assert comparison.a < 0.4
 
 
 def test_a_memory_of_one_and_one_kind_of_idea_is_our_rule_without_gate_and_leap() -> None:
