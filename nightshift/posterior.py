@@ -63,7 +63,7 @@ def follow(records: Sequence[Record], rules: DecisionRules | None) -> dict[int, 
         return recorded
     try:
         computed = _recomputed(measured, rules)
-    except (ValueError, ArithmeticError, IndexError):  # scores that fit no belief: see _as_recorded
+    except (ValueError, TypeError, ArithmeticError, IndexError):  # scores that fit no belief: see _as_recorded
         return recorded
     same = all(abs(computed[n].incumbent - recorded[n].incumbent) < _TOLERANCE for n in recorded if n in computed)
     return computed if same and computed.keys() == recorded.keys() else recorded

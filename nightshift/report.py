@@ -35,6 +35,7 @@ from nightshift.report_runs import CURVES, Rollout, problem_texts, rollouts, ser
 from nightshift.report_text import Headline, certificate_line, headline
 from nightshift.report_time import Night, Segment, Use, nights, split_experiment, totals
 
+PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"
 # A page of 1,000 experiments stays below 5 MB and 5 s (measured: 3 ms to read the steps of a run): beyond
 # these numbers of experiments the details are those of keeps, of the last ones and of the largest differences.
@@ -103,11 +104,13 @@ def write_report(root: Path, now: datetime, output: Path | None = None, branch: 
         "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
     }
     if view.charts:
-        files["progress.png"] = draw(view.charts[0], view.headline.title)
+        files[PICTURE_NAME] = draw(view.charts[0], view.headline.title)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(folder / name, data)
+        if not view.charts:
+            (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
     except OSError as error:
         raise EngineError(
             f"cannot write {folder}: {error.strerror or error}", "Free disk space, or give --output."

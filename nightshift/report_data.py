@@ -155,9 +155,40 @@ def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
         except (NightshiftError, OSError) as error:
             notes.append(f"Not counted: {error.cause if isinstance(error, NightshiftError) else error}.")
             continue
-        if record is not None:
+        if record is None:
+            continue
+        if _has_sound_values(record):
             records.append(record)
+        else:
+            notes.append(f"Not counted: {ledger.run_dir(number) / 'record.json'} holds values of a wrong kind.")
     return records, notes
+
+
+def _has_sound_values(record: Record) -> bool:
+    """Whether texts are texts and numbers are finite numbers: the ledger checks names only."""
+    texts: list[object] = [record.description, record.started, record.branch, record.status, record.rules_hash]
+    texts += [record.rules_name, record.engine, record.hardware, *record.diff, *record.unused_keys]
+    texts += [text for text in (record.prediction, record.lesson, record.health, record.settled) if text is not None]
+    needed: list[object] = [record.number]
+    measured: list[object] = [record.total_seconds, record.parent]
+    if (j := record.judgement) is not None:
+        texts.append(j.why)
+        measured += [j.delta, j.delta_stderr, j.p_better, j.incumbent_score]
+    for run in record.runs:
+        needed += [run.index, run.seed, run.total_seconds, run.training.num_steps]
+        measured += [run.startup_seconds, run.training.training_seconds]
+        if (e := run.evaluation) is not None:
+            needed += [e.eval_score, e.eval_stderr, e.truncated_share, e.completion_tokens_mean, e.seconds]
+    return (
+        isinstance(record.versions, dict)
+        and all(isinstance(text, str) for text in texts)
+        and all(map(_is_number, needed))
+        and all(value is None or _is_number(value) for value in measured)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _of(count: int) -> str:
@@ -201,8 +232,7 @@ def _is_sound(certificate: Certificate) -> bool:
         *(certificate.num_examples, certificate.sealed_looks),
         *(certificate.num_seeds.get(side) for side in ("baseline", "incumbent")),
     )
-    are_numbers = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    return are_numbers and _time(certificate.created) is not None
+    return all(map(_is_number, numbers)) and _time(certificate.created) is not None
 
 
 def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Sequence[Experiment]) -> str | None:

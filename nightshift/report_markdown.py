@@ -16,13 +16,13 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
     lines += [markdown(certificate_line(morning.certified), 2000), ""]
     if morning.experiments:
-        seconds = sum(night.length_seconds for night in nights) if nights else None
+        seconds = sum(night.length_seconds for night in nights) or None
         crashes = ", ".join(f"{count} {cause}" for cause, count in morning.crash_causes.items())
         lines += [
             f"{len(morning.experiments):,} experiments on {markdown(morning.branch) or 'a detached HEAD'}: "
             f"{len(morning.kept)} kept, {morning.count('discard')} discarded, {morning.count('crash')} crashed"
             + (f" ({markdown(crashes)})" if crashes else "")
-            + f", in {duration(seconds)}.",
+            + (f", in {duration(seconds)}." if seconds else "; time not measured."),
             "",
         ]
     if has_picture:

@@ -218,7 +218,7 @@ def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, Markup], fl
     tallest = max((sum(column.values()) for column in columns), default=0.0)
     paths: dict[Use, list[str]] = {}
     if tallest > 0:
-        pitch = 1000 / len(columns)
+        pitch = 1000 / max(len(columns), 24)  # a few columns stay columns
         for i, column in enumerate(columns):
             y = STRIP_HEIGHT
             for use in Use:

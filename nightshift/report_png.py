@@ -31,7 +31,7 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     axes.set_ylim(chart.height, -head)
     axes.set_axis_off()
     left, right = chart.size.left, chart.plot_right
-    axes.text(left, -9, _ascii(title), size=13 * _POINT, color=_INK, weight="bold")
+    axes.text(left, -9, _drawable(title), size=13 * _POINT, color=_INK, weight="bold", parse_math=False)
     axes.text(width - 14, -9, _legend(chart), size=11 * _POINT, color=_MUTED, ha="right")
     for tick in chart.y_ticks:
         axes.plot([left, right], [tick.y - 4] * 2, color=_GRID, linewidth=0.8, zorder=0)
@@ -52,22 +52,29 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
             LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.15 if chart.radius < 2 else 0.45, zorder=2.5)
         )
         for below, marker in ((False, "o"), (True, "v")):
-            places = [(d.x, d.y) for d in dots if d.is_below is below]
+            places = [dot for dot in dots if dot.is_below is below]
             if places:
+                xs, ys = [dot.x for dot in places], [dot.y for dot in places]
                 area = (2 * chart.radius * size * _POINT) ** 2
-                axes.scatter(
-                    *zip(*places, strict=True), s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3
-                )
+                axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
     if chart.crashes:
-        places = [(dot.x, dot.y) for dot in chart.crashes]
+        xs, ys = [dot.x for dot in chart.crashes], [dot.y for dot in chart.crashes]
         area = (2 * max(chart.radius, 2.5) * _POINT) ** 2
-        axes.scatter(*zip(*places, strict=True), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
+        axes.scatter(xs, ys, s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
         axes.text(left - 8, chart.crashes[0].y + 4, "crash", size=11 * _POINT, color=_CRASH, ha="right")
     for label in chart.labels:
         y = chart.label_y(label)
         dot = chart.dot_of(label.index)
         axes.plot([label.x] * 2, [y - 8, dot.y], color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
-        axes.text(label.low, y, label.text, size=LABEL_SIZE * _POINT, color=_INK, family="DejaVu Sans Mono")
+        axes.text(
+            label.low,
+            y,
+            _drawable(label.text),
+            size=LABEL_SIZE * _POINT,
+            color=_INK,
+            family="DejaVu Sans Mono",
+            parse_math=False,
+        )
     for end in chart.ends:
         colour = _LINE if end.text.startswith("incumbent") else _MUTED
         axes.text(end.x, end.y, end.text, size=11 * _POINT, color=colour, weight="bold")
@@ -82,6 +89,6 @@ def _legend(chart: Chart) -> str:
     return f"\u25cf kept   \u25cb discarded{crashed}   line: believed score of the incumbent, {bars}"
 
 
-def _ascii(text: str) -> str:
-    """Text for a font that may lack other signs; a dollar would start mathematics."""
-    return text.replace("\N{MINUS SIGN}", "-").replace("\N{RIGHTWARDS ARROW}", "->").replace("$", r"\$")
+def _drawable(text: str) -> str:
+    """Text without the characters that matplotlib's own fonts lack or that would hide."""
+    return "".join(c if " " <= c <= "~" or c in "\N{RIGHTWARDS ARROW}\N{HORIZONTAL ELLIPSIS}" else "?" for c in text)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -201,6 +202,55 @@ def test_damaged_files_are_absent_not_fatal(tmp_path: Path, damage: str) -> None
         assert "not measured" in page.text
 
 
+def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        node: Any = data
+        for name in path[:-1]:
+            node = node[int(name)] if isinstance(node, list) else node[name]
+        node[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("judgement", "delta", value=float("nan")),
+        _set("judgement", "delta_stderr", value="small"),
+        _set("judgement", "why", value=None),
+        _set("runs", "0", "total_seconds", value=None),
+        _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
+        _set("total_seconds", value=[1]),
+        _set("description", value=3),
+        _set("started", value=None),
+        _set("number", value="two"),
+        _set("diff", value=[1, 2]),
+        _set("health", value={}),
+    ],
+)
+def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    build(tmp_path, 3, num_examples=60, with_files=False)
+    path = tmp_path / "runs" / "0002" / "record.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    page = require_safe(rendered(tmp_path))
+    assert "values of a wrong kind" in page.text
+    assert [a["id"] for tag, a in page.elements if a.get("class") == "main"] == ["run-0001", "run-0003"]
+
+
+@pytest.mark.parametrize("scores", [[], ["right"] * 60, [1.0] * 3, None])
+def test_scores_that_fit_no_belief_leave_the_interval_out(tmp_path: Path, scores: object) -> None:
+    build(tmp_path, 5, num_examples=60, with_files=False)
+    path = tmp_path / "runs" / "0002" / "record.json"
+    data = json.loads(path.read_text())
+    data["runs"][0]["evaluation"]["scores"] = scores if scores is not None else [None] * 60
+    path.write_text(json.dumps(data))
+    assert "cannot be recomputed" in require_safe(rendered(tmp_path)).text
+
+
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=60)
     everything = " ".join(HOSTILE)
@@ -233,6 +283,16 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert "more characters" in page.text
     assert "x" * 5000 not in html
     assert len(html) < 500_000
+
+
+def test_the_picture_takes_any_text(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 5, num_examples=60, with_files=False)
+    for record in ledger.records()[1:]:
+        judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
+        hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
+        ledger.write(replace(record, status="keep", parent=1, diff=hostile, judgement=judgement))
+    written = report.write_report(tmp_path, NOW)
+    assert written.paths[-1].read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("branch", ["autoresearch/<b>", "", "autoresearch/\u202eevil"])
