@@ -104,7 +104,7 @@ def test_a_collapsed_incumbent_is_set_aside_once_on_arrays_too() -> None:
         comparison = decision.observe(comparison, Side.INCUMBENT, runs[5], RULES)
         assert arrays.c.collapses[0] == comparison.num_collapses == 1
         assert arrays.c.a[0] == pytest.approx(comparison.a, abs=1e-9)
-    assert comparison.a < 0.4
+    assert comparison.a < 0.465, "the second collapse was set aside too"
 
 
 def test_a_memory_of_one_and_one_kind_of_idea_is_our_rule_without_gate_and_leap() -> None:
