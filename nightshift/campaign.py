@@ -52,6 +52,8 @@ def replay(records: Sequence[Record], rules: Rules) -> Campaign:
             continue
         scores = [(run.side, run.evaluation.scores) for run in record.runs if run.evaluation is not None]
         keep = record.judgement.verdict is Verdict.KEEP
+        if belief is None and not keep:
+            continue  # the baseline's record was taken away, and with it what this one was compared with
         if belief is None:
             belief = decision.baseline([s for _, s in scores], rules.decision)
         else:
@@ -65,10 +67,10 @@ def replay(records: Sequence[Record], rules: Rules) -> Campaign:
 
 
 def fixed_by(records: Sequence[Record], head: Head) -> Record | None:
-    """The first measured experiment of a campaign branch: it fixes engine, rules, hardware and harness."""
+    """The baseline of a campaign branch, the first that was kept: it fixes engine, rules, hardware and harness."""
     if not head.is_campaign:
         return None
-    return next((r for r in records if r.branch == head.branch and r.status in ("keep", "discard")), None)
+    return next((r for r in records if r.branch == head.branch and r.status == Verdict.KEEP), None)
 
 
 def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from nightshift import config, console, keys
-from nightshift.errors import ExitCode, NightshiftError, UsageError
+from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger, duration_seconds, read_progress
 from nightshift.records import Record, Side
 
@@ -100,10 +100,17 @@ def run(root: Path, flags: Flags) -> int:
     try:
         config.load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
         return detach(root) if flags.detach else _experiment(root, flags, reporter)
-    except NightshiftError as error:
+    except (NightshiftError, OSError) as error:
         reporter.close()
-        console.print_error(error)
-        return error.exit_code
+        shown = error if isinstance(error, NightshiftError) else machine_error(error)
+        console.print_error(shown)
+        return shown.exit_code
+
+
+def machine_error(error: OSError) -> EngineError:
+    """One line for a refusal of the operating system that nothing further down has words for."""
+    where = "" if error.filename is None else f": {os.fspath(error.filename)}"
+    return EngineError(f"{error.strerror or error}{where}", "Free disk space or memory, or fix permissions.")
 
 
 def prepare(root: Path, flags: PrepareFlags) -> int:

@@ -99,14 +99,14 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         except Interrupted as error:
             record = lab.ledger.read(record.number) or record
             record = crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}")
-            lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
             lab.ledger.keep_model(record)
+            lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
             raise
         record = replace(record, total_seconds=lab.clock() - began, health=examine(record, candidate, lab))
         lab.ledger.write(record)  # 9: the verdict is safe before git is touched
         record = settle(record, plan.head, lab)
-        lab.ledger.close(record)
         lab.ledger.keep_model(record)
+        lab.ledger.close(record)
     return record
 
 
@@ -279,12 +279,14 @@ def settle(record: Record, head: Head, lab: Lab) -> Record:
 
 def finish_earlier(lab: Lab) -> None:
     """Close what a killed harness left open: records without a verdict, verdicts without their commit."""
+    lab.ledger.sweep()
     for record in lab.ledger.close_interrupted():
         lab.reporter.note(f"experiment {record.number:04d} was interrupted; recorded as crash")
     for record in lab.ledger.records():
         if record.settled is None and record.status != "started":
-            lab.ledger.write(settle(record, Head(record.branch, record.commit), lab))
+            settled = settle(record, Head(record.branch, record.commit), lab)
             lab.ledger.keep_model(record)
+            lab.ledger.write(settled)
             lab.reporter.note(f"experiment {record.number:04d} was decided but not settled; done now")
     lab.ledger.sync_tsv()
 

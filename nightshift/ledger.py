@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import FileLock, Timeout
 
 from nightshift.errors import EngineError, NightshiftError, UsageError
@@ -36,7 +37,9 @@ from nightshift.results import COLUMNS, row
 
 RECORD_VERSION = 1
 STARTED = "started"
+RECORD_NAME = "record.json"
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+_RESERVING = ".reserving"  # a folder on its way to its number
 MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
@@ -47,6 +50,7 @@ class Ledger:
         """`root` is the checkout; nothing is created before something is written."""
         self.runs_dir = root / "runs"
         self.tsv_path = root / "results.tsv"
+        self._known: dict[int, tuple[tuple[int, int, int], Record]] = {}  # what was read of which file
 
     def run_dir(self, number: int) -> Path:
         """Folder of one experiment."""
@@ -63,7 +67,8 @@ class Ledger:
             self.runs_dir.mkdir(exist_ok=True)
         except OSError as error:
             raise _disk_error(error, self.runs_dir) from None
-        lock = FileLock(self.runs_dir / ".lock", timeout=timeout_seconds)
+        path = self.runs_dir / ".lock"
+        lock = FileLock(path, timeout=timeout_seconds)
         try:
             lock.acquire()
         except Timeout:
@@ -71,6 +76,8 @@ class Ledger:
                 "another experiment is running in this checkout",
                 "Wait for it (uv run nightshift wait), or use one clone each.",
             ) from None
+        except OSError as error:
+            raise _disk_error(error, path) from None
         try:
             yield
         finally:
@@ -88,34 +95,40 @@ class Ledger:
 
     def numbers(self) -> list[int]:
         """Numbers of all experiments, in order."""
-        if not self.runs_dir.is_dir():
-            return []
-        names = (entry.name for entry in os.scandir(self.runs_dir) if entry.is_dir())
-        return sorted(int(name) for name in names if re.fullmatch(r"\d{4,}", name))
+        return sorted(int(entry.name) for entry in self._numbered() if entry.is_dir())
 
     def next_number(self) -> int:
-        """The number that the next experiment gets."""
-        return max(self.numbers(), default=0) + 1
+        """The number that the next experiment gets: one that nothing in runs/ has."""
+        return max((int(entry.name) for entry in self._numbered()), default=0) + 1
+
+    def _numbered(self) -> list[os.DirEntry[str]]:
+        if not self.runs_dir.is_dir():
+            return []
+        return [entry for entry in os.scandir(self.runs_dir) if re.fullmatch(r"\d{4,}", entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Give the record the next number and its folder, with status `started`, and store `files` beside it."""
-        number = self.next_number()
-        record = replace(record, number=number, status=STARTED)
+        """Give the record the next number and its folder, with status `started`, and store `files` beside it.
+
+        The folder appears with all of them or not at all.
+        """
+        record = replace(record, number=self.next_number(), status=STARTED)
+        folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
-            self.run_dir(number).mkdir(parents=True)
-            for name, data in files.items():
-                write_atomically(self.run_dir(number) / name, data)
+            shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+            partial.mkdir(parents=True)
+            for name, data in {**files, RECORD_NAME: _text(record)}.items():
+                write_atomically(partial / name, data)
+            partial.rename(folder)
+            _sync_folder(self.runs_dir)
         except OSError as error:
-            raise _disk_error(error, self.run_dir(number)) from None
-        self.write(record)
+            raise _disk_error(error, folder) from None
         return record
 
     def write(self, record: Record) -> None:
         """Write record.json: whole or not at all. Raises EngineError when the disk refuses."""
-        data = json.dumps({"version": RECORD_VERSION, **asdict(record)}, allow_nan=False)
-        path = self.run_dir(record.number) / "record.json"
+        path = self.run_dir(record.number) / RECORD_NAME
         try:
-            write_atomically(path, data.encode() + b"\n")
+            write_atomically(path, _text(record))
         except OSError as error:
             raise _disk_error(error, path) from None
 
@@ -128,8 +141,16 @@ class Ledger:
         """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
 
         A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
-        but never the first, which is the baseline's, nor this one.
+        but never the first, which is the baseline's, nor this one. Raises EngineError when the disk refuses.
+
+        Comes before `close`: what a kill leaves undone is done again only for a record that is not closed.
         """
+        try:
+            self._keep_model(record, max_gb)
+        except OSError as error:
+            raise _disk_error(error, self.run_dir(record.number)) from None
+
+    def _keep_model(self, record: Record, max_gb: float) -> None:
         folder = self.run_dir(record.number)
         if record.status == Verdict.KEEP:
             evaluated = [run for run in record.runs if run.evaluation is not None and run.side is Side.CANDIDATE]
@@ -153,11 +174,18 @@ class Ledger:
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. Raises UsageError when its text is damaged."""
-        path = self.run_dir(number) / "record.json"
+        path = self.run_dir(number) / RECORD_NAME
         try:
-            return _record(json.loads(path.read_bytes()))
-        except FileNotFoundError:
+            status = path.stat()
+            version = status.st_ino, status.st_mtime_ns, status.st_size
+            known = self._known.get(number)
+            if known is None or known[0] != version:  # every start asks several times for all of them
+                known = self._known[number] = version, _record(json.loads(path.read_bytes()))
+            return known[1]
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise _disk_error(error, path) from None
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path} is damaged: {error}", f"Move {path.parent} out of runs/ to go on without it."
@@ -170,33 +198,46 @@ class Ledger:
             if record.status == STARTED:
                 judgement = Judgement(Verdict.CRASH, "interrupted: the process ended before its verdict")
                 record = replace(record, status="crash", failure=Failure.INTERRUPTED, judgement=judgement)
-                self.close(record)
                 self.keep_model(record)
+                self.close(record)
                 closed.append(record)
         return closed
 
+    def sweep(self) -> None:
+        """Delete the temporary files of writers that were killed (call with the lock held)."""
+        folders = [self.tsv_path.parent, *(self.run_dir(number) for number in self.numbers()[-1:])]
+        for path in (path for folder in folders for path in folder.glob(".*.tmp")):
+            if (match := _TEMPORARY.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
+                path.unlink(missing_ok=True)
+
     def source(self, number: int) -> bytes:
-        """The train.toml that experiment `number` submitted, byte for byte."""
-        return (self.run_dir(number) / "train.toml").read_bytes()
+        """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
+        path = self.run_dir(number) / "train.toml"
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read: {error.strerror}",
+                f"Put it back, or move {path.parent} out of runs/ to go on without it.",
+            ) from None
 
     def sync_tsv(self, last: Record | None = None) -> bool:
         """Make results.tsv say what runs/ says: append `last` if that is all it lacks, else rebuild it.
 
         Returns whether anything was written.
         """
-        header = "\t".join(COLUMNS)
-        listed, numbers = self._tsv_runs(), self.numbers()
-        if last is None and listed == numbers:
-            return False
         try:
-            if last is not None and listed == [n for n in numbers if n != last.number]:
+            if last is not None and self._tsv_runs() == [n for n in self.numbers() if n != last.number]:
                 with self.tsv_path.open("ab") as file:
                     file.write((row(last) + "\n").encode())
                     file.flush()
                     os.fsync(file.fileno())
                 return True
-            lines = [header, *(row(record) for record in self.records() if record.status != STARTED)]
-            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
+            lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
+            data = ("\n".join(lines) + "\n").encode()
+            if self.tsv_path.is_file() and self.tsv_path.read_bytes() == data:
+                return False
+            write_atomically(self.tsv_path, data)
         except OSError as error:
             raise _disk_error(error, self.tsv_path) from None
         return True
@@ -213,6 +254,10 @@ class Ledger:
             return None
 
 
+# As write_atomically and repo.py name them, for files that only run.py and prepare.py write.
+_TEMPORARY = re.compile(r"\.(?:record\.json|progress\.json|results\.tsv|train\.toml)\.(\d+)\.tmp")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -224,7 +269,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -246,6 +295,10 @@ def duration_seconds(started: str, now: datetime) -> float:
 
 def _disk_error(error: OSError, path: Path) -> NightshiftError:
     return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
+
+
+def _text(record: Record) -> bytes:
+    return json.dumps({"version": RECORD_VERSION, **asdict(record)}, allow_nan=False).encode() + b"\n"
 
 
 def _record(data: dict[str, Any]) -> Record:

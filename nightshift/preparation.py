@@ -58,7 +58,8 @@ def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = N
                 data.prepare(source=gsm8k, progress=note)
             except ValueError as error:  # the environments' own error, one line with its fix
                 raise EngineError(str(error)) from None
-    if Ledger(root).sync_tsv():
+    ledger = Ledger(root)
+    if not ledger.tsv_path.exists() and ledger.sync_tsv():  # every run.py puts right what is wrong in it
         note("results.tsv: written")
 
 

@@ -49,6 +49,21 @@ _SCHEDULER_KEYS = {
 }
 _ALGOS = ("grpo", "max_rl")
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
+_REAL = (int, float)
+# What is read of an event, and its types; events that are not here are read by name only.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "step": {"step": int, "time": _REAL, "reward_mean": _REAL},
+    "trained": {
+        "outcome": str,
+        "num_steps": int,
+        "training_seconds": _REAL,
+        "reward_mean": (*_REAL, type(None)),
+        "peak_memory_gb": (*_REAL, type(None)),
+    },
+    "weights": {"step": int, "sha256": str},
+    "completing": {"num_done": int},
+    "error": {"cause": str},
+}
 # Keys that mean the same here. Everything else in train.toml is named as unused.
 _USED = {
     "max_steps",
@@ -311,8 +326,7 @@ class TrlSession:
             else:
                 self._group.check()
         line, self._buffer = self._buffer.split(b"\n", 1)
-        event: dict[str, Any] = json.loads(line)
-        return event
+        return _event(line)
 
     def _failed(self, outcome: Outcome, cause: str, failure: Failure) -> Training:
         return Training(outcome, self._num_steps, cause=cause, failure=failure)
@@ -320,6 +334,22 @@ class TrlSession:
     def _last_words(self) -> str:
         lines = self._worker.tail(3)
         return f"; last in {self._worker.log_path.name}: {' | '.join(lines)}" if lines else ""
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """One event of the worker. EngineError for a line that is none, or lacks what is read of it."""
+    try:
+        event = json.loads(line, parse_constant=_no_number)
+        for name, kinds in _FIELDS.get(event["event"], {}).items():
+            if not isinstance(event[name], kinds):
+                raise TypeError(f"{name} is {event[name]!r}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise EngineError(f"the worker said {line[:200]!r}: {error}") from None
+    return event  # type: ignore[no-any-return]
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
 
 
 def _choice(config: Config, key: str, choices: Mapping[str, Sequence[str]]) -> str:

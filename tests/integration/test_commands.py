@@ -218,6 +218,17 @@ def test_a_bad_config_is_one_line_and_exit_code_2(root: Path, case: str) -> None
     assert not (root / "results.tsv").exists()
 
 
+def test_what_the_system_refuses_is_one_line(root: Path) -> None:
+    (root / "results.tsv").mkdir()
+    code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert "results.tsv: Is a directory" in stderr
+    (root / "models").unlink()
+    code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert "No such file or directory" in stderr
+
+
 def test_dry_run_and_keys_run_nothing(root: Path) -> None:
     code, stdout, _ = finish(start(root, "--dry-run"))
     assert code == 0

@@ -282,6 +282,43 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(lab: Lab) 
     assert len(lab.ledger.tsv_path.read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize("victim", ["keep_model", "close"])
+def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
+    lab: Lab, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baseline(lab, POOR)
+    write(lab, GOOD)
+
+    def killed(self: Ledger, record: Record) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, victim, killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(lab)
+    monkeypatch.undo()
+    assert lab.ledger.sync_tsv()  # as a report or `prepare.py` in between would: a row without the commit
+    write(lab, BAD)
+    run(lab)
+    kept = lab.ledger.read(2)
+    assert kept is not None
+    assert kept.kept_commit is not None
+    assert f"\n{kept.kept_commit[:7]}\t" in lab.ledger.tsv_path.read_text()
+    assert (lab.ledger.run_dir(2) / "model" / "model.safetensors").is_file()
+    assert list(lab.ledger.runs_dir.glob("*/run-*/weights")) == []
+
+
+def test_without_the_record_of_its_baseline_a_campaign_begins_anew(lab: Lab) -> None:
+    source = baseline(lab)
+    write(lab, BAD)
+    assert run(lab).status == "discard"
+    lab.ledger.run_dir(1).rename(lab.root.parent / "moved-out")
+    write(lab, POOR)
+    with pytest.raises(UsageError, match="first experiment measures the baseline"):
+        run(lab)
+    (lab.root / "train.toml").write_bytes(source)
+    assert run(lab, max_runs=1).settled == "baseline: nothing to commit"
+
+
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(lab: Lab) -> None:
     git(lab.root, "switch", "--quiet", "main")
     write(lab, POOR)

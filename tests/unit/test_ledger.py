@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,7 +100,7 @@ def test_hostile_descriptions_stay_in_their_cell(ledger: Ledger) -> None:
     assert table(ledger)[0]["description"] == "a b c [31m d"
 
 
-@pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "wrong header", "binary"])
+@pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "a better score", "wrong header", "binary"])
 def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
     for _ in range(3):
         closed(ledger)
@@ -111,6 +112,7 @@ def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
         data = {
             "tear": whole[:-20],
             "drop a row": lines[0] + b"".join(lines[2:]),
+            "a better score": whole.replace(b"\t0.5\t", b"\t0.9\t", 1),
             "wrong header": b"x" + whole,
             "binary": b"\xff\x00" * 100,
         }[damage]
@@ -134,6 +136,62 @@ def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) 
     ledger.run_dir(2).mkdir()
     assert [r.number for r in ledger.records()] == [1]
     assert closed(ledger).number == 3
+
+
+@pytest.mark.parametrize("name", ["effective.json", "record.json", ".reserving"])
+def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
+    ledger: Ledger, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed(ledger)
+    really = os.replace if name != ".reserving" else os.rename
+
+    def killed(source: Path, target: Path) -> None:
+        if name in (Path(source).name, Path(target).name):
+            raise KeyboardInterrupt
+        really(source, target)
+
+    monkeypatch.setattr(os, really.__name__, killed)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.reserve(a_record(), {"train.toml": b"", "effective.json": b"{}"})
+    monkeypatch.undo()
+    assert ledger.numbers() == [1]
+    assert closed(ledger).number == 2
+    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002"]
+
+
+def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:
+    ledger.runs_dir.mkdir()
+    (ledger.runs_dir / "0041").write_text("somebody's file\n")
+    assert closed(ledger).number == 42
+    assert ledger.numbers() == [42]
+
+
+def test_a_record_is_read_again_when_its_file_has_changed(ledger: Ledger) -> None:
+    record = closed(ledger)
+    assert ledger.read(1) is ledger.read(1)
+    Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
+    (again,) = ledger.records()
+    assert again.description == "changed by another process"
+
+
+def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> None:
+    closed(ledger)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    root = ledger.tsv_path.parent
+    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1) / f".progress.json.{dead.pid}.tmp"]
+    kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
+    for path in (*theirs, *kept):
+        path.touch()
+    ledger.sweep()
+    assert [path.exists() for path in (*theirs, *kept)] == [False, False, True, True]
+
+
+def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
+    closed(ledger)
+    (ledger.run_dir(1) / "train.toml").unlink()
+    with pytest.raises(UsageError, match=r"0001/train\.toml cannot be read: No such file.*move .* out of runs/"):
+        ledger.source(1)
 
 
 def test_a_damaged_record_is_named(ledger: Ledger) -> None:

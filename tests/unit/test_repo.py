@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.repo import Head, Repo, require_clean_start
 from tests.conftest import CAMPAIGN, git
 
@@ -183,3 +184,17 @@ def test_heads(repo: Repo, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     nowhere.mkdir()
     assert Repo(nowhere).head() == Head("", None)
+
+
+def test_a_discard_that_was_done_before_is_no_edit(repo: Repo) -> None:
+    assert repo.discard(repo.head(), CANDIDATE, INCUMBENT, MESSAGE) == "train.toml is the incumbent's already"
+
+
+def test_git_that_cannot_be_started_is_one_line(repo: Repo) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")), limits[1]))
+    try:
+        with pytest.raises(EngineError, match="git symbolic-ref cannot be started: Too many open files"):
+            repo.head()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
