@@ -65,7 +65,7 @@ def read_steps(path: Path) -> list[Step]:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and _is_number(row.get("step")):
             values = {name: value for name, value in row.items() if name in _NAMES and _is_number(value)}

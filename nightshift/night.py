@@ -307,7 +307,18 @@ class Night:
     def _summary(self) -> str:
         text = night_text.summary(self.state, self._own(), self._campaign(), self._lab.now())
         write_atomically(self._lab.ledger.runs_dir / night_text.SUMMARY_NAME, text.encode() + b"\n")
+        self._write_page()
         return text
+
+    def _write_page(self) -> None:
+        from nightshift.report import write_report  # jinja2 and matplotlib load with the first page
+
+        try:
+            write_report(self._lab.root, self._lab.now(), branch=self.state.branch)
+        except Interrupted:
+            raise
+        except Exception as error:  # whatever it is, a page that cannot be written does not end the night
+            self._lab.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
 
     def _close(self, stop: Stop | None) -> None:
         """The last traces of the night; it can be gone on with where `stop` is None."""

@@ -34,7 +34,7 @@ def test_strange_values_are_not_measured(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     huge = "1" + "0" * 400
     lines = [f'{{"step": 1, "entropy": {huge}, "loss": NaN, "lr": "x", "kl": true, "surprise": 1}}']
-    lines += ["[]", "null", '{"step": "2"}', "\0"]
+    lines += ["[" * 100_000, "[]", "null", '{"step": "2"}', "\0"]
     path.write_text("\n".join(lines))
     assert read_steps(path) == [Step(1)]
 
