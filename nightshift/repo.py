@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.stray import stray_code
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
@@ -62,23 +63,31 @@ class Repo:
         return result.stdout if result.returncode == 0 else None
 
     def changed_harness_files(self, commit: str) -> list[str]:
-        """Tracked files below the root that differ from `commit`, but for train.toml and Markdown.
+        """Tracked files that differ from `commit`, but for train.toml and Markdown; then code that it does not hold.
 
         Blobs are hashed here, not by `git diff`: its answer can be bent by index flags, attributes
         and filters, which whoever edits the harness could set too.
         """
         listing = self._git("ls-tree", "-r", "-z", "--full-tree", commit)
-        top = Path(self._git("rev-parse", "--show-toplevel").strip())
-        changed = []
+        top, prefix = Path(self._git("rev-parse", "--show-toplevel").strip()), self._prefix()
+        changed, names = [], set()
         for entry in listing.split("\0")[:-1]:
             meta, name = entry.split("\t", 1)
             mode, kind, object_id = meta.split()
-            path = top / name
+            names.add(name)
+            # Below the root as Python sees it: git's own top may be a copy elsewhere (core.worktree).
+            path = self.root / name.removeprefix(prefix) if name.startswith(prefix) else top / name
             if kind != "blob" or path == self.root / CONFIG_NAME or name.endswith(_FREE_SUFFIXES):
                 continue
             if _blob_id(path, mode, len(object_id)) != object_id:
                 changed.append(name)
-        return changed
+        if f"{prefix}{CONFIG_NAME}" not in names:
+            raise UsageError(
+                f"{commit[:7]} holds no {prefix}{CONFIG_NAME}: git takes {top} for the checkout",
+                "Commit train.toml; if core.worktree is set, unset it: git config --unset core.worktree.",
+            )
+        own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        return changed + [prefix + name for name in stray_code(self.root, own)]
 
     def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str | None, str]:
         """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
@@ -137,7 +146,7 @@ class Repo:
         options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
         self._git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", top, str(folder))
         Repo(folder)._git("remote", "remove", "origin")
-        return folder / self._git("rev-parse", "--show-prefix").rstrip("\n")
+        return folder / self._prefix()
 
     def state(self) -> dict[str, str]:
         """HEAD, branches, index and configuration as text: what must be as it was after a stranger was at work.
@@ -165,7 +174,7 @@ class Repo:
         """One commit on top of `head` that changes train.toml only, then the same in the index."""
         assert head.commit is not None
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
-        prefix = self._git("rev-parse", "--show-prefix").strip()
+        prefix = self._prefix()
         entry = f"100644,{blob},{prefix}{CONFIG_NAME}"
         with tempfile.TemporaryDirectory(prefix="nightshift-index-") as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
@@ -180,6 +189,10 @@ class Repo:
         # A locked index leaves the commit right and only `git status` behind: not worth failing a verdict.
         self._run("update-index", "--add", "--cacheinfo", entry)
         return commit
+
+    def _prefix(self) -> str:
+        """Where the root lies in its repository: "" or `folder/`."""
+        return self._git("rev-parse", "--show-prefix").rstrip("\n")
 
     def _identity(self) -> tuple[str, ...]:
         """Options that name an author where the user configured none."""
@@ -206,7 +219,7 @@ class Repo:
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         try:
             return subprocess.run(
-                ["git", "--no-optional-locks", *_SAFE_OPTIONS, *arguments],
+                ["git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
                 cwd=self.root,
                 input=stdin,
                 capture_output=True,
@@ -235,7 +248,7 @@ def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str
         names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise UsageError(
             f"{names} differ from the branch point {(branch_point or head.commit)[:7]}",
-            "On a campaign branch only train.toml changes: restore them, or start a new branch autoresearch/<tag>.",
+            "On a campaign branch only train.toml changes: restore or delete them, or start another branch.",
         )
     if branch_point is None and repo.config_at(head.commit) != config:
         raise UsageError(

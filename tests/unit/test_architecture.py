@@ -27,6 +27,7 @@ LAYERS = [
     "space",
     "watchdog",
     "supervise",
+    "stray",
     "repo",
     "results",
     "ledger",

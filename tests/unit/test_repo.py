@@ -192,9 +192,33 @@ def test_a_discard_that_was_done_before_is_no_edit(repo: Repo) -> None:
 
 def test_git_that_cannot_be_started_is_one_line(repo: Repo) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")), limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/dev/fd").iterdir())), limits[1]))
     try:
         with pytest.raises(EngineError, match="git symbolic-ref cannot be started: Too many open files"):
             repo.head()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_git_replace_does_not_show_another_agreement(repo: Repo) -> None:
+    start = repo.head().commit
+    assert start is not None
+    (repo.root / "harness.py").write_text("MEASURES = False\n")
+    git(repo.root, "commit", "--quiet", "--all", "-m", "other")
+    git(repo.root, "replace", start, "HEAD")
+    assert repo.changed_harness_files(start) == ["harness.py"]
+
+
+def test_core_worktree_does_not_show_another_checkout(repo: Repo, tmp_path: Path) -> None:
+    start = repo.head().commit
+    assert start is not None
+    agreed = tmp_path / "agreed"
+    git(repo.root, "clone", "--quiet", str(repo.root), str(agreed))
+    (repo.root / "harness.py").write_text("MEASURES = False\n")
+    git(repo.root, "config", "core.worktree", str(agreed))
+    assert repo.changed_harness_files(start) == ["harness.py"]
+    for path in agreed.glob("*.*"):
+        path.rename(tmp_path / path.name)
+    git(repo.root, "config", "core.worktree", str(tmp_path))  # above the checkout: git sees it as a folder of its own
+    with pytest.raises(UsageError, match=r"holds no checkout/train\.toml: git takes"):
+        repo.changed_harness_files(start)

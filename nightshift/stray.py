@@ -1,0 +1,77 @@
+"""Code in a checkout that Python would run though nobody agreed on it: untracked modules and forged bytecode.
+
+git compares the files that it tracks. Python also imports what lies beside them: a folder `decision/` or a
+`decision.*.so` before decision.py, a sitecustomize.py before anything, and a `.pyc` in place of the source
+whose time and size it repeats.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import marshal
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+
+# Where the code of the harness lies; each child of the second is a folder on sys.path, as is the top itself.
+_CODE_FOLDERS = ("nightshift", "environments")
+_START_UP = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself, if they are on sys.path
+_CACHE = "__pycache__"
+
+
+def stray_code(top: Path, tracked: Collection[str]) -> list[str]:
+    """Names, relative to `top`, of what Python could import there beside the `tracked` files, in order."""
+    code = [name for name in tracked if name.startswith(tuple(f"{folder}/" for folder in _CODE_FOLDERS))]
+    if not code:
+        return []
+    packages = {PurePosixPath(name).parent.name for name in code if name.endswith("/__init__.py")}
+    beside = {path.name for path in top.iterdir() if path.name.partition(".")[0] in _START_UP | packages}
+    found = beside - {PurePosixPath(name).parts[0] for name in tracked}
+    known = frozenset(code)
+    for folder in _CODE_FOLDERS:
+        found |= {name for name in _importable(top, folder) if name not in known}
+    return sorted(found) + sorted(_forged(top, code))
+
+
+def _importable(top: Path, folder: str) -> Iterator[str]:
+    """Files that can be imported, and links, which may lead to more of them; compiled ones have their own check."""
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    for place, folders, files in os.walk(top / folder):
+        here = Path(place).relative_to(top).as_posix()
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        folders[:] = [name for name in folders if name != _CACHE]
+        yield from (f"{here}/{name}" for name in (*links, *files) if name in links or name.endswith(suffixes))
+
+
+def _forged(top: Path, code: Collection[str]) -> Iterator[str]:
+    """Bytecode that Python would load for a source, and that is not what it makes of that source."""
+    for name in code:
+        if not name.endswith(".py"):
+            continue
+        source = top / name
+        cached = Path(importlib.util.cache_from_source(str(source)))
+        try:
+            data, text, status = cached.read_bytes(), source.read_bytes(), source.stat()
+        except OSError:
+            continue  # not compiled yet; a missing source is a changed file
+        if _is_loaded(data, text, status) and not _is_of(data, text):
+            yield cached.relative_to(top).as_posix() if cached.is_relative_to(top) else str(cached)
+
+
+def _is_loaded(data: bytes, source: bytes, status: os.stat_result) -> bool:
+    """True if Python takes this bytecode for the source's: the header as importlib's source checks it (PEP 552)."""
+    if data[:4] != importlib.util.MAGIC_NUMBER:
+        return False
+    flags = int.from_bytes(data[4:8], "little")
+    if flags & 0b01:  # by hash, and checked only if the second bit says so
+        return not flags & 0b10 or data[8:16] == importlib.util.source_hash(source)
+    stamp = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    return stamp == (int.from_bytes(data[8:12], "little"), int.from_bytes(data[12:16], "little"))
+
+
+def _is_of(data: bytes, source: bytes) -> bool:
+    try:
+        return bool(marshal.loads(data[16:]) == compile(source, "", "exec", dont_inherit=True))
+    except (ValueError, EOFError, TypeError, SyntaxError):
+        return False

@@ -1,0 +1,128 @@
+"""Code that git does not see and Python would run."""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import py_compile
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import UsageError
+from nightshift.repo import Repo, require_clean_start
+from nightshift.stray import stray_code
+from tests.conftest import git
+
+TRACKED = ("nightshift/__init__.py", "nightshift/decision.py", "environments/one/pkg/__init__.py", "train.toml")
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    for name in TRACKED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("KEEP = False\n")
+    return tmp_path
+
+
+def plant(top: Path, name: str) -> None:
+    (top / name).parent.mkdir(parents=True, exist_ok=True)
+    (top / name).write_text("KEEP = True\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nightshift/decision/__init__.py",
+        "nightshift/decision.abi3.so",
+        "nightshift/decision.pyc",
+        "nightshift/deep/er/module.py",
+        "environments/one/pkg/scoring.py",
+        "environments/one/sitecustomize.py",
+        "environments/two/other/__init__.py",
+    ],
+)
+def test_an_untracked_module_among_the_code_is_named(top: Path, name: str) -> None:
+    plant(top, name)
+    assert stray_code(top, TRACKED) == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py", "pkg/__init__.py"]
+)
+def test_what_python_would_prefer_at_the_top_is_named(top: Path, name: str) -> None:
+    plant(top, name)
+    assert stray_code(top, TRACKED) == [name.partition("/")[0]]
+
+
+def test_a_link_among_the_code_is_named(top: Path) -> None:
+    (top / "nightshift" / "decision").symlink_to(top / "environments")
+    assert stray_code(top, TRACKED) == ["nightshift/decision"]
+
+
+def test_notes_data_caches_and_own_programs_are_free(top: Path) -> None:
+    for name in ("nightshift/notes.md", "environments/one/data.json", "mine.py", "tests/test_mine.py", "runs/x.py"):
+        plant(top, name)
+    py_compile.compile(str(top / "nightshift" / "decision.py"))
+    plant(top, "nightshift/__pycache__/gone.cpython-311.pyc")  # of no source: never loaded
+    assert stray_code(top, TRACKED) == []
+
+
+def test_a_checkout_whose_code_is_not_tracked_is_left_alone(top: Path) -> None:
+    plant(top, "nightshift/decision/__init__.py")
+    assert stray_code(top, ["train.toml"]) == []
+
+
+def forge(source: Path, flags: int = 0) -> Path:
+    """Bytecode of another module with the header that fits `source`."""
+    status, path = source.stat(), Path(importlib.util.cache_from_source(str(source)))
+    stamp = int(status.st_mtime).to_bytes(4, "little") + status.st_size.to_bytes(4, "little")
+    if flags & 2:
+        stamp = importlib.util.source_hash(source.read_bytes())
+    code = marshal.dumps(compile("KEEP = True\n", str(source), "exec"))
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(importlib.util.MAGIC_NUMBER + flags.to_bytes(4, "little") + stamp + code)
+    return path
+
+
+def value_in_python(top: Path) -> str:
+    code = "from nightshift import decision; print(decision.KEEP)"
+    return subprocess.run([sys.executable, "-c", code], cwd=top, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("flags", [0, 1, 3])
+def test_forged_bytecode_that_python_loads_is_named(top: Path, flags: int) -> None:
+    path = forge(top / "nightshift" / "decision.py", flags)
+    assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
+    assert value_in_python(top) == "True\n"  # what the check is for
+
+
+def test_bytecode_that_python_does_not_load_or_that_is_honest_is_free(top: Path) -> None:
+    source = top / "nightshift" / "decision.py"
+    forge(source)
+    os.utime(source, (1, 1))
+    assert stray_code(top, TRACKED) == []
+    assert value_in_python(top) == "False\n"
+    for mode in py_compile.PycInvalidationMode:
+        py_compile.compile(str(source), invalidation_mode=mode)
+        assert stray_code(top, TRACKED) == []
+
+
+def test_torn_bytecode_is_named(top: Path) -> None:
+    path = forge(top / "nightshift" / "decision.py")
+    path.write_bytes(path.read_bytes()[:20])
+    assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
+
+
+def test_a_campaign_does_not_start_beside_stray_code(checkout: Path) -> None:
+    plant(checkout, "nightshift/decision.py")
+    git(checkout, "add", "nightshift")
+    git(checkout, "commit", "--quiet", "-m", "code")
+    repo, config = Repo(checkout), (checkout / "train.toml").read_bytes()
+    require_clean_start(repo, repo.head(), config, None)
+    plant(checkout, "nightshift/decision/__init__.py")
+    with pytest.raises(UsageError, match=r"nightshift/decision/__init__\.py differ"):
+        require_clean_start(repo, repo.head(), config, None)
