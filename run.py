@@ -7,8 +7,12 @@ stdout carries the summary block only, progress goes to stderr.
 Exit code: 0 measured, 1 crash, 2 wrong use or config, 130 interrupted.
 """
 
+import os
 import sys
 
+if __name__ == "__main__" and not sys.flags.isolated:
+    # Neither variables (PYTHONPATH and its like) nor the user's own packages choose what is imported from here on.
+    os.execv(sys.executable, [sys.executable, "-I", *sys.argv])
 if not sys.flags.safe_path:
     del sys.path[0]  # this folder stays on the path as its last entry: no file in it can shadow a library
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -219,7 +221,7 @@ class Repo:
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         try:
             return subprocess.run(
-                ["git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
+                [_program(), "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
                 cwd=self.root,
                 input=stdin,
                 capture_output=True,
@@ -255,6 +257,11 @@ def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str
             "train.toml differs from its committed version, and the first experiment measures the baseline",
             "Commit train.toml, or restore it, before the first run of a campaign.",
         )
+
+
+def _program() -> str:
+    """The system's own git where there is one: PATH is the caller's, and the caller may be the agent."""
+    return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or "git"
 
 
 def _blob_id(path: Path, mode: str, id_length: int) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -222,3 +224,17 @@ def test_core_worktree_does_not_show_another_checkout(repo: Repo, tmp_path: Path
     git(repo.root, "config", "core.worktree", str(tmp_path))  # above the checkout: git sees it as a folder of its own
     with pytest.raises(UsageError, match=r"holds no checkout/train\.toml: git takes"):
         repo.changed_harness_files(start)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("git", path=os.defpath) is None, reason="the system has no git of its own"
+)
+def test_a_git_that_comes_first_on_path_is_not_asked(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert repo.head().is_campaign
+    assert not (tmp_path / "asked").exists()
