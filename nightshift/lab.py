@@ -18,6 +18,7 @@ from nightshift.gpus import num_gpus, parse_gpus
 from nightshift.ledger import Ledger
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.stray import foreign_packages
 
 _VERSIONED = ("nightshift", "torch", "transformers", "trl")
 
@@ -56,8 +57,14 @@ def open_lab(
 ) -> Lab:
     """Everything an experiment needs, for this machine and these flags.
 
-    On a campaign branch without --engine, the engine of its first experiment is taken.
+    On a campaign branch without --engine, the engine of its first experiment is taken. UsageError where Python
+    would not import what the rules hash.
     """
+    for package, place in foreign_packages(root):
+        raise UsageError(
+            f"Python imports {package} from {place}, which is not what {root / 'environments'} holds",
+            "Take that folder off PYTHONPATH and out of .venv, then run: uv sync.",
+        )
     ledger, repo = Ledger(root), Repo(root)
     if engine is None and (head := repo.head()).is_campaign:
         first = fixed_by(ledger.records(), head)

@@ -34,6 +34,30 @@ def stray_code(top: Path, tracked: Collection[str]) -> list[str]:
     return sorted(found) + sorted(_forged(top, code))
 
 
+def foreign_packages(root: Path) -> list[tuple[str, Path]]:
+    """Environment packages of the checkout that Python takes from another folder, with other code: name and folder.
+
+    What is hashed into the rules is the checkout's copy; what scores and trains is the imported one.
+    """
+    found = []
+    for package in sorted(path.parent for path in root.glob("environments/*/*/__init__.py")):
+        spec = importlib.util.find_spec(package.name)
+        if spec is None or spec.origin is None:
+            continue  # not installed: the engine says so
+        place = Path(spec.origin).parent
+        if not place.samefile(package) and (_code(place) != _code(package) or any(_forged(place.parent, _code(place)))):
+            found.append((package.name, place))
+    return found
+
+
+def _code(package: Path) -> dict[str, bytes]:
+    """What can be imported below a folder, by name; a link, which may lead to more, as where it leads."""
+    paths = {name: package.parent / name for name in _importable(package.parent, package.name)}
+    return {
+        name: os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() for name, path in paths.items()
+    }
+
+
 def _importable(top: Path, folder: str) -> Iterator[str]:
     """Files that can be imported, and links, which may lead to more of them; compiled ones have their own check."""
     suffixes = tuple(importlib.machinery.all_suffixes())

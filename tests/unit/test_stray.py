@@ -14,7 +14,7 @@ import pytest
 
 from nightshift.errors import UsageError
 from nightshift.repo import Repo, require_clean_start
-from nightshift.stray import stray_code
+from nightshift.stray import foreign_packages, stray_code
 from tests.conftest import git
 
 TRACKED = ("nightshift/__init__.py", "nightshift/decision.py", "environments/one/pkg/__init__.py", "train.toml")
@@ -126,3 +126,21 @@ def test_a_campaign_does_not_start_beside_stray_code(checkout: Path) -> None:
     plant(checkout, "nightshift/decision/__init__.py")
     with pytest.raises(UsageError, match=r"nightshift/decision/__init__\.py differ"):
         require_clean_start(repo, repo.head(), config, None)
+
+
+def test_a_package_that_python_takes_from_elsewhere_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, elsewhere = top / "environments" / "one" / "stray_package", top / "elsewhere" / "stray_package"
+    (top / "environments" / "one" / "pkg" / "__init__.py").unlink()
+    for folder in (package, elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        (folder / "scoring.py").write_text("KEEP = False\n")
+    assert foreign_packages(top) == []  # not installed
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert foreign_packages(top) == []
+    monkeypatch.syspath_prepend(str(elsewhere.parent))
+    assert foreign_packages(top) == []  # the same bytes, as in another clone
+    forge(elsewhere / "scoring.py")
+    assert foreign_packages(top) == [("stray_package", elsewhere)]
+    (elsewhere / "scoring.py").write_text("KEEP = True\n")
+    assert foreign_packages(top) == [("stray_package", elsewhere)]
