@@ -69,6 +69,7 @@ class Plan:
     """An admitted experiment: the candidate beside what it is compared with."""
 
     head: Head
+    agreed: str | None  # the commit whose harness the campaign runs; None away from a campaign
     campaign: Campaign
     hashes: Mapping[Side, str]  # of the configs
     settings: Mapping[Side, Mapping[str, Any]]
@@ -117,8 +118,11 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     first = campaigns.fixed_by(records, head)
     if first:
         campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
+    agreed = None
     if head.is_campaign:
-        repo.require_clean_start(lab.repo, head, candidate.source, first.commit if first else None)
+        agreed = first.commit if first else None
+        repo.require_clean_start(lab.repo, head, candidate.source, agreed)
+        agreed = agreed or head.commit
     ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
     campaign = campaigns.replay(ours, lab.rules)
     validated = lab.engine.validate(candidate)
@@ -126,7 +130,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     hashes = {Side.CANDIDATE: candidate.hash}
     incumbent = None
     if campaign.incumbent:
-        incumbent = configs.parse(lab.ledger.source(campaign.incumbent.number))
+        incumbent = stored_config(campaign.incumbent, lab)
         settings[Side.INCUMBENT] = lab.engine.validate(incumbent).settings
         hashes[Side.INCUMBENT] = incumbent.hash
     seed_index = {side: campaign.num_runs_of(config_hash) for side, config_hash in hashes.items()}
@@ -153,7 +157,20 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         effective=dict(validated.settings),
         prediction=request.prediction,
     )
-    return Plan(head, campaign, hashes, settings, seed_index, record)
+    return Plan(head, agreed, campaign, hashes, settings, seed_index, record)
+
+
+def stored_config(record: Record, lab: Lab) -> Config:
+    """What an experiment submitted. UsageError if the stored train.toml is not what its record says was run."""
+    name = f"runs/{record.number:04d}/{CONFIG_NAME}"
+    config = configs.parse(lab.ledger.source(record.number), name)
+    if Head(record.branch, record.commit).is_campaign and config.hash != record.config_hash:
+        commit = (record.kept_commit or record.commit or "HEAD")[:7]
+        raise UsageError(
+            f"{name} is not what experiment {record.number:04d} ran",
+            f"Put it back: git show {commit}:{CONFIG_NAME} > {name}",
+        )
+    return config
 
 
 def refuse_repetition(
@@ -198,6 +215,9 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
     while True:
         run = execute(record, plan, side, problems, lab)
         record = replace(record, runs=(*record.runs, run))
+        if plan.agreed and (changed := lab.repo.changed_harness_files(plan.agreed)):
+            cause = f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
+            return crash(record, Failure.MACHINERY, cause)
         lab.ledger.write(record)  # an interruption loses the run in flight only
         can_replicate = len(record.runs) < request.max_runs and _has_time(run, request, lab)
         if run.evaluation is None and side is Side.CANDIDATE:

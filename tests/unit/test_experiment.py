@@ -409,3 +409,34 @@ def test_evaluation_writes_one_line_an_example(lab: Lab) -> None:
     assert evaluation is not None
     assert evaluation.eval_score == pytest.approx(sum(scores) / 1000)
     assert record.runs[0].training.outcome is Outcome.BUDGET
+
+
+def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(
+    lab: Lab, reporter: SilentReporter
+) -> None:
+    baseline(lab)
+    write(lab, POOR)
+    reporter.on_progress = lambda reading: (lab.root / "harness.py").write_text("MEASURES = False\n") and None
+    record = run(lab)
+    assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
+    assert record.judgement is not None
+    assert record.judgement.why == "harness.py changed while the experiment ran: it counts for nothing"
+    assert lab.ledger.read(2) == record
+    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+        run(lab)
+
+
+def test_a_stored_train_toml_that_was_edited_is_refused(lab: Lab) -> None:
+    source = baseline(lab)
+    path = lab.ledger.run_dir(1) / "train.toml"
+    path.write_bytes(source + b"# a comment changes nothing\n")
+    write(lab, POOR)
+    run(lab)
+    path.write_bytes(source.replace(GOOD.encode(), b"1e-9"))
+    write(lab, BAD)
+    commit = (lab.ledger.records()[0].commit or "")[:7]
+    with pytest.raises(
+        UsageError, match=rf"0001 ran\. Put it back: git show {commit}:train\.toml > runs/0001/train\.toml"
+    ):
+        run(lab)
+    assert lab.ledger.numbers() == [1, 2]
