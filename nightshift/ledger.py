@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -224,10 +225,12 @@ class Ledger:
     def sync_tsv(self, last: Record | None = None) -> bool:
         """Make results.tsv say what runs/ says: append `last` if that is all it lacks, else rebuild it.
 
-        Returns whether anything was written.
+        A link in its place is replaced: nothing is written through it. Returns whether anything was written.
         """
         try:
-            if last is not None and self._tsv_runs() == [n for n in self.numbers() if n != last.number]:
+            status = self.tsv_path.lstat() if os.path.lexists(self.tsv_path) else None
+            is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if last is not None and is_own and self._tsv_runs() == [n for n in self.numbers() if n != last.number]:
                 with self.tsv_path.open("ab") as file:
                     file.write((row(last) + "\n").encode())
                     file.flush()
@@ -235,7 +238,7 @@ class Ledger:
                 return True
             lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
             data = ("\n".join(lines) + "\n").encode()
-            if self.tsv_path.is_file() and self.tsv_path.read_bytes() == data:
+            if is_own and self.tsv_path.read_bytes() == data:
                 return False
             write_atomically(self.tsv_path, data)
         except OSError as error:

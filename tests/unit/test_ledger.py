@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,3 +243,15 @@ def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(NightshiftError, match="cannot write"), ledger.lock():
         pass
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_link_in_place_of_the_table_is_replaced_not_followed(ledger: Ledger, link: Callable[..., None]) -> None:
+    closed(ledger)
+    other = ledger.tsv_path.with_name("other.txt")
+    ledger.tsv_path.rename(other)
+    before = other.read_bytes()
+    link(ledger.tsv_path, other)
+    closed(ledger)
+    assert other.read_bytes() == before
+    assert [r["run"] for r in table(ledger)] == ["0001", "0002"]
