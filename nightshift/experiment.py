@@ -27,13 +27,17 @@ from nightshift.rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the person or agent asked for. `prediction`: what the hypothesis in `description` is expected to do."""
+    """What the person or agent asked for.
+
+    `prediction`: what the hypothesis in `description` is expected to do. `notes`: what the agent did besides.
+    """
 
     description: str = ""
     max_runs: int = 3
     until: datetime | None = None
     again: bool = False
     prediction: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Reporter(Protocol):
@@ -156,6 +160,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         hardware=lab.engine.hardware(),
         effective=dict(validated.settings),
         prediction=request.prediction,
+        notes=request.notes,
     )
     return Plan(head, agreed, campaign, hashes, settings, seed_index, record)
 

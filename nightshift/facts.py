@@ -19,6 +19,7 @@ def facts(record: Record, run_dir: Path) -> str:
         _line("description", record.description),
         _line("prediction", record.prediction),
         _line("lesson", record.lesson),
+        *(_line("besides", note) for note in record.notes),
         _line("branch", record.branch or "a detached HEAD"),
         _line("compared with", f"experiment {record.parent:04d}" if record.parent is not None else "nothing"),
         *(_line("change", line) for line in record.diff or ("none",)),

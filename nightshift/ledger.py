@@ -314,6 +314,7 @@ def _record(data: dict[str, Any]) -> Record:
             **data,
             "diff": tuple(data["diff"]),
             "unused_keys": tuple(data["unused_keys"]),
+            "notes": tuple(data.get("notes", ())),
             "failure": data["failure"] and Failure(data["failure"]),
             "runs": tuple(_run(run) for run in data["runs"]),
             "judgement": judgement and Judgement(**{**judgement, "verdict": Verdict(judgement["verdict"])}),

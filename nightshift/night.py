@@ -240,7 +240,13 @@ class Night:
         self._place(pending.source.encode())
         self._do(f"experiment {self._next_number():04d}: {pending.hypothesis}")
         max_runs, until = self.state.order.max_runs, self.state.deadline or brake.FAR
-        request = Request(pending.hypothesis, max_runs=max_runs, until=until, prediction=pending.prediction)
+        request = Request(
+            pending.hypothesis,
+            max_runs=max_runs,
+            until=until,
+            prediction=pending.prediction,
+            notes=tuple(pending.notes),
+        )
         try:
             run_experiment(request, self._brake.applied_to(lab))
         except UsageError as error:

@@ -187,4 +187,5 @@ class Record:
     effective: dict[str, Any] = field(default_factory=dict)
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
     lesson: str | None = None  # one line, written after the verdict
+    notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
     health: str | None = None  # what the curves of its runs say is wrong (health.py), in a few lines
