@@ -16,7 +16,7 @@ from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
 from nightshift.engines import Engine, ProgressCallback, used_keys
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
 from nightshift.ledger import Ledger
 from nightshift.metrics import METRICS_NAME, read_steps
@@ -168,8 +168,13 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
 def stored_config(record: Record, lab: Lab) -> Config:
     """What an experiment submitted. UsageError if the stored train.toml is not what its record says was run."""
     name = f"runs/{record.number:04d}/{CONFIG_NAME}"
-    config = configs.parse(lab.ledger.source(record.number), name)
-    if Head(record.branch, record.commit).is_campaign and config.hash != record.config_hash:
+    source = lab.ledger.source(record.number)
+    try:
+        config = configs.parse(source, name)
+        is_it = config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign
+    except ConfigError:  # its own fixes are for the train.toml that is edited
+        is_it = False
+    if not is_it:
         commit = (record.kept_commit or record.commit or "HEAD")[:7]
         raise UsageError(
             f"{name} is not what experiment {record.number:04d} ran",
@@ -290,15 +295,19 @@ def settle(record: Record, head: Head, lab: Lab) -> Record:
     if record.parent is None:
         return replace(record, settled="baseline: nothing to commit")
     assert record.judgement is not None
-    candidate, incumbent = lab.ledger.source(record.number), lab.ledger.source(record.parent)
     message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
     try:
+        candidate = stored_config(record, lab).source
         if record.judgement.verdict is Verdict.KEEP:
             commit, settled = lab.repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
+        parent = lab.ledger.read(record.parent)
+        if parent is None:
+            raise UsageError(f"the record of the incumbent, {record.parent:04d}, is gone")
+        incumbent = stored_config(parent, lab).source
         return replace(record, settled=lab.repo.discard(head, candidate, incumbent, restore))
-    except (EngineError, OSError) as error:
+    except (EngineError, UsageError, OSError) as error:
         return replace(record, settled=f"not settled: {error}")
 
 
@@ -313,6 +322,8 @@ def finish_earlier(lab: Lab) -> None:
             lab.ledger.keep_model(record)
             lab.ledger.write(settled)
             lab.reporter.note(f"experiment {record.number:04d} was decided but not settled; done now")
+    for record in lab.ledger.records()[-1:]:
+        lab.ledger.keep_model(record)  # what a full disk would not let go of
     lab.ledger.sync_tsv()
 
 

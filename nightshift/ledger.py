@@ -185,9 +185,7 @@ class Ledger:
             return known[1]
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
-            raise _disk_error(error, path) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path} is damaged: {error}", f"Move {path.parent} out of runs/ to go on without it."
             ) from None

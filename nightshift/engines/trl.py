@@ -271,7 +271,7 @@ class TrlSession:
         self._ask(
             command,
             "completed",
-            lambda e: progress(Progress(Phase.EVALUATING, self._num_steps, num_done=e["num_done"])),
+            lambda num_done: progress(Progress(Phase.EVALUATING, self._num_steps, num_done=num_done)),
         )
         with output_path.open(encoding="utf-8") as file:
             completions = [Completion(**json.loads(line)) for line in file]
@@ -287,9 +287,9 @@ class TrlSession:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
     def _ask(
-        self, command: Mapping[str, Any], answer: str, meanwhile: Callable[[dict[str, Any]], None] = lambda event: None
+        self, command: Mapping[str, Any], answer: str, completing: Callable[[int], None] = lambda num_done: None
     ) -> dict[str, Any]:
-        """Send a command and wait for its answer, passing other events to `meanwhile`."""
+        """Send a command and wait for its answer; `completing` is told how many completions are done."""
         self._send(command)
         while True:
             event = self._next_event(self._deadline)
@@ -299,7 +299,8 @@ class TrlSession:
                 raise EngineError(f"{command['command']} failed: {event['cause']}")
             if event["event"] == answer:
                 return event
-            meanwhile(event)
+            if event["event"] == "completing":
+                completing(event["num_done"])
 
     def _send(self, command: Mapping[str, Any]) -> None:
         assert self._worker.popen.stdin is not None

@@ -290,7 +290,8 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
     write(lab, GOOD)
 
     def killed(self: Ledger, record: Record) -> None:
-        raise KeyboardInterrupt
+        if record.number == 2:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Ledger, victim, killed)
     with pytest.raises(KeyboardInterrupt):
@@ -317,6 +318,41 @@ def test_without_the_record_of_its_baseline_a_campaign_begins_anew(lab: Lab) -> 
         run(lab)
     (lab.root / "train.toml").write_bytes(source)
     assert run(lab, max_runs=1).settled == "baseline: nothing to commit"
+
+
+@pytest.mark.parametrize("damage", [b"\xff\x00", b"max_steps = 3\n[orchestrator]\n"])
+def test_a_stored_config_that_is_not_what_was_run_is_put_back_as_told(lab: Lab, damage: bytes) -> None:
+    source = baseline(lab)
+    stored = lab.ledger.run_dir(1) / "train.toml"
+    stored.write_bytes(damage)
+    write(lab, BAD)
+    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what .* Put it back: git show") as refused:
+        run(lab)
+    stored.write_bytes(git(lab.root, *refused.value.fix.partition("git ")[2].split()[:2]).encode())
+    assert run(lab).status == "discard"
+    assert (lab.root / "train.toml").read_bytes() == source
+
+
+def test_nothing_is_settled_with_bytes_that_were_not_run(lab: Lab, reporter: SilentReporter) -> None:
+    baseline(lab, POOR)
+    source = write(lab, GOOD)
+    stored = lab.ledger.run_dir(2) / "train.toml"
+    reporter.on_progress = lambda reading: stored.write_bytes(source.replace(b"3e-6", b"9e-6"))  # type: ignore[assignment, return-value]
+    record = run(lab)
+    assert (record.status, record.kept_commit) == ("keep", None)
+    assert record.settled is not None
+    assert record.settled.startswith("not settled: runs/0002/train.toml is not what experiment 0002 ran")
+
+
+def test_weights_that_could_not_be_deleted_go_with_the_next_start(lab: Lab) -> None:
+    baseline(lab)
+    write(lab, BAD)
+    run(lab)
+    left = lab.ledger.run_dir(2) / "run-1" / "weights"
+    left.mkdir()
+    write(lab, POOR)
+    run(lab)
+    assert not left.exists()
 
 
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(lab: Lab) -> None:

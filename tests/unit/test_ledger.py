@@ -195,10 +195,15 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-def test_a_damaged_record_is_named(ledger: Ledger) -> None:
+@pytest.mark.parametrize("how", ["torn", "a folder"])
+def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
     record = closed(ledger)
     path = ledger.run_dir(record.number) / "record.json"
-    path.write_bytes(path.read_bytes()[:100])
+    if how == "torn":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        path.unlink()
+        path.mkdir()
     with pytest.raises(UsageError, match=r"record\.json is damaged"):
         ledger.records()
 
