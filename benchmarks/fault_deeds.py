@@ -1,0 +1,185 @@
+"""What is done to files, disk and git while an experiment runs, and how a person sets it right afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from fault_matrix import Fault
+
+BRANCH = "autoresearch/faults"
+BALLAST = "ballast"  # beside the checkout, on its small file system
+
+
+def git(root: Path, *arguments: str) -> str:
+    """git as a user would call it, with an identity; its stdout."""
+    identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@localhost", "-c", "gc.auto=0")
+    return subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def do(fault: Fault, root: Path) -> bool:
+    """Change the world as the fault says; False if there is nothing to change."""
+    match fault.family:
+        case "disk full":
+            _fill(root.parent / BALLAST, 1024 * int(fault.failure.split()[0]))
+        case "folder read-only":
+            folder = _place(root, fault.victim)
+            if folder is None or not folder.is_dir():
+                return False
+            _set_read_only(folder, True)
+        case "git state changed":
+            _change_git(root, fault.failure)
+        case _ if fault.failure:
+            path = _place(root, fault.victim)
+            return path is not None and damage(path, fault.failure)
+        case _:
+            _leave_stray(root, fault.victim)
+    return True
+
+
+def undo(fault: Fault, root: Path) -> None:
+    """What a person does in the morning: make room, unlock, put files and branches back where they were."""
+    match fault.family:
+        case "disk full":
+            (root.parent / BALLAST).unlink(missing_ok=True)
+        case "folder read-only":
+            for name in (".", "runs", ".git", ".git/objects", ".git/refs/heads/autoresearch"):
+                _set_read_only(root / name, False)
+            for folder in (root / "runs").glob("*/"):
+                for each in (folder, *folder.glob("run-*/")):
+                    _set_read_only(each, False)
+        case "git state changed":
+            _restore_git(root, fault.failure)
+        case _:
+            for path in (root / "train.toml", root / "results.tsv", root / "runs" / ".lock"):
+                if path.is_symlink():
+                    path.unlink()
+                elif path.is_dir():
+                    shutil.rmtree(path)
+
+
+def damage(path: Path, how: str) -> bool:
+    """Spoil a file or folder in one of the ways of DAMAGE; False if it is not there, or has no such way."""
+    is_folder = path.is_dir()
+    if path.is_symlink() or not path.exists() or (is_folder and how in ("garbled", "a folder instead")):
+        return False
+    data = b"" if is_folder else path.read_bytes()
+    entries = sorted(path.iterdir()) if is_folder else []
+    if how == "emptied" or how == "torn":
+        for entry in entries[: len(entries) if how == "emptied" else len(entries) // 2]:
+            _remove(entry)
+        if not is_folder:
+            path.write_bytes(b"" if how == "emptied" else data[: len(data) // 2])
+    elif how == "garbled":
+        path.write_bytes(bytes(range(256)))
+    elif how == "edited":
+        target = path / "notes.txt" if is_folder else path
+        target.write_bytes(data + b"# a note\n")
+    else:
+        _remove(path)
+        if how == "a folder instead":
+            path.mkdir()
+        elif how == "a link to nowhere instead":
+            path.symlink_to("nowhere")
+    return True
+
+
+def last_run(root: Path) -> Path | None:
+    """The folder of the last experiment."""
+    return max((p for p in (root / "runs").glob("[0-9]*") if p.is_dir()), default=None)
+
+
+def _place(root: Path, name: str) -> Path | None:
+    if "LAST" not in name:
+        return root / name
+    last = last_run(root)
+    return None if last is None else root / name.replace("LAST", last.name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _fill(ballast: Path, bytes_left: int) -> None:
+    """Leave that many bytes on the file system of `ballast`."""
+    status = os.statvfs(ballast.parent)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - bytes_left))
+
+
+def _set_read_only(path: Path, is_read_only: bool) -> None:
+    """Root heeds no permissions, only the immutable attribute; others cannot set it."""
+    if not path.is_dir():
+        return
+    if os.geteuid() == 0:
+        subprocess.run(["chattr", "+i" if is_read_only else "-i", str(path)], check=True)
+    else:
+        path.chmod(0o555 if is_read_only else 0o755)
+
+
+def _change_git(root: Path, how: str) -> None:
+    folder = root / ".git"
+    match how:
+        case "index locked" | "HEAD locked":
+            (folder / f"{how.split()[0]}.lock").touch()
+        case "branch locked":
+            (folder / "refs" / "heads" / f"{BRANCH}.lock").touch()
+        case "packed refs":
+            git(root, "pack-refs", "--all")
+        case "detached HEAD":
+            (folder / "HEAD").write_text(git(root, "rev-parse", "HEAD"))
+        case "another branch":
+            git(root, "symbolic-ref", "HEAD", "refs/heads/main")
+        case "branch renamed":
+            git(root, "branch", "-m", BRANCH, f"{BRANCH}-renamed")
+        case "config committed" | "document committed" | "harness committed":
+            name = {"config": "train.toml", "document": "program.md", "harness": "harness.py"}[how.split()[0]]
+            with (root / name).open("a") as file:
+                file.write("# somebody's\n")
+            git(root, "commit", "--quiet", "-m", "somebody's", "--", name)
+        case "merge under way":
+            (folder / "MERGE_HEAD").write_text(git(root, "rev-parse", "HEAD"))
+        case "no repository":
+            folder.rename(root / ".git-away")
+        case _:
+            raise ValueError(f"no such state of git: {how}")
+
+
+def _restore_git(root: Path, how: str) -> None:
+    folder = root / ".git"
+    match how:
+        case "index locked" | "HEAD locked":
+            (folder / f"{how.split()[0]}.lock").unlink(missing_ok=True)
+        case "branch locked":
+            (folder / "refs" / "heads" / f"{BRANCH}.lock").unlink(missing_ok=True)
+        case "detached HEAD" | "another branch":
+            git(root, "symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
+            git(root, "reset", "--quiet")  # the index, which may be of the other branch
+        case "branch renamed":
+            git(root, "branch", "-m", f"{BRANCH}-renamed", BRANCH)
+        case "harness committed":
+            git(root, "revert", "--no-edit", git(root, "log", "-1", "--format=%H", "--", "harness.py").strip())
+        case "merge under way":
+            (folder / "MERGE_HEAD").unlink(missing_ok=True)
+        case "no repository":
+            (root / ".git-away").rename(folder)
+
+
+def _leave_stray(root: Path, what: str) -> None:
+    """Things in runs/ and results.tsv that no experiment put there."""
+    (root / "runs").mkdir(exist_ok=True)
+    match what:
+        case "runs/9000 as a folder" | "runs/notes as a folder":
+            (root / what.split()[0]).mkdir()
+        case "runs/0500 as a file":
+            (root / "runs" / "0500").write_text("a file\n")
+        case "a row too many" | "a torn row":
+            with (root / "results.tsv").open("a") as file:
+                file.write("\t0.9\t\tkeep\tmine\t0099" + ("\n" if what == "a row too many" else ""))
+        case _:
+            raise ValueError(f"no such stray: {what}")
