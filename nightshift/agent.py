@@ -4,7 +4,8 @@ Each proposal is a fresh process with a bounded brief, in a throw-away clone (wo
 group that leaves nothing behind (supervise.py). Taken over are its train.toml, if that is a regular file
 of sane size, and up to three lines of text: hypothesis, prediction, and the lesson of the experiment
 before. Whatever else it did is named in the notes. The checkout itself is compared before and after
-(seal.py): what an agent does past its clone cannot be prevented, only detected.
+(seal.py), and so is the Python environment (surroundings.py): what an agent does past its clone cannot be
+prevented, only detected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
-from nightshift import brief, seal, toml_text
+from nightshift import brief, seal, surroundings, toml_text
 from nightshift.errors import ConfigError, UsageError
 from nightshift.experiment import Lab
 from nightshift.ledger import write_atomically
@@ -102,6 +103,7 @@ class AgentProposer:
     environment: Mapping[str, str]
     timeout_seconds: float
     workplace: Workplace
+    began_with: Mapping[str, surroundings.FileState]  # the Python environment
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
@@ -116,6 +118,7 @@ class AgentProposer:
         finally:
             self.workplace.clear()
         notes += seal.mend(before, self.lab)
+        surroundings.require_same(self.began_with, self.lab.root)
         return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _log_path(self, context: Context) -> Path:

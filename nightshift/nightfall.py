@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nightshift import night_state as states
 from nightshift import repo as repos
-from nightshift import toml_text
+from nightshift import surroundings, toml_text
 from nightshift.agent import PRESETS, AgentProposer, command_of
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab
@@ -61,4 +61,12 @@ def proposer_of(order: Order, lab: Lab) -> Proposer:
         return RandomProposer(order.seed)
     command = command_of(order.agent)
     name = order.agent if order.agent in PRESETS else Path(command[0]).name
-    return AgentProposer(name, command, lab, dict(os.environ), order.agent_timeout_seconds, Workplace(lab.repo))
+    return AgentProposer(
+        name,
+        command,
+        lab,
+        dict(os.environ),
+        order.agent_timeout_seconds,
+        Workplace(lab.repo),
+        surroundings.take(lab.root),
+    )

@@ -69,18 +69,19 @@ def _importable(top: Path, folder: str) -> Iterator[str]:
 
 
 def _forged(top: Path, code: Collection[str]) -> Iterator[str]:
-    """Bytecode that Python would load for a source, and that is not what it makes of that source."""
     for name in code:
-        if not name.endswith(".py"):
-            continue
-        source = top / name
-        cached = Path(importlib.util.cache_from_source(str(source)))
-        try:
-            data, text, status = cached.read_bytes(), source.read_bytes(), source.stat()
-        except OSError:
-            continue  # not compiled yet; a missing source is a changed file
-        if _is_loaded(data, text, status) and not _is_of(data, text):
+        cached = Path(importlib.util.cache_from_source(str(top / name)))
+        if name.endswith(".py") and is_forged(top / name, cached):
             yield cached.relative_to(top).as_posix() if cached.is_relative_to(top) else str(cached)
+
+
+def is_forged(source: Path, cached: Path) -> bool:
+    """True for bytecode that Python would load for a source, and that is not what it makes of that source."""
+    try:
+        data, text, status = cached.read_bytes(), source.read_bytes(), source.stat()
+    except OSError:
+        return False  # not compiled yet; a missing source is a changed file
+    return _is_loaded(data, text, status) and not _is_of(data, text)
 
 
 def _is_loaded(data: bytes, source: bytes, status: os.stat_result) -> bool:

@@ -77,6 +77,7 @@ LAYERS = [
     "lab",
     "proposers",
     "seal",
+    "surroundings",
     "workplace",
     "brief",
     "agent",
