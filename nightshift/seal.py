@@ -3,8 +3,9 @@
 An agent runs as the same user as the harness, with the person's environment: no wall of the operating
 system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
 lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
-tracked harness file, the measuring code and model, every record and submitted train.toml. What is not
-detected: untracked files outside environments/ and runs/, curves and logs in runs/, tags, and anything
+tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), the
+measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
+What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
 outside this checkout.
 """
 
