@@ -82,22 +82,28 @@ def make_plan(lab: Lab, num_seeds: int | None = None, budget_hours: float | None
 
 def describe(plan: Plan, num_done: int, lab: Lab) -> list[str]:
     """The plan for people: what is compared, how long it takes, what it can find, earlier looks."""
-    look = plan.look
-    hours = sum(plan.seconds.values()) / 3600
+    look, pair_seconds = plan.look, sum(plan.seconds.values())
     lines = [
         f"certify:  experiment {look.incumbent:04d} (incumbent) against {look.baseline:04d} (baseline), "
         f"{look.num_seeds} new seeds each, {looks.num_examples(lab.rules)} sealed examples",
-        f"time:     about {look.num_seeds * hours:.1f} h" + (f", {num_done} runs are done" if num_done else ""),
+        f"time:     about {_duration(look.num_seeds * pair_seconds)}"
+        + (f", {num_done} runs are done" if num_done else ""),
+        f"finds:    in {certificate.POWER:.0%} of cases a true difference of at least",
     ]
     for seeds in sorted({1, 2, 3, 5, 8, look.num_seeds}):
         least = certificate.detectable(seeds, plan.run_variance, plan.example_variance, lab.rules.decision)
         lines.append(
-            f"{'finds:' if seeds == 1 else '':10}{seeds} seeds, {seeds * hours:.1f} h: a true difference of "
-            f"{100 * least:.1f} pp in {certificate.POWER:.0%} of cases{'  <-' if seeds == look.num_seeds else ''}"
+            f"{100 * least:14.1f} pp with {seeds} seed{'s' if seeds != 1 else ''} ({_duration(seeds * pair_seconds)})"
+            + (", if the rules' seed_sd is right: one seed cannot measure it" if seeds == 1 else "")
+            + ("  <-" if seeds == look.num_seeds else "")
         )
     counted = looks.counted_looks(lab.ledger.runs_dir)
     lines.append(f"looks:    {len(counted)} at the sealed set so far" + (", this goes on" if plan.is_resumed else ""))
     return [*lines, *(f"{'':10}{line}" for line in looks.describe(counted))]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def _contenders(lab: Lab) -> tuple[Record, Record, campaigns.Campaign]:
