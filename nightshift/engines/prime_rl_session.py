@@ -115,17 +115,17 @@ class PrimeRlSession:
         outcome = Outcome.CRASHED
         try:
             outcome = self._watch(began, budget_seconds, progress)
+            # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
+            self._final = latest_stable(self._launch.broadcasts_dir)
         except EngineError as error:
             problem = error
-        seconds, ended_epoch = time.monotonic() - began, time.time()
+        seconds = time.monotonic() - began
         self._stop("trainer", "rollouts")
         self._tail.poll()
-        if problem is None:
-            self._final = latest_stable(self._launch.broadcasts_dir, ended_epoch)
-            if self._final is None or self._final.step == 0:
-                outcome = Outcome.CRASHED
-                fix = "Lower orchestrator.batch_size or max_completion_tokens."
-                problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
+        if problem is None and (self._final is None or self._final.step == 0):
+            outcome = Outcome.CRASHED
+            fix = "Lower orchestrator.batch_size or max_completion_tokens."
+            problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
         last_step = self._final.step if self._final and not problem else None
         self._tail.write(self._run_dir / METRICS_NAME, began_epoch, last_step)
         return Training(

@@ -58,15 +58,15 @@ class WeightFiles:
     is_adapter: bool
 
 
-def latest_stable(broadcasts: Path, before: float | None = None) -> Broadcast | None:
-    """The highest step whose STABLE was written at `before` (seconds of time.time()) or earlier; None without one.
+def latest_stable(broadcasts: Path) -> Broadcast | None:
+    """The highest step that has its STABLE now; None without one.
 
     The trainer may publish and delete meanwhile: what vanishes is passed over, and if that leaves nothing and
     the folder has changed, it is looked at again.
     """
     steps = _steps(broadcasts)
     while True:
-        published = [step for step in steps if _is_stable(steps[step], before)]
+        published = [step for step in steps if (steps[step] / "STABLE").exists()]
         seen, steps = steps, _steps(broadcasts)
         if published:
             return Broadcast(max(published), seen[max(published)])
@@ -135,14 +135,6 @@ def _steps(broadcasts: Path) -> dict[int, Path]:
     except FileNotFoundError:
         return {}
     return {int(name[1]): folder for name, folder in names if name}
-
-
-def _is_stable(folder: Path, before: float | None) -> bool:
-    try:
-        written = (folder / "STABLE").stat().st_mtime
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return before is None or written <= before
 
 
 def _check(folder: Path) -> WeightFiles:

@@ -101,6 +101,14 @@ def test_a_run_from_open_to_close(start: Open, run_dir: Path) -> None:
     assert rollout["problem"].startswith("2 + ")
 
 
+def test_a_clock_that_is_set_back_takes_no_weights_away(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, really = start(), time.time
+    training = session.train(1.5, lambda reading: monkeypatch.setattr(time, "time", lambda: really() - 3600))
+    monkeypatch.undo()
+    assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
+    assert session.load_final_weights().step == training.num_steps
+
+
 def test_max_steps_ends_a_run_before_its_budget(start: Open) -> None:
     session = start(source=b"max_steps = 3\n" + BATCH)
     training = train(session, 60.0)

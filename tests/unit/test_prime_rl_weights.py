@@ -60,11 +60,10 @@ def adapter(folder: Path) -> Path:
     return folder
 
 
-def publish(folder: Path, at: float) -> None:
+def publish(folder: Path) -> None:
     """The empty markers that a broadcast carries, STABLE last."""
     for name in ("NCCL_READY", "STABLE"):
         (folder / name).touch()
-        os.utime(folder / name, (at, at))
 
 
 @pytest.fixture
@@ -88,28 +87,27 @@ def names_in(folder: Path) -> set[str]:
 # --- latest_stable ---------------------------------------------------------------------------------------
 
 
-def test_the_last_step_published_before_the_mark_is_taken(tmp_path: Path) -> None:
+def test_the_last_step_that_is_published_is_taken(tmp_path: Path) -> None:
     for step in (0, 8, 9, 10, 11):
-        publish(full(tmp_path / f"step_{step}", step), at=100.0 + step)
+        publish(full(tmp_path / f"step_{step}", step))
+    os.utime(tmp_path / "step_11" / "STABLE", (1.0, 1.0))  # the clock was set back meanwhile
     full(tmp_path / "step_12")  # still being written: no STABLE
     (tmp_path / "step_13").touch()
     (tmp_path / "step_x").mkdir()
     (tmp_path / "xstep_99").mkdir()
-    for mark, step in ((None, 11), (200.0, 11), (110.5, 10), (110.0, 10), (109.99, 9), (100.0, 0)):
-        found = latest_stable(tmp_path, mark)
-        assert found is not None
-        assert (found.step, found.folder) == (step, tmp_path / f"step_{step}"), mark
-    assert latest_stable(tmp_path, 99.0) is None
+    found = latest_stable(tmp_path)
+    assert found is not None
+    assert (found.step, found.folder) == (11, tmp_path / "step_11")
 
 
 def test_no_broadcast_is_none(tmp_path: Path) -> None:
-    assert latest_stable(tmp_path, None) is None
-    assert latest_stable(tmp_path / "missing", None) is None
+    assert latest_stable(tmp_path) is None
+    assert latest_stable(tmp_path / "missing") is None
 
 
 def test_looking_while_the_trainer_publishes_and_deletes(tmp_path: Path) -> None:
     """The trainer deletes step N-2 after it published N: whoever looks finds N-1 or N, never an error."""
-    publish(full(tmp_path / "step_0"), at=1.0)
+    publish(full(tmp_path / "step_0"))
     published, failures = [0], []
 
     def train() -> None:
@@ -137,7 +135,7 @@ def test_looking_while_the_trainer_publishes_and_deletes(tmp_path: Path) -> None
 @pytest.mark.parametrize("make", [full, sharded, adapter])
 def test_whole_weights_are_hashed_over_names_and_bytes(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     folder = make(tmp_path / "step_1")
-    publish(folder, 1.0)
+    publish(folder)
     files = check_weights(folder)
     assert files.is_adapter == (make is adapter)
     assert set(files.names) == names_in(folder) - {"STABLE", "NCCL_READY"}
@@ -231,7 +229,7 @@ def test_an_adapter_that_is_not_whole_is_refused(tmp_path: Path, damage: Callabl
 def test_a_folder_with_markers_only_is_refused(tmp_path: Path) -> None:
     """What an NCCL broadcast leaves behind."""
     (tmp_path / "step_1").mkdir()
-    publish(tmp_path / "step_1", 1.0)
+    publish(tmp_path / "step_1")
     with pytest.raises(EngineError, match=r"model\.safetensors or .* is missing, here is NCCL_READY, STABLE"):
         check_weights(tmp_path / "step_1")
     with pytest.raises(EngineError, match="not whole"):
@@ -248,7 +246,7 @@ def test_checking_weights_does_not_load_torch() -> None:
 
 def test_a_model_folder_is_the_weights_with_what_the_base_model_has_beside_its_own(tmp_path: Path, base: Path) -> None:
     source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
-    publish(source, 1.0)
+    publish(source)
     target.parent.mkdir()
     files = build_model_folder(source, base, target)
     beside = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
