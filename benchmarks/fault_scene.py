@@ -329,6 +329,9 @@ def next_experiment(
         elif "Commit train.toml, or restore it" in said:
             told.append("restore train.toml")
             source = git(root, "show", "HEAD:train.toml").encode()
+        elif "differ from the branch point" in said:  # what was undone came before the branch point
+            told.append("restore the harness")
+            git(root, "revert", "--no-edit", "HEAD")
         elif "already tried" in said:
             told.append("repeat it with --again")
             flags = (*flags, "--again")
