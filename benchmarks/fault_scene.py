@@ -63,7 +63,7 @@ RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "again": 2e-6, "prim
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 TAKES_SECONDS = 90.0  # an experiment; more is a hang
 GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a busy machine
-TEARDOWN_NAMES = ("weights", "weights.partial", ".weights.partial")
+HEAVY_NAMES = ("weights", "weights.partial", ".weights.partial")
 
 # The steps of an experiment, by the outermost of these functions on the stack.
 STEPS = {
@@ -360,8 +360,8 @@ def check(root: Path, tolerance: Tolerance) -> list[str]:
     if ledger.is_locked():
         found.append("the lock is held")
     records = ledger.records()
-    numbers = [r.number for r in records]
-    if numbers != list(range(1, len(numbers) + 1)) and not tolerance.gaps:
+    numbers = ledger.numbers()
+    if not numbers == [r.number for r in records] == list(range(1, len(numbers) + 1)) and not tolerance.gaps:
         found.append(f"numbers are not 1, 2, 3, ...: {numbers}")
     found += [f"{r.number:04d} is open" for r in records if r.status == "started"]
     found += [f"{r.number:04d} is not settled" for r in records if r.settled is None and r.failure != "interrupted"]
@@ -373,7 +373,8 @@ def check(root: Path, tolerance: Tolerance) -> list[str]:
         found.append("results.tsv is not what the records say")
     found += _problems_of_git(root, records, tolerance)
     found += [f"left behind: {p.relative_to(root)}" for p in root.glob("runs/**/.*.tmp")]
-    found += [f"left behind: {p.relative_to(root)}" for p in root.glob("runs/*/run-*/*") if p.name in TEARDOWN_NAMES]
+    folders = [p for p in root.glob("runs/*/run-*/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
+    found += [f"left behind: {p.relative_to(root)}" for p in folders]
     return found
 
 

@@ -132,14 +132,14 @@ def measure_refusals(clone: Path, num_refusals: int) -> Row:
     return found
 
 
-def measure_commands(folder: Path, num_experiments: int) -> Row:
+def measure_commands(folder: Path, num_experiments: int, repeats: int) -> Row:
     """The commands that read a whole campaign."""
     folder.mkdir()
     for name in ("run.py", "train.toml"):
         shutil.copyfile(ROOT / name, folder / name)
     stand_in_campaign.build(folder, num_experiments)
     rows = {
-        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(3)])
+        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)])
         for name in ("report", "status", "history")
     }
     size = (folder / "runs" / "report.html").stat().st_size
@@ -222,7 +222,7 @@ def main(experiments: int, refusals: int, sizes: str, records: int, output: Path
         result = {
             "experiment": measure_experiments(clone, experiments),
             "refusals": measure_refusals(clone, refusals),
-            "commands": [measure_commands(folder / size, int(size)) for size in sizes.split(",")],
+            "commands": [measure_commands(folder / size, int(size), min(3, refusals)) for size in sizes.split(",")],
             "ledger": measure_ledger(folder / "ledger", records),
         }
     command = (

@@ -1,0 +1,132 @@
+"""How much of an experiment's wall-clock is training, on the trl engine; and what a warm parent could save.
+
+\b
+    uv run benchmarks/where_the_time_goes.py                         3 experiments of 60 s, 5 minutes
+    uv run benchmarks/where_the_time_goes.py --runs 1 --budget-seconds 2
+
+Whole processes of the real run.py in a clone of this checkout, on its default train.toml: the first experiment is
+the baseline, the others repeat it with new seeds, one run each. The worker's start is taken apart once more in a
+worker of its own, idle otherwise: what it imports is all that a parent which has imported everything before could
+save, whatever way it is kept warm.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+import click
+import psutil
+from machine import RESULTS, machine, write_result
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nightshift.engines.trl import WORKER, worker_argv  # noqa: E402
+from nightshift.ledger import Ledger  # noqa: E402
+
+BRANCH = "autoresearch/time"
+EXIT_SECONDS = 30.0
+
+Row = dict[str, Any]
+
+
+def measure_experiment(clone: Path, budget_seconds: float) -> Row:
+    """Seconds of one experiment by its phases, from the process's start to its exit."""
+    command = [sys.executable, "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "--max-runs", "1"]
+    began = time.monotonic()
+    result = subprocess.run([*command, "--again"], cwd=clone, capture_output=True, text=True, check=False)
+    wall_seconds = time.monotonic() - began
+    record = Ledger(clone).records()[-1]
+    (run,) = record.runs
+    if result.returncode != 0 or run.evaluation is None or run.training.training_seconds is None:
+        sys.exit(f"run.py ended with {result.returncode}: {result.stderr}")
+    assert run.startup_seconds is not None
+    parts = {
+        "start-up of the worker": run.startup_seconds,
+        "training": run.training.training_seconds,
+        "evaluation": run.evaluation.seconds,
+    }
+    return {**parts, "harness": wall_seconds - sum(parts.values()), "all": wall_seconds}
+
+
+def measure_start(clone: Path, folder: Path) -> Row:
+    """The start of a worker like that of the first run: its parts, CPU seconds, and memory when it is ready."""
+    spec = json.loads((clone / "runs" / "0001" / "run-1" / "spec.json").read_text())
+    spec |= {"metrics_path": str(folder / "metrics.jsonl"), "weights_dir": str(folder / "weights")}
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    began = time.monotonic()
+    with subprocess.Popen(worker_argv(WORKER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        ready = json.loads(worker.stdout.readline())
+        seconds = time.monotonic() - began
+        process = psutil.Process(worker.pid)
+        times, memory = process.cpu_times(), process.memory_info().rss
+        worker.stdin.write(b'{"command": "exit"}\n')
+        worker.stdin.close()
+        worker.wait(EXIT_SECONDS)
+    parts = ready["seconds"]
+    return {
+        "interpreter": seconds - sum(parts.values()),
+        **parts,
+        "all": seconds,
+        "cpu_seconds": times.user + times.system,
+        "memory_mb": memory / 1e6,
+    }
+
+
+def summarize(experiments: Sequence[Row], start: Row) -> Row:
+    """Medians, shares of the whole, and the most that a warm parent could save of it."""
+    medians = {name: statistics.median(row[name] for row in experiments) for name in experiments[0]}
+    shares = {name: seconds / medians["all"] for name, seconds in medians.items() if name != "all"}
+    could_save = min(start["import"] + start["interpreter"], medians["start-up of the worker"])
+    return {"seconds": medians, "shares": shares, "warm_parent_saves_at_most": could_save / medians["all"]}
+
+
+def table(result: Row) -> str:
+    """The result for people."""
+    seconds, shares = result["seconds"], result["shares"]
+    lines = [f"{'phase of an experiment of one run':36}{'seconds':>9}{'share':>8}"]
+    lines += [f"  {name:34}{seconds[name]:9.1f}{100 * share:7.1f}%" for name, share in shares.items()]
+    lines += [f"  {'all':34}{seconds['all']:9.1f}", "", "start-up of a worker"]
+    lines += [
+        f"  {name:34}{result['start'][name]:9.2f}" for name in ("interpreter", "import", "model", "trainer", "all")
+    ]
+    lines.append(f"  {'its CPU seconds':34}{result['start']['cpu_seconds']:9.2f}")
+    saved = 100 * result["warm_parent_saves_at_most"]
+    lines.append(f"a parent that has imported everything saves at most {saved:.1f} % of the wall-clock")
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(1), help="Experiments of one run.")
+@click.option("--budget-seconds", default=60.0, show_default=True, type=click.FloatRange(1))
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "where_the_time_goes.json")
+def main(runs: int, budget_seconds: float, output: Path) -> None:
+    """Measure, print the table, write the result."""
+    kind = machine()
+    with tempfile.TemporaryDirectory(prefix="time-") as name:
+        clone = Path(name) / "clone"
+        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(clone)], check=True)
+        subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=clone, check=True)
+        experiments = [measure_experiment(clone, budget_seconds) for _ in range(runs)]
+        start = measure_start(clone, Path(name))
+    result = {"budget_seconds": budget_seconds, "experiments": experiments, "start": start}
+    result |= summarize(experiments, start)
+    command = f"uv run benchmarks/where_the_time_goes.py --runs {runs} --budget-seconds {budget_seconds:g}"
+    write_result(output, command, result, kind)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()
