@@ -3,7 +3,7 @@
 An agent runs as the same user as the harness, with the person's environment: no wall of the operating
 system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
 lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
-tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), the
+tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), uv.lock, the
 measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
 What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
 outside this checkout.
@@ -25,6 +25,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.experiment import Lab
 from nightshift.ledger import write_atomically
 from nightshift.repo import CONFIG_NAME
+from nightshift.stray import top_modules
 
 _MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
@@ -47,6 +48,8 @@ def take(lab: Lab) -> Seal:
     parts["the measuring code or the shipped model"] = lab.rules.hash(lab.root)
     if head.commit is not None:
         parts |= dict.fromkeys(lab.repo.changed_harness_files(head.commit), "changed")
+    for path in (*top_modules(lab.root), lab.root / "uv.lock"):
+        parts[path.relative_to(lab.root).as_posix()] = digest(path)
     for number in lab.ledger.numbers():
         for name in ("record.json", CONFIG_NAME):
             parts[f"runs/{number:04d}/{name}"] = digest(lab.ledger.run_dir(number) / name)

@@ -50,6 +50,16 @@ def foreign_packages(root: Path) -> list[tuple[str, Path]]:
     return found
 
 
+def top_modules(root: Path) -> list[Path]:
+    """What can be imported from the checkout's top, which is on sys.path: its modules, and the first file of packages.
+
+    A name that a library imports if it is there (wandb, IPython) would be run.
+    """
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    inside = (path for folder in root.iterdir() if folder.is_dir() for path in folder.glob("__init__.*"))
+    return sorted(path for path in (*root.glob("*.*"), *inside) if path.name.endswith(suffixes))
+
+
 def _code(package: Path) -> dict[str, bytes]:
     """What can be imported below a folder, by name; a link, which may lead to more, as where it leads."""
     paths = {name: package.parent / name for name in _importable(package.parent, package.name)}

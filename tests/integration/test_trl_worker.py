@@ -202,3 +202,21 @@ def test_an_unknown_command_is_an_error(start: Any) -> None:
     worker.events("ready")
     assert "unknown command" in worker.ask({"command": "rm"}, "")[-1]["cause"]
     assert worker.process.wait(timeout=30) == 1
+
+
+def test_the_top_of_the_checkout_is_no_place_for_libraries(tmp_path: Path) -> None:
+    engines = tmp_path / "nightshift" / "engines"
+    engines.mkdir(parents=True)
+    (engines / "trl_worker.py").write_bytes(WORKER.read_bytes())
+    (engines / "trl_sampler.py").write_text("import sys\nraise ImportError(' '.join(sys.path))\n")
+    (tmp_path / "spec.json").write_text("{}")
+    code = (
+        "import runpy, sys; worker, spec, *more = sys.argv[1:]; sys.path += more; sys.argv = [worker, spec]; "
+        "runpy.run_path(worker, run_name='__main__')"
+    )
+    places = (engines / "trl_worker.py", tmp_path / "spec.json", tmp_path, tmp_path / "environments" / "one")
+    done = subprocess.run([sys.executable, "-I", "-c", code, *places], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    cause = json.loads(done.stdout)["cause"].split()
+    assert str(tmp_path / "environments" / "one") in cause
+    assert str(tmp_path) not in cause

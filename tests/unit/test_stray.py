@@ -14,7 +14,7 @@ import pytest
 
 from nightshift.errors import UsageError
 from nightshift.repo import Repo, require_clean_start
-from nightshift.stray import foreign_packages, stray_code
+from nightshift.stray import foreign_packages, stray_code, top_modules
 from tests.conftest import git
 
 TRACKED = ("nightshift/__init__.py", "nightshift/decision.py", "environments/one/pkg/__init__.py", "train.toml")
@@ -69,6 +69,13 @@ def test_notes_data_caches_and_own_programs_are_free(top: Path) -> None:
     py_compile.compile(str(top / "nightshift" / "decision.py"))
     plant(top, "nightshift/__pycache__/gone.cpython-311.pyc")  # of no source: never loaded
     assert stray_code(top, TRACKED) == []
+
+
+def test_what_can_be_imported_from_the_top_is_known(top: Path) -> None:
+    for name in ("wandb.py", "fast.abi3.so", "IPython/__init__.py", "notes.txt", "runs/0001/x.py"):
+        plant(top, name)
+    names = ["IPython/__init__.py", "fast.abi3.so", "nightshift/__init__.py", "wandb.py"]
+    assert [path.relative_to(top).as_posix() for path in top_modules(top)] == names
 
 
 def test_a_checkout_whose_code_is_not_tracked_is_left_alone(top: Path) -> None:
