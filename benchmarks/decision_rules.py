@@ -156,7 +156,11 @@ def calibration(night: Night) -> list[dict[str, float]]:
 
 
 def shares_of_best(gains: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Each rule's gain as a share of the best rule's, in the worlds where that is worth having."""
+    """Each rule's gain as a share of the best rule's, in the worlds where that is worth having.
+
+    Without early stopping: no engine gives the forecast that it needs.
+    """
+    gains = {rule: row for rule, row in gains.items() if not rule.endswith("early stop")}
     worlds = next(iter(gains.values())).keys()
     best = {world: max(row[world] for row in gains.values()) for world in worlds}
     return {
