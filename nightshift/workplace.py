@@ -70,6 +70,8 @@ class Workplace:
 
     def clear(self) -> None:
         """Remove the clone, however it was left. Raises EngineError when something refuses to go."""
+        if self.folder.is_symlink():  # chmod would follow it, to what the agent chose
+            self.folder.unlink()
         if not os.path.lexists(self.folder):
             return
         # Not shutil.rmtree: it recurses, and a tree that is deep enough ends it.

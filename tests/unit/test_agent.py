@@ -100,6 +100,20 @@ def test_a_workplace_of_somebody_else_is_not_used(checkout: Path, tmp_path: Path
         Workplace(Repo(checkout), checkout / "runs")
 
 
+def test_a_link_in_place_of_the_workplace_is_removed_not_followed(checkout: Path, tmp_path: Path) -> None:
+    temporary, precious = tmp_path / "temporary", tmp_path / "precious"
+    temporary.mkdir()
+    precious.mkdir()
+    (precious / "read-only").touch(mode=0o400)
+    workplace = Workplace(Repo(checkout), temporary)
+    workplace.open(b"lr = 1\n")
+    workplace.folder.rename(tmp_path / "moved")
+    workplace.folder.symlink_to(precious)
+    workplace.clear()
+    assert not workplace.folder.is_symlink()
+    assert stat.S_IMODE((precious / "read-only").stat().st_mode) == 0o400
+
+
 def test_many_changed_files_are_counted_and_few_are_named(checkout: Path, tmp_path: Path) -> None:
     workplace = Workplace(Repo(checkout), tmp_path)
     listing = workplace.open(b"lr = 7\n")
