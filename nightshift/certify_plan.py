@@ -11,9 +11,8 @@ import numpy as np
 
 from nightshift import campaign as campaigns
 from nightshift import certificate, looks, repo
-from nightshift import config as configs
 from nightshift.errors import UsageError
-from nightshift.experiment import Lab
+from nightshift.experiment import Lab, stored_config
 from nightshift.looks import Look
 from nightshift.records import Record, Side
 
@@ -71,7 +70,7 @@ def make_plan(lab: Lab, num_seeds: int | None = None, budget_hours: float | None
         look=look,
         is_resumed=is_resumed,
         settings={
-            side: lab.engine.validate(configs.parse(lab.ledger.source(record.number))).settings
+            side: lab.engine.validate(stored_config(record, lab)).settings  # as run, whatever lies in runs/ now
             for side, record in sides.items()
         },
         seconds=seconds,

@@ -204,6 +204,14 @@ def test_a_side_without_a_run_is_no_certificate(kept: Lab, name: str, error: typ
         assert certify(kept).sealed_looks == 1
 
 
+def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Lab) -> None:
+    path = kept.ledger.run_dir(1) / "train.toml"
+    path.write_text(path.read_text().replace(POOR, "1e-9"))
+    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
+        certify(kept)
+    assert counted_looks(kept.ledger.runs_dir) == []
+
+
 def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(lab: Lab) -> None:
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
         certify(lab)
