@@ -28,7 +28,7 @@ from nightshift.rules import ARITHMETIC_TRL
 from tests.conftest import git, living_children
 
 WORKER = Path(__file__).parents[1] / "stand_in_sealed_worker.py"
-RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=3.0, evaluation_seconds=3.0)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
 GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 
 
