@@ -23,6 +23,9 @@ from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.repo import CONFIG_NAME, Head, Repo
 from nightshift.rules import Rules
+from nightshift.values import shorten
+
+_LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +204,10 @@ def refuse_repetition(
             "Change train.toml, or repeat it with new seeds: --again.",
         )
     if diff and settings.get(Side.INCUMBENT) == settings[Side.CANDIDATE]:
+        changes, others = shorten("; ".join(diff), _LONGEST), shorten(", ".join(unused), _LONGEST)
         raise UsageError(
-            f"the only changes are to keys that this engine does not use: {'; '.join(diff)}",
-            f"Change a key that it uses (unused: {', '.join(unused)}), or run it all the same: --again.",
+            f"the only changes are to keys that this engine does not use: {changes}",
+            f"Change a key that it uses (unused: {others}), or run it all the same: --again.",
         )
 
 

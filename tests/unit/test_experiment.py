@@ -187,6 +187,13 @@ def test_a_change_to_unused_keys_only_is_refused(lab: Lab) -> None:
     write(lab, GOOD, "max_off_policy_steps = 2")
     with pytest.raises(UsageError, match=r"does not use: .*max_off_policy_steps"):
         run(lab)
+    gates = "".join(f"orchestrator.train.source.curriculum.gates.gate-{n:020d} = {{}}\n" for n in range(20))
+    (lab.root / "train.toml").write_text(
+        f"{gates}orchestrator.batch_size = 256\norchestrator.group_size = 4\ntrainer.optim.lr = {GOOD}\n"
+    )
+    with pytest.raises(UsageError, match="does not use: ") as caught:
+        run(lab)
+    assert len(str(caught.value)) <= 600
     assert len(lab.ledger.numbers()) == 1
 
 
