@@ -166,8 +166,8 @@ def start(
             os.dup2(descriptor, number)
         sys.stdout, sys.stderr = (open(n, "w", closefd=False, buffering=1) for n in (1, 2))  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a shell's background job ignores some
+            signal.signal(number, signal.SIG_DFL)
         _equip(root, deadline_seconds, clock, ports)
         if strike is not None:
             sys.addaudithook(_hook(strike))

@@ -57,7 +57,15 @@ def strike(fault: Fault, root: Path) -> tuple[list[int | None], bool]:
 def _start(root: Path, flags: tuple[str, ...]) -> subprocess.Popen[bytes]:
     with (root.parent / "stdout").open("wb") as out, (root.parent / "stderr").open("wb") as err:
         command = [sys.executable, "run.py", *flags]
-        return subprocess.Popen(command, cwd=root, stdout=out, stderr=err, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=root, stdout=out, stderr=err, start_new_session=True, preexec_fn=_heed_all_signals
+        )
+
+
+def _heed_all_signals() -> None:
+    """A shell's background job ignores some, and so would what it starts."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _finish(process: subprocess.Popen[bytes]) -> int | None:

@@ -292,8 +292,6 @@ def table(rows: Sequence[Row], findings: Sequence[Row]) -> str:
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "faults.json", help="The result as JSON.")
 def main(num: int, seed: int, only: tuple[str, ...], folder: Path, lanes: int, real: bool, output: Path) -> None:
     """Draw, play what is not finished, print the table, write the result; exit code 1 if a fault left a problem."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's background job, and what it starts, ignores both
     kind, folder = machine(), folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     finished = folder / f"faults-{seed}.jsonl"

@@ -153,15 +153,15 @@ class Ledger:
 
     def _keep_model(self, record: Record, max_gb: float) -> None:
         folder = self.run_dir(record.number)
-        if record.status == Verdict.KEEP:
-            evaluated = [run for run in record.runs if run.evaluation is not None and run.side is Side.CANDIDATE]
+        evaluated = [run for run in record.runs if run.evaluation is not None and run.side is Side.CANDIDATE]
+        if record.status == Verdict.KEEP and evaluated:
             weights = folder / f"run-{evaluated[0].index}" / WEIGHTS_NAME
             with contextlib.suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
                 weights.rename(folder / MODEL_NAME)
         for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.partial", f".{WEIGHTS_NAME}.partial"):  # a kill leaves partial ones
             for path in folder.glob(f"run-*/{name}"):
                 shutil.rmtree(path, ignore_errors=True)
-        models = sorted(self.runs_dir.glob(f"*/{MODEL_NAME}"))
+        models = sorted(path for path in self.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
         sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
         for model in models[1:-1]:
             if sum(sizes.values()) <= max_gb * 1e9:

@@ -243,6 +243,18 @@ def test_one_experiment_at_a_time_and_the_lock_dies_with_its_holder(ledger: Ledg
         assert ledger.is_locked()
 
 
+def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
+    record = closed(ledger)
+    weights = ledger.run_dir(1) / "run-1" / "weights"
+    weights.mkdir(parents=True)
+    (ledger.runs_dir / "notes").mkdir()
+    (ledger.runs_dir / "notes" / "model").write_text("a file\n")
+    ledger.keep_model(record)
+    ledger.keep_model(closed(ledger, runs=()))
+    assert (ledger.run_dir(1) / "model").is_dir()
+    assert not weights.exists()
+
+
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     ledger = Ledger(tmp_path)
