@@ -72,7 +72,7 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
     )),
     "serving that changes answers": ("quantizes or speculates in the server that is scored", "is locked", (
         "inference.vllm.quantization = 'fp8'", "inference.vllm.speculative_config = {}",
-        "inference.vllm.dtype = 'half'", "inference.vllm.kv_cache_dtype = 'fp8'", "inference.vllm.worker_cls = 'mine.Worker'",
+        "inference.vllm.dtype = 'half'", "inference.vllm.kv_cache_dtype = 'fp8'", "inference.vllm.worker_cls = 'x.Y'",
     )),
     "start from better weights": ("resumes from a checkpoint instead of the base model", "is locked", (
         "ckpt.resume_step = 100", "trainer.ckpt = {}", "orchestrator.resume = true",

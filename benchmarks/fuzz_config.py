@@ -1,0 +1,260 @@
+"""A thousand mutated train.toml through the front door: each is valid, or one line and exit code 2.
+
+\b
+    uv run benchmarks/fuzz_config.py                 1,000 in this process and 30 as whole processes
+    uv run benchmarks/fuzz_config.py --seed 7        another thousand
+
+The mutants come from hypothesis, by class (toml_mutants.py). In this process they go through what run.py calls,
+up to the moment before an experiment would start (--dry-run); the 30 go through run.py with a stand-in for
+the process that trains (tests/stand_in_run.py), and those that are accepted train and are recorded.
+
+Wrong is: an exception; another exit code than 0 or 2; a refusal of more or less than one printable line; a word on
+stdout at a refusal; a file that was changed, made or touched; and an accepted file that is not valid. Valid is
+judged here anew: every key open, of its type, in its bounds; no locked name; the rules between batch, group,
+lengths and steps; the same config after a rewrite; settings that both engines take as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import hypothesis
+from hypothesis import HealthCheck, Phase, configuration
+from hypothesis import strategies as st
+from machine import RESULTS, machine, write_result
+from toml_mutants import CLASSES
+from toml_oracle import doubts
+
+from nightshift import command
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINE = 600
+MAX_FAILURES = 20
+_LINKS = ("nightshift", "environments", "models", "run.py")
+Row = dict[str, Any]
+Answer = tuple[int, str, str]  # exit code, stdout, stderr
+
+
+@dataclass
+class Tally:
+    """What came of one class."""
+
+    name: str
+    accepted: list[bytes] = field(default_factory=list)
+    refused: list[bytes] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)  # of refusals, values and names aside
+    wrong: list[tuple[str, bytes]] = field(default_factory=list)
+    slowest_seconds: float = 0.0
+
+    def row(self) -> Row:
+        """For the table and the result file."""
+        return {
+            "class": self.name,
+            "cases": len(self.accepted) + len(self.refused),
+            "accepted": len(self.accepted),
+            "refused": len(self.refused),
+            "kinds_of_refusal": len(self.kinds),
+            "wrong": len(self.wrong),
+            "slowest_milliseconds": round(1000 * self.slowest_seconds, 1),
+        }
+
+
+def make_checkout(root: Path) -> None:
+    """A checkout that is no campaign: what is refused there is the config's own doing."""
+    root.mkdir()
+    for name in _LINKS:
+        (root / name).symlink_to(ROOT / name)
+    subprocess.run(["git", "init", "--quiet", "--initial-branch", "main"], cwd=root, check=True)
+
+
+def files(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Size, time of writing and inode number of every file but train.toml."""
+    found = {}
+    for folder, folders, names in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            status = path.lstat()
+            found[str(path.relative_to(root))] = (status.st_size, status.st_mtime_ns, status.st_ino)
+    del found["train.toml"]
+    found.pop(".git")  # its time moves with the lock files of git, its files are listed
+    return found
+
+
+def in_process(root: Path) -> Answer:
+    """What run.py does with --dry-run, in this process."""
+    flags = command.Flags("", "trl", None, 3, None, None, False, False, False, dry_run=True, keys=False)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = command.run(root, flags)
+        except Exception:
+            return 1, "", traceback.format_exc()
+    return int(code), out.getvalue(), err.getvalue()
+
+
+def as_process(root: Path) -> Answer:
+    """run.py with the stand-in, a whole experiment."""
+    program = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root)]
+    flags = ["--engine=trl", "--budget-seconds=1", "--max-runs=1"]
+    done = subprocess.run([*program, *flags], cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def complaint(answer: Answer) -> str | None:
+    """What is wrong with an answer as such, if anything."""
+    code, stdout, stderr = answer
+    if "Traceback" in stderr:
+        return f"traceback: {stderr.strip().splitlines()[-1]}"
+    if code == 0:
+        return None
+    if code != 2:
+        return f"exit code {code}"
+    line = stderr.removesuffix("\n")
+    if stdout or not line.isprintable() or not 20 <= len(line) <= MAX_LINE:
+        return f"not one printable line: {stdout + stderr!r}"
+    return None
+
+
+def try_one(root: Path, tally: Tally, ask: Callable[[Path], Answer], source: bytes) -> None:
+    """Put one file through the door and note what came of it."""
+    path = root / "train.toml"
+    path.write_bytes(source)
+    before = files(root)
+    began = time.perf_counter()
+    answer = ask(root)
+    tally.slowest_seconds = max(tally.slowest_seconds, time.perf_counter() - began)
+    is_accepted = answer[0] == 0
+    wrong = complaint(answer)
+    changed = {name for name, state in files(root).items() if before.get(name) != state} | (
+        before.keys() - files(root).keys()
+    )
+    if is_accepted and ask is as_process:
+        changed = {name for name in changed if not name.startswith(("runs", "results.tsv"))}
+    if changed or path.read_bytes() != source:
+        wrong = wrong or f"changed {', '.join(sorted(changed)) or 'train.toml'}"
+    if is_accepted:
+        wrong = wrong or next(iter(doubts(source)), None)
+    elif wrong is None:
+        tally.kinds[_kind(answer[2])] += 1
+    (tally.accepted if is_accepted else tally.refused).append(source)
+    if wrong is not None:
+        tally.wrong.append((wrong, source))
+
+
+def _kind(line: str) -> str:
+    """A refusal without its names, values and numbers."""
+    plain = re.sub(r'"(?:\\.|[^"\\])*"|\[[^\]]*\]|[\w.*-]*[._\d][\w.*-]*', "_", line)
+    return " ".join(plain.split())
+
+
+def draw(strategy: st.SearchStrategy[bytes], num_cases: int, seed: int, take: Callable[[bytes], None]) -> None:
+    """Hand so many files of a class to `take`; the same ones for the same seed."""
+    settings = hypothesis.settings(
+        max_examples=num_cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+    def case(source: bytes) -> None:
+        take(source)
+
+    hypothesis.seed(seed)(settings(hypothesis.given(source=strategy)(case)))()
+
+
+def fuzz(root: Path, num_cases: int, seed: int) -> list[Tally]:
+    """`num_cases` in this process, shared among the classes."""
+    tallies = []
+    for index, (name, strategy) in enumerate(CLASSES.items()):
+        tally = Tally(name)
+        share = num_cases // len(CLASSES) + (index < num_cases % len(CLASSES))
+        draw(strategy(), share, seed, partial(try_one, root, tally, in_process))
+        tallies.append(tally)
+        print(f"{name}: {tally.row()['cases']} cases, {len(tally.wrong)} wrong", file=sys.stderr, flush=True)
+    return tallies
+
+
+def whole_processes(root: Path, tallies: Sequence[Tally], num_cases: int) -> Tally:
+    """`num_cases` of the same files through run.py itself, in turn from each class, refused and accepted."""
+    whole = Tally("whole processes")
+    chosen: list[bytes] = []
+    for depth in range(num_cases):
+        for tally in tallies:
+            for kind in (tally.refused, tally.accepted):
+                chosen += [kind[len(kind) // 2 + depth]] if len(kind) // 2 + depth < len(kind) else []
+    for source in chosen[:num_cases]:
+        try_one(root, whole, as_process, source)
+    if len(whole.accepted) + len(whole.refused) < min(num_cases, 1):
+        raise AssertionError("no file was left for the whole processes")
+    return whole
+
+
+def table(tallies: Sequence[Tally]) -> str:
+    """A line for each class, then the sum."""
+    rows = [tally.row() for tally in tallies]
+    names = ("cases", "accepted", "refused", "kinds_of_refusal", "wrong")
+    head = f"{'class':<22}{'cases':>7}{'accepted':>10}{'refused':>9}{'kinds':>7}{'wrong':>7}{'slowest':>11}"
+    lines = []
+    for row in rows:
+        figures = "".join(f"{row[name]:>{width}}" for name, width in zip(names, (7, 10, 9, 7, 7), strict=True))
+        lines.append(f"{row['class']:<22}{figures}{row['slowest_milliseconds']:>8.0f} ms")
+    return "\n".join([head, *lines])
+
+
+@click.command(help=__doc__)
+@click.option("--cases", default=1000, show_default=True, type=click.IntRange(1), help="In this process.")
+@click.option("--processes", default=30, show_default=True, type=click.IntRange(0), help="As whole processes.")
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=RESULTS / "fuzz_config.json",
+    help="The result as JSON.  [default: benchmarks/results/fuzz_config.json]",
+)
+def main(cases: int, processes: int, seed: int, output: Path) -> None:
+    """Fuzz, print the table, write the result; exit code 1 when anything is wrong."""
+    kind = machine()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name).resolve()
+        configuration.set_hypothesis_home_dir(folder / "hypothesis")
+        root = folder / "checkout"
+        make_checkout(root)
+        tallies = fuzz(root, cases, seed)
+        tallies.append(whole_processes(root, tallies, processes))
+    wrong = [(tally.name, *entry) for tally in tallies for entry in tally.wrong]
+    figures = {
+        "hypothesis": hypothesis.__version__,
+        "seed": seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "classes": [tally.row() for tally in tallies],
+        "num_wrong": len(wrong),
+        "wrong": [
+            {"class": c, "cause": cause, "file": repr(source[:2000])} for c, cause, source in wrong[:MAX_FAILURES]
+        ],
+    }
+    flags = f"--cases {cases} --processes {processes} --seed {seed}"
+    write_result(output, f"uv run benchmarks/fuzz_config.py {flags}", figures, kind)
+    print(table(tallies))
+    for found in figures["wrong"]:
+        print(f"WRONG {found['class']}: {found['cause']}\n  {found['file'][:300]}", file=sys.stderr)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
