@@ -261,7 +261,7 @@ class Checkout:
 
     def judge_night(self, ended: Ended) -> Finding:
         """Named (the night stops, or a note says what was done) or as `judge`."""
-        stops = ("changed in this checkout while the agent was at work", "changed since the night began")
+        stops = ("changed in this checkout while the agent was at work", "changed while the agent worked")
         if ended.code == 2 and any(stop in ended.last_line for stop in stops):
             return Finding("named", f"the night stopped: {ended.last_line}")
         finding = self.judge(ended)

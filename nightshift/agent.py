@@ -103,11 +103,10 @@ class AgentProposer:
     environment: Mapping[str, str]
     timeout_seconds: float
     workplace: Workplace
-    began_with: Mapping[str, surroundings.FileState]  # the Python environment
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
-        before = seal.take(self.lab)
+        before, environment = seal.take(self.lab), surroundings.take(self.lab.root)
         try:
             listing = self.workplace.open(context.source)
             prompt = brief.compose(context)
@@ -118,7 +117,7 @@ class AgentProposer:
         finally:
             self.workplace.clear()
         notes += seal.mend(before, self.lab)
-        surroundings.require_same(self.began_with, self.lab.root)
+        surroundings.require_same(environment, self.lab.root)
         return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _log_path(self, context: Context) -> Path:

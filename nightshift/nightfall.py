@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nightshift import night_state as states
 from nightshift import repo as repos
-from nightshift import surroundings, toml_text
+from nightshift import toml_text
 from nightshift.agent import PRESETS, AgentProposer, command_of
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab
@@ -68,5 +68,4 @@ def proposer_of(order: Order, lab: Lab) -> Proposer:
         dict(os.environ),
         order.agent_timeout_seconds,
         Workplace(lab.repo),
-        surroundings.take(lab.root),
     )

@@ -1,4 +1,4 @@
-"""The Python environment of a night, outside the checkout's own code: is it still what the night began with?
+"""The Python environment, outside the checkout's own code: is it the same after an agent's work as before?
 
 Every worker is a fresh process that imports it. Whoever can write there (the person, so the agent too) can
 have the next worker do anything, and neither git nor the rules hash would know. Looking at the size, times and
@@ -65,7 +65,7 @@ def require_same(before: Mapping[str, FileState], root: Path) -> None:
     if changed:
         more = f" and {len(changed) - _MAX_NAMES} more" if len(changed) > _MAX_NAMES else ""
         raise UsageError(
-            f"{', '.join(changed[:_MAX_NAMES])}{more} changed since the night began: workers would import it",
+            f"{', '.join(changed[:_MAX_NAMES])}{more} changed while the agent worked: workers would import it",
             "Look at the change and undo it (uv sync --reinstall); then start the night again.",
         )
 

@@ -63,7 +63,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_what_is_new_gone_or_changed_is_named(library: Path, tmp_path: Path, name: str) -> None:
     before = surroundings.take(tmp_path)
     CHANGES[name](library / name)
-    with pytest.raises(UsageError, match=f"{library / name} changed since the night began"):
+    with pytest.raises(UsageError, match=f"{library / name} changed while the agent worked"):
         surroundings.require_same(before, tmp_path)
 
 
