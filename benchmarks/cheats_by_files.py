@@ -158,6 +158,27 @@ def path_git(c: Checkout) -> Finding:
     return c.judge(c.run(PATH=f"{folder}:{c.environment['PATH']}"))
 
 
+@attempt(
+    "another trainer in a campaign of its own",
+    "not defended",
+    "commits another trainer on another branch autoresearch/*",
+    "the row has another rules hash, or none that would let it be compared",
+)
+def other_trainer(c: Checkout) -> Finding:
+    """The rules hash covers what measures, not what trains: the rows look alike, their commits differ."""
+    before = c.records()[0]
+    c.git("switch", "--quiet", "--create", "autoresearch/mine")
+    path = c.root / _TRAINER
+    path.write_text(path.read_text().replace("return 0.20 +", "return 0.90 +"))
+    c.git("commit", "--quiet", "--all", "-m", "a better trainer")
+    ended = c.run()
+    if ended.code != 0:
+        return Finding("refused" if ended.code == 2 else "unclear", ended.last_line)
+    last = c.records()[-1]
+    told = f"{c.result()[1]} under rules {last.rules_hash}, the campaign's are {before.rules_hash}; other commits"
+    return Finding("named" if last.rules_hash != before.rules_hash else "succeeded", told)
+
+
 @attempt("GIT_* variables", "refused", "leads git to an unedited copy of the repository")
 def git_variables(c: Checkout) -> Finding:
     other = c.outside / "other"
