@@ -90,7 +90,7 @@ def simulate(
                 if choice.replicate is None:
                     break
                 comparison = decision.observe(comparison, choice.replicate, run(difficulty), rules)
-            belief = decision.settle(comparison, choice.keep)
+            belief = decision.settle(comparison, choice.keep, rules)
             kept += choice.keep
         shares.append(kept / num_decisions)
     print(

@@ -46,11 +46,12 @@ def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
         latent = math.sqrt(SHARED) * difficulty + math.sqrt(1 - SHARED) * rng.standard_normal(NUM_EXAMPLES)
         return tuple((latent > NormalDist().inv_cdf(1 - share)).astype(float).tolist())
 
-    truth = START
-    first = [(Side.CANDIDATE, scores(truth)) for _ in range(RULES.baseline_runs)]
+    truths = [START]  # of the configs that were kept; the belief says which one is the incumbent
+    first = [(Side.CANDIDATE, scores(START)) for _ in range(RULES.baseline_runs)]
     belief = decision.baseline([s for _, s in first], RULES)
     records = [record(1, first, Judgement(Verdict.KEEP, "baseline", incumbent_score=belief.mean))]
     for number in range(2, NUM_EXPERIMENTS + 2):
+        truth = truths[belief.incumbent]
         candidate = truth + effect(rng)
         comparison, runs = decision.compare(belief, RULES), []
         side: Side | None = Side.CANDIDATE
@@ -59,11 +60,17 @@ def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
             comparison = decision.observe(comparison, *runs[-1], RULES)
             choice = decision.decide(comparison, RULES, can_replicate=len(runs) < MAX_RUNS)
             side = choice.replicate
-        records.append(record(number, runs, decision.judge(comparison, choice)))
-        belief = decision.settle(comparison, choice.keep)
-        truth = candidate if choice.keep else truth
+        judgement = decision.judge(comparison, choice)
+        after = decision.settle(comparison, choice.keep, RULES)
+        if not choice.keep and after.incumbent != belief.incumbent:
+            judgement = replace(judgement, taken_back_to=after.incumbent + 1, incumbent_score=after.mean)
+        records.append(record(number, runs, judgement))
+        belief = after
+        if choice.keep:
+            truths.append(candidate)
     standing = follow(records, RULES)[records[-1].number]
     assert standing.difference_sd is not None
+    truth = truths[belief.incumbent]
     return (truth - START, standing.difference, standing.difference_sd) if standing.difference_sd > 0 else None
 
 

@@ -1,12 +1,13 @@
-"""A rule that can take a keep back: the belief is a joint Gaussian over the candidate and the last incumbents.
+"""nightshift/decision.py for many campaigns at once: the same formulas on arrays, one element a campaign.
+
+The belief is a joint Gaussian over the candidate and the last `memory` incumbents (decision.py forgets none).
 
 Every run of a child informs what is believed of its parents. So a keep is not final: after each experiment
 the incumbent is the remembered config with the highest posterior mean, and a doubtful keep is tested by the
 children that are tried on it, at no cost. Nothing is ever run twice but the baseline.
 
-The prior of an idea's effect is a mixture of Gaussians (helpful, neutral, harmful, broken), which needs
-neither a gate against collapses nor a special case for leaps. After the first run of a candidate the mixture
-is replaced by the Gaussian of the same mean and variance.
+It needs two numbers of a run, its mean score and e2, the pairing variance that decision.py would take from
+the run's per-example scores. tests/unit/test_decision_rules_benchmark.py holds it to decision.py at 1e-9.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from collections.abc import Sequence
 import numpy as np
 from vectorised_rule import Bools, Floats, Ints, cdf, expected_gain, side_to_run
 
-from nightshift.decision import _INITIAL_CORRELATION_LOSS, _SMOOTHING
+from nightshift.decision import _CALIBRATION, _INITIAL_CORRELATION_LOSS, _NORMAL, _SMOOTHING
 from nightshift.rules import DecisionRules
 
 # (share, mean, sd) in units of prior_sd.
 Components = Sequence[tuple[float, float, float]]
-IDEAS: Components = ((0.27, 0.7, 0.6), (0.33, 0.0, 0.15), (0.36, -1.5, 1.5), (0.04, -6.0, 10.0))
+
+_quantile = np.frompyfunc(_NORMAL.inv_cdf, 1, 1)
 
 
 class RememberingRule:
     """The rule under given constants. Index 0 is the incumbent, `memory` the candidate, between them the past."""
 
-    def __init__(self, rules: DecisionRules, memory: int = 8, components: Components = IDEAS) -> None:
+    def __init__(self, rules: DecisionRules, memory: int = 8, components: Components | None = None) -> None:
         self.rules, self.memory = rules, memory
-        share, mean, sd = (np.array(column) for column in zip(*components, strict=True))
+        share, mean, sd = (np.array(column) for column in zip(*(components or rules.ideas), strict=True))
         self.share, self.shift, self.spread = share / share.sum(), mean * rules.prior_sd, (sd * rules.prior_sd) ** 2
         self.mean: Floats
         self.cov: Floats
@@ -47,6 +49,7 @@ class RememberingRule:
         self.num_runs, self.total = np.zeros(shape), np.zeros(shape)
         self.mean[:, 0], self.num_runs[:, 0], self.total[:, 0] = first, num_runs, scores.sum(axis=1)
         self.cov[:, 0, 0] = self.run_variance() / num_runs
+        self.collapses = np.zeros(size)
         self._p_better = np.full(size, np.nan)
 
     def run_variance(self) -> Floats:
@@ -70,8 +73,12 @@ class RememberingRule:
 
     def observe_incumbent(self, mask: Bools, y: Floats) -> None:
         """One run of the incumbent in the campaigns of `mask`."""
-        self._count(mask, 0, y)
-        self._update(mask, 0, y)
+        surprise = y - self.mean[:, 0]
+        limit = -self.rules.gate * np.sqrt(self.cov[:, 0, 0] + self.run_variance())
+        aside = mask & (surprise < limit) & (self.collapses == 0)
+        self.collapses = self.collapses + aside
+        self._count(mask & ~aside, 0, y)
+        self._update(mask & ~aside, 0, y)
 
     def decide(self, can_replicate: Bools) -> tuple[Bools, Ints]:
         """(keep, whose run comes next) of every campaign."""
@@ -81,16 +88,20 @@ class RememberingRule:
         candidate = expected_gain(np.abs(vb - cov) / np.sqrt(vb + s2), distance)
         incumbent = expected_gain(np.abs(va - cov) / np.sqrt(va + s2), distance)
         runs = (self.num_runs[:, end], self.num_runs[:, 0])
-        return self.delta > rules.threshold, side_to_run(rules, can_replicate, (candidate, incumbent), runs)
+        keep = (self.delta > rules.threshold) & (self.mean[:, -1] >= self.mean.max(axis=1))
+        return keep, side_to_run(rules, can_replicate, (candidate, incumbent), runs)
 
     def settle(self, mask: Bools, keep: Bools) -> Ints:
         """The campaigns of `mask` take their verdict; returns which remembered config (0: the present one) is best."""
         kept = np.nonzero(mask & keep)[0]
         self._reorder(kept, np.r_[self.memory, 0 : self.memory][None, :].repeat(len(kept), axis=0))
-        best = np.where(mask, self.mean[:, :-1].argmax(axis=1), 0)
+        means = self.mean[:, :-1].copy()
+        means[:, 0] += self.rules.take_back
+        best = np.where(mask, means.argmax(axis=1), 0)
         back = np.nonzero(best)[0]
         order = to_front(best[back], self.memory)
         self._reorder(back, np.c_[order, np.full(len(back), self.memory)])
+        self.collapses = np.where(mask & (keep | (best > 0)), 0, self.collapses)
         return best
 
     @property
@@ -100,8 +111,9 @@ class RememberingRule:
 
     @property
     def p_better(self) -> Floats:
-        """Posterior probability that the candidate is better, after its first run of the mixture."""
-        return self._p_better
+        """Posterior probability that the candidate is better, calibrated."""
+        p = np.clip(np.nan_to_num(self._p_better, nan=0.5), 1e-15, 1 - 1e-15)
+        return cdf(_CALIBRATION * _quantile(p).astype(np.float64))
 
     @property
     def reported(self) -> Floats:

@@ -1,7 +1,7 @@
-"""nightshift/decision.py for many campaigns at once: the same formulas on arrays, one element a campaign.
+"""The rule before take-backs, for many campaigns at once: docs/decision-rule.md, sections 7 and 9.
 
-It needs two numbers of a run, its mean score and e2, the pairing variance that decision.py would take from
-the run's per-example scores. tests/unit/test_decision_rules_benchmark.py holds it to decision.py at 1e-9.
+A two-variable belief over (incumbent, candidate), replicates where they are worth their price, and special
+cases for leaps and collapses. It needs two numbers of a run: its mean score, and e2, the pairing variance.
 """
 
 from __future__ import annotations
@@ -14,6 +14,16 @@ from numpy.typing import NDArray
 
 from nightshift.decision import _INITIAL_CORRELATION_LOSS, _SMOOTHING
 from nightshift.rules import DecisionRules
+
+
+@dataclass(frozen=True)
+class FormerRules(DecisionRules):
+    """The constants of that rule (section 7), as fractions."""
+
+    prior_mean: float = -0.0035
+    leap: float = 2.0
+    run_value: float = 0.0006
+
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -59,9 +69,9 @@ class Campaigns:
 
 
 class Rule:
-    """decision.py's rule under given constants."""
+    """The rule under given constants."""
 
-    def __init__(self, rules: DecisionRules) -> None:
+    def __init__(self, rules: FormerRules) -> None:
         self.rules = rules
         self.c: Campaigns
 

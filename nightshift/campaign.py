@@ -22,7 +22,12 @@ class Campaign:
 
     decided: tuple[Record, ...]
     belief: Belief | None  # None before the baseline
-    incumbent: Record | None
+    kept: tuple[Record, ...]  # in the order of the belief's configs, the baseline first
+
+    @property
+    def incumbent(self) -> Record | None:
+        """The experiment whose config is believed best; None before the baseline."""
+        return self.kept[self.belief.incumbent] if self.belief is not None else None
 
     def tried(self, config_hash: str) -> Record | None:
         """The last experiment that decided this config; machinery failures and interruptions decide nothing."""
@@ -46,7 +51,7 @@ def replay(records: Sequence[Record], rules: Rules) -> Campaign:
         r for r in records if r.judgement is not None and r.failure not in (Failure.MACHINERY, Failure.INTERRUPTED)
     ]
     belief: Belief | None = None
-    incumbent: Record | None = None
+    kept: list[Record] = []
     for record in decided:
         if record.judgement is None or record.judgement.verdict is Verdict.CRASH:
             continue
@@ -60,10 +65,10 @@ def replay(records: Sequence[Record], rules: Rules) -> Campaign:
             comparison = decision.compare(belief, rules.decision)
             for side, run_scores in scores:
                 comparison = decision.observe(comparison, side, run_scores, rules.decision)
-            belief = decision.settle(comparison, keep)
+            belief = decision.settle(comparison, keep, rules.decision)
         if keep:
-            incumbent = record
-    return Campaign(tuple(decided), belief, incumbent)
+            kept.append(record)
+    return Campaign(tuple(decided), belief, tuple(kept))
 
 
 def fixed_by(records: Sequence[Record], head: Head) -> Record | None:

@@ -178,10 +178,12 @@ def show(number: int) -> None:
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
+        if not isinstance(constant.default, int | float):
+            continue  # the kinds of ideas
         kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "run_value")
         if isinstance(constant.default, int):
             kind = click.IntRange(min=1)
-        elif constant.name in ("prior_mean", "threshold"):
+        elif constant.name == "threshold":
             kind = click.FLOAT
         function = click.option(f"--{constant.name.replace('_', '-')}", type=kind)(function)
     return function

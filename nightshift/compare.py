@@ -76,9 +76,21 @@ def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
 
 
 def kept_chain(records: Sequence[Record], branch: str) -> list[Record]:
-    """Baseline and kept experiments of a branch, in order, under the rules of its last keep."""
-    kept = [r for r in records if r.branch == branch and r.status == Verdict.KEEP]
-    return [r for r in kept if r.rules_hash == kept[-1].rules_hash]
+    """The baseline and the keeps that the incumbent of a branch stands on, in order, under the rules of its last keep.
+
+    A keep that was taken back is not among them.
+    """
+    kept = {r.number: r for r in records if r.branch == branch and r.status == Verdict.KEEP}
+    last = next(reversed(kept.values()), None)
+    number = last.number if last else None
+    for record in records:
+        if last and record.number > last.number and (record.branch, record.rules_hash) == (branch, last.rules_hash):
+            number = (record.judgement and record.judgement.taken_back_to) or number
+    chain: list[Record] = []
+    while number is not None and number in kept:
+        chain.insert(0, kept[number])
+        number = kept[number].parent
+    return chain
 
 
 def kept_here(ledger: Ledger, repo: Repo) -> list[Record]:

@@ -15,6 +15,7 @@ from nightshift import config as configs
 from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
+from nightshift.decision import Comparison
 from nightshift.engines import Engine, ProgressCallback, used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
@@ -22,7 +23,7 @@ from nightshift.ledger import Ledger
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.repo import CONFIG_NAME, Head, Repo
-from nightshift.rules import Rules
+from nightshift.rules import DecisionRules, Rules
 from nightshift.values import shorten
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -247,9 +248,21 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
         choice = decision.decide(comparison, rules, can_replicate)
         judgement = decision.judge(comparison, choice)
         if choice.replicate is None:
+            judgement = taken_back(judgement, comparison, choice.keep, rules, plan)
             return replace(record, status=judgement.verdict, judgement=judgement)
         side = choice.replicate
         lab.reporter.note(f"{judgement.why}: close enough for one more run of the {side}")
+
+
+def taken_back(judgement: Judgement, comparison: Comparison, keep: bool, rules: DecisionRules, plan: Plan) -> Judgement:
+    """The judgement, with the earlier experiment that a discard makes the incumbent again, if it does."""
+    belief, parent = decision.settle(comparison, keep, rules), comparison.belief.incumbent
+    if keep or belief.incumbent == parent:
+        return judgement
+    best, last = plan.campaign.kept[belief.incumbent].number, plan.campaign.kept[parent].number
+    gain = 100 * (belief.mean - float(belief.means[parent]))
+    why = f"{judgement.why}; {last:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
+    return replace(judgement, why=why, taken_back_to=best, incumbent_score=belief.mean)
 
 
 def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:
@@ -305,14 +318,20 @@ def settle(record: Record, head: Head, lab: Lab) -> Record:
         if record.judgement.verdict is Verdict.KEEP:
             commit, settled = lab.repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
+        parent = stored_config(_read(record.parent, lab), lab).source
+        back = record.judgement.taken_back_to
+        incumbent = parent if back is None else stored_config(_read(back, lab), lab).source
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        parent = lab.ledger.read(record.parent)
-        if parent is None:
-            raise UsageError(f"the record of the incumbent, {record.parent:04d}, is gone")
-        incumbent = stored_config(parent, lab).source
-        return replace(record, settled=lab.repo.discard(head, candidate, incumbent, restore))
+        return replace(record, settled=lab.repo.discard(head, candidate, incumbent, restore, parent))
     except (EngineError, UsageError, OSError) as error:
         return replace(record, settled=f"not settled: {error}")
+
+
+def _read(number: int, lab: Lab) -> Record:
+    record = lab.ledger.read(number)
+    if record is None:
+        raise UsageError(f"the record of an incumbent, {number:04d}, is gone")
+    return record
 
 
 def finish_earlier(lab: Lab) -> None:

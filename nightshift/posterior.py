@@ -1,10 +1,5 @@
 """What a campaign believes of its baseline and its incumbent after each experiment: the decision rule's own
-belief (decision.py), with the baseline kept in it as a third variable.
-
-`decision.settle` forgets the baseline at the first keep. The report needs the difference between incumbent
-and baseline with its uncertainty, and the two are correlated: every run that informs one informs the other.
-The third variable changes nothing of what the rule believes of incumbent and candidate.
-"""
+joint belief (decision.py), read from the records."""
 
 from __future__ import annotations
 
@@ -13,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nightshift import decision
-from nightshift.decision import Belief, Comparison
-from nightshift.records import Record, Side, Verdict
+from nightshift.decision import Belief
+from nightshift.records import Record, Verdict
 from nightshift.rules import DecisionRules
 
 # Recorded and recomputed beliefs of one experiment differ by rounding only, or the rule is another one.
@@ -39,16 +34,6 @@ class Standing:
     def difference(self) -> float:
         """Incumbent minus baseline, both posterior means."""
         return self.incumbent - self.baseline
-
-
-@dataclass(frozen=True, slots=True)
-class _Baseline:
-    """The third variable: its mean and variance, and its covariance with incumbent and candidate."""
-
-    mean: float
-    variance: float
-    with_incumbent: float
-    with_candidate: float = 0.0
 
 
 def follow(records: Sequence[Record], rules: DecisionRules | None) -> dict[int, Standing]:
@@ -86,56 +71,23 @@ def _as_recorded(measured: Sequence[Record]) -> dict[int, Standing]:
 def _recomputed(measured: Sequence[Record], rules: DecisionRules) -> dict[int, Standing]:
     standings: dict[int, Standing] = {}
     belief: Belief | None = None
-    base = _Baseline(0.0, 0.0, 0.0)
     for record in measured:
         scores = [(run.side, run.evaluation.scores) for run in record.runs if run.evaluation is not None]
-        is_keep = record.judgement is not None and record.judgement.verdict is Verdict.KEEP
         if belief is None:
             belief = decision.baseline([run_scores for _, run_scores in scores], rules)
-            base = _Baseline(belief.mean, belief.variance, belief.variance)
         else:
             comparison = decision.compare(belief, rules)
-            base = _Baseline(base.mean, base.variance, base.with_incumbent, base.with_incumbent)
             for side, run_scores in scores:
-                after = decision.observe(comparison, side, run_scores, rules)
-                base = _inform(base, comparison, after, side, math.fsum(run_scores) / len(run_scores), rules)
-                comparison = after
-            belief = decision.settle(comparison, is_keep)
-            with_incumbent = base.with_candidate if is_keep else base.with_incumbent
-            base = _Baseline(base.mean, base.variance, with_incumbent)
-        difference_variance = belief.variance + base.variance - 2 * base.with_incumbent
+                comparison = decision.observe(comparison, side, run_scores, rules)
+            is_keep = record.judgement is not None and record.judgement.verdict is Verdict.KEEP
+            belief = decision.settle(comparison, is_keep, rules)
+        covariance, best = belief.covariance, belief.incumbent
+        difference_variance = covariance[best, best] + covariance[0, 0] - 2 * covariance[0, best]
         standings[record.number] = Standing(
             incumbent=belief.mean,
-            baseline=base.mean,
+            baseline=float(belief.means[0]),
             incumbent_sd=math.sqrt(belief.variance),
-            difference_sd=math.sqrt(max(difference_variance, 0.0)),
+            difference_sd=math.sqrt(max(float(difference_variance), 0.0)),
             run_sd=math.sqrt(belief.noise.variance(rules)),
         )
     return standings
-
-
-def _inform(
-    base: _Baseline, before: Comparison, after: Comparison, side: Side, score: float, rules: DecisionRules
-) -> _Baseline:
-    """The baseline after the run that took the rule from `before` to `after`: the same Kalman step."""
-    s2 = after.noise.variance(rules)
-    if side is Side.INCUMBENT:
-        if len(after.incumbent_runs) == len(before.incumbent_runs):
-            return base  # set aside
-        gain = base.with_incumbent / (before.va + s2)
-        return _Baseline(
-            mean=base.mean + gain * (score - before.a),
-            variance=base.variance - gain * base.with_incumbent,
-            with_incumbent=base.with_incumbent - gain * before.va,
-            with_candidate=base.with_candidate - gain * before.cov,
-        )
-    candidate_gain = 1 - after.cov / before.cov  # kb; a leap changes vb first, so it is read off, not recomputed
-    innovation = s2 / (1 - candidate_gain)
-    is_collapse = after.va == before.va  # the rule's ka is 0: the run informs the candidate alone
-    gain = 0.0 if is_collapse else base.with_candidate / innovation
-    return _Baseline(
-        mean=base.mean + gain * (score - before.b),
-        variance=base.variance - gain * base.with_candidate,
-        with_incumbent=base.with_incumbent - gain * before.cov,
-        with_candidate=base.with_candidate * (1 - candidate_gain),
-    )

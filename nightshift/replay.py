@@ -53,6 +53,7 @@ class Replay:
     options: Options
     redecisions: tuple[Redecision, ...]
     belief: Belief | None
+    incumbent: Record | None  # at the end
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
@@ -76,7 +77,7 @@ def replay(records: Sequence[Record], options: Options) -> Replay:
     rules = replace(recorded.decision, **options.constants)
     configs = {record.number: record.config_hash for record in records}
     belief: Belief | None = None
-    incumbent: Record | None = None
+    kept: list[Record] = []
     redecisions = []
     for record in records:
         runs: dict[Side, list[Scores]] = {Side.CANDIDATE: [], Side.INCUMBENT: []}
@@ -84,6 +85,7 @@ def replay(records: Sequence[Record], options: Options) -> Replay:
             if run.evaluation is not None:
                 scores = _first_examples(run.evaluation.scores, len(recorded.environments), options.num_examples)
                 runs[run.side].append(scores)
+        incumbent = kept[belief.incumbent] if belief else None
         parent = incumbent.number if incumbent else None
         if record.status == Verdict.CRASH or not runs[Side.CANDIDATE]:
             redecisions.append(Redecision(record, Verdict.CRASH, parent=parent))
@@ -92,7 +94,7 @@ def replay(records: Sequence[Record], options: Options) -> Replay:
             used = runs[Side.CANDIDATE][:wanted]
             missing = Side.CANDIDATE if len(used) < wanted else None
             redecisions.append(Redecision(record, Verdict.KEEP, num_runs=len(used), missing=missing))
-            belief, incumbent = decision.baseline(used, rules), record
+            belief, kept = decision.baseline(used, rules), [record]
         else:
             if configs.get(record.parent or 0) != incumbent.config_hash:
                 runs[Side.INCUMBENT] = []  # of another config than the replayed incumbent
@@ -100,8 +102,10 @@ def replay(records: Sequence[Record], options: Options) -> Replay:
                 Redecision(record, Verdict.DISCARD, parent=parent), belief, runs, rules, options
             )
             redecisions.append(redecision)
-            incumbent = record if redecision.verdict is Verdict.KEEP else incumbent
-    return Replay(first.branch, first.rules_hash, options, tuple(redecisions), belief)
+            if redecision.verdict is Verdict.KEEP:
+                kept.append(record)
+    incumbent = kept[belief.incumbent] if belief else None
+    return Replay(first.branch, first.rules_hash, options, tuple(redecisions), belief, incumbent)
 
 
 def _decide(
@@ -124,7 +128,7 @@ def _decide(
         num_runs=num_runs,
         missing=choice.replicate,
     )
-    return redecision, decision.settle(comparison, choice.keep)
+    return redecision, decision.settle(comparison, choice.keep, rules)
 
 
 def _first_examples(scores: Scores, num_environments: int, num_examples: int | None) -> Scores:
@@ -167,9 +171,8 @@ def _conclusions(result: Replay) -> list[str]:
         f"kept: {recorded} recorded, {sum(row.verdict is Verdict.KEEP for row in rows)} replayed; "
         f"verdicts that differ (*): {len(differing)}; runs used: {used} of {made}"
     ]
-    if result.belief is not None:
-        kept = [row.record.number for row in rows if row.verdict is Verdict.KEEP]
-        lines.append(f"incumbent at the end: {kept[-1]:04d}, believed at {result.belief.mean:.4f}")
+    if result.belief is not None and result.incumbent is not None:
+        lines.append(f"incumbent at the end: {result.incumbent.number:04d}, believed at {result.belief.mean:.4f}")
     if missing:
         lines.append(
             f"not known: {len(missing)} times (?) the rule asked for a run that was never made, "

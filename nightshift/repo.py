@@ -12,8 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,14 +104,19 @@ class Repo:
         commit = self._commit(now, candidate, message)
         return commit, f"committed {commit[:7]} on {head.branch}"
 
-    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str) -> str:
-        """Put the incumbent back, in the working file and, if the agent committed, on the branch."""
+    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, parent: bytes | None = None) -> str:
+        """Put the incumbent back, in the working file and on the branch.
+
+        The branch needs no commit unless the agent committed the candidate, or the incumbent is an
+        earlier one than the candidate's `parent`, which the branch holds.
+        """
         refusal = self._moved(head)
         if refusal:
             return refusal
         done = []
         now = self.head()
-        if now.commit and candidate != incumbent and self.config_at(now.commit) == candidate:
+        held = self.config_at(now.commit) if now.commit else None
+        if held is not None and held != incumbent and held in (candidate, parent):
             commit = self._commit(now, incumbent, message)
             done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
         path = self.root / CONFIG_NAME
@@ -177,20 +180,29 @@ class Repo:
         assert head.commit is not None
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
         prefix = self._prefix()
-        entry = f"100644,{blob},{prefix}{CONFIG_NAME}"
-        with tempfile.TemporaryDirectory(prefix="nightshift-index-") as folder:
-            index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-            self._git("read-tree", head.commit, environment=index)
-            self._git("update-index", "--add", "--cacheinfo", entry, environment=index)
-            tree = self._git("write-tree", environment=index).strip()
+        tree = self._tree_with(head.commit, prefix, f"100644 blob {blob}\t{CONFIG_NAME}")
         commit = self._git(
             *self._identity(), "commit-tree", tree, "-p", head.commit, "-F", "-", stdin=message.encode()
         ).strip()
         # Compare-and-swap: a commit that somebody made this instant is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, head.commit)
         # A locked index leaves the commit right and only `git status` behind: not worth failing a verdict.
-        self._run("update-index", "--add", "--cacheinfo", entry)
+        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{prefix}{CONFIG_NAME}")
         return commit
+
+    def _tree_with(self, commit: str, folder: str, entry: str) -> str:
+        """The tree of `commit` in which `folder` ("" or `a/b/`) holds `entry`, a line of ls-tree.
+
+        Built from trees, without an index: a temporary index would outlive a harness that is killed here.
+        """
+        name = entry.partition("\t")[2]
+        listed = self._git("ls-tree", "-z", "--full-tree", f"{commit}:{folder.rstrip('/')}")
+        others = [line for line in listed.split("\0") if line and line.partition("\t")[2] != name]
+        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{line}\0" for line in [*others, entry]))).strip()
+        if not folder:
+            return tree
+        parent, _, child = folder.rstrip("/").rpartition("/")
+        return self._tree_with(commit, f"{parent}/" if parent else "", f"040000 tree {tree}\t{child}")
 
     def _prefix(self) -> str:
         """Where the root lies in its repository: "" or `folder/`."""
@@ -204,19 +216,15 @@ class Repo:
                 options += ("-c", f"{key}={fallback}")
         return options
 
-    def _git(
-        self, *arguments: str, stdin: bytes = b"", check: bool = True, environment: Mapping[str, str] | None = None
-    ) -> str:
-        result = self._run(*arguments, stdin=stdin, environment=environment)
+    def _git(self, *arguments: str, stdin: bytes = b"", check: bool = True) -> str:
+        result = self._run(*arguments, stdin=stdin)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
             reason = result.stderr.decode(errors="replace").strip().splitlines()
             raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
         return result.stdout.decode(errors="surrogateescape")
 
-    def _run(
-        self, *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         try:
@@ -226,7 +234,7 @@ class Repo:
                 input=stdin,
                 capture_output=True,
                 timeout=_TIMEOUT_SECONDS,
-                env={**clean, **(environment or {})},
+                env=clean,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -199,7 +199,7 @@ def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate:
             break
         side = choice.replicate
     judgement = decision.judge(comparison, choice)
-    state.belief = decision.settle(comparison, choice.keep)
+    state.belief = decision.settle(comparison, choice.keep, rules)
     if choice.keep:
         state.incumbent = (record.number, values, candidate)
     return replace(

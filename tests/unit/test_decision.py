@@ -1,8 +1,9 @@
-"""The decision rule against the figures of docs/decision-rule.md (GSM8K constants, 1,319 examples)."""
+"""The decision rule with GSM8K's constants on 1,319 examples; its belief against the textbook."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,38 +38,44 @@ def first_run(mean: float) -> Comparison:
     return decision.observe(decision.compare(baseline_at(0.475), RULES), Side.CANDIDATE, exact(mean), RULES)
 
 
-def test_identical_vectors_are_discarded_as_section_7_says() -> None:
+def test_identical_vectors_are_discarded() -> None:
     comparison = first_run(0.475)
-    assert 100 * comparison.delta == pytest.approx(-0.27, abs=0.05)
+    assert 100 * comparison.delta == pytest.approx(-0.05, abs=0.05)
     assert not decision.decide(comparison, RULES, can_replicate=False).keep
 
 
 @pytest.mark.parametrize(
-    ("gain_pp", "expected"), [(-3.0, "discard"), (0.3, "discard"), (1.2, "replicate"), (2.4, "keep"), (9.0, "keep")]
+    ("gain_pp", "expected"), [(-3.0, "discard"), (-0.5, "discard"), (0.9, "keep"), (2.4, "keep"), (9.0, "keep")]
 )
-def test_first_run_reading_of_section_7(gain_pp: float, expected: str) -> None:
+def test_reading_of_a_first_run(gain_pp: float, expected: str) -> None:
     verdict = decision.decide(first_run(0.475 + gain_pp / 100), RULES, can_replicate=True)
     assert ("replicate" if verdict.replicate else "keep" if verdict.keep else "discard") == expected
 
 
 def test_a_lucky_score_is_shrunk_to_the_tested_value() -> None:
     # Section 7 step 7: "after a 51.0 on 47.5 the tested m was 49.1".
-    belief = decision.settle(first_run(0.51), keep=True)
+    belief = decision.settle(first_run(0.51), True, RULES)
     assert 100 * belief.mean == pytest.approx(49.1, abs=0.25)
 
 
 def test_a_discard_moves_the_incumbent_belief() -> None:
     comparison = first_run(0.465)
-    belief = decision.settle(comparison, keep=False)
+    belief = decision.settle(comparison, False, RULES)
     assert belief.mean < 0.475
     assert belief.variance < comparison.belief.variance
     assert belief.runs == comparison.belief.runs
 
 
-def test_a_collapsed_candidate_does_not_move_the_incumbent() -> None:
+def test_a_collapsed_candidate_hardly_moves_the_incumbent() -> None:
     comparison = first_run(0.05)
-    assert comparison.a == pytest.approx(comparison.belief.mean)
-    assert "collapse" in decision.judge(comparison, decision.decide(comparison, RULES, False)).why
+    assert comparison.a == pytest.approx(comparison.belief.mean, abs=0.004)
+    assert comparison.delta == pytest.approx(-0.42, abs=0.02)
+
+
+def test_a_leap_is_believed_at_once() -> None:
+    comparison = first_run(0.575)
+    assert comparison.delta == pytest.approx(0.10, abs=0.01)
+    assert comparison.p_better > 0.99
 
 
 def test_a_collapsed_incumbent_run_is_set_aside_once_and_counts_twice() -> None:
@@ -82,11 +89,13 @@ def test_a_collapsed_incumbent_run_is_set_aside_once_and_counts_twice() -> None:
     assert twice.noise.variance(RULES) > 10 * start.noise.variance(RULES)  # and runs are known to be wild now
 
 
-def test_caps_stop_replication() -> None:
-    comparison = first_run(0.487)
-    assert decision.decide(comparison, RULES, can_replicate=True).replicate is not None
-    assert decision.decide(comparison, RULES, can_replicate=False).replicate is None
-    capped = DecisionRules(max_runs_per_config=1)
+def test_a_run_is_repeated_only_where_it_is_cheap_and_under_the_caps() -> None:
+    comparison = first_run(0.480)
+    assert decision.decide(comparison, RULES, can_replicate=True).replicate is None
+    cheap = DecisionRules(run_value=0.0003)
+    assert decision.decide(comparison, cheap, can_replicate=True).replicate is Side.CANDIDATE
+    assert decision.decide(comparison, cheap, can_replicate=False).replicate is None
+    capped = DecisionRules(run_value=0.0003, max_runs_per_config=1)
     assert decision.decide(comparison, capped, can_replicate=True).replicate is None
 
 
@@ -128,7 +137,7 @@ def simulate(rng: np.random.Generator, gain: float, then: float) -> tuple[float,
         problem = rng.standard_normal(N)
         belief = decision.baseline([scores(rng, 0.475 + rng.normal(0, RULES.seed_sd), problem) for _ in "12"], RULES)
         if gain:
-            belief = decision.settle(experiment(rng, belief, (0.475, 0.475 + gain), problem), keep=True)
+            belief = decision.settle(experiment(rng, belief, (0.475, 0.475 + gain), problem), True, RULES)
         means.append(belief.mean)
         truth = 0.475 + gain
         comparison = experiment(rng, belief, (truth, truth + then), problem)
@@ -143,10 +152,60 @@ def test_after_a_leap_a_worse_candidate_is_rarely_kept() -> None:
     assert mean == pytest.approx(0.575, abs=0.01)
 
 
-def test_an_unchanged_config_is_kept_in_about_a_quarter_of_cases() -> None:
-    # Section 9: 18-29 %; 120 repetitions give a standard error of 4 %.
+def test_an_unchanged_config_is_kept_in_less_than_half_of_cases() -> None:
+    # Harmless, and taken back as likely as not; 120 repetitions give a standard error of 4.5 %.
     kept, _ = simulate(np.random.default_rng(1), gain=0.0, then=0.0)
-    assert 0.10 < kept < 0.38
+    assert 0.30 < kept < 0.58
+
+
+def after(mean: float, belief: Belief) -> Comparison:
+    return decision.observe(decision.compare(belief, RULES), Side.CANDIDATE, exact(mean), RULES)
+
+
+def test_a_keep_whose_children_disappoint_is_taken_back() -> None:
+    belief = decision.settle(first_run(0.495), True, RULES)
+    assert belief.incumbent == 1
+    children = 0
+    while belief.incumbent == 1 and children < 20:
+        comparison = after(0.462, belief)
+        assert not decision.decide(comparison, RULES, can_replicate=True).keep
+        belief = decision.settle(comparison, False, RULES)
+        children += 1
+    assert 2 <= children < 15
+    assert belief.incumbent == 0
+    assert belief.runs == baseline_at(0.475).runs
+    assert len(belief.means) == 2, "a discarded candidate is forgotten"
+
+
+def test_a_candidate_is_kept_only_if_it_is_the_best_of_all() -> None:
+    belief = decision.settle(first_run(0.495), True, RULES)
+    child = after(0.470, belief)
+    below = replace(child, means=np.array([child.b + 0.001, child.b - 0.001, child.b]))
+    assert below.delta > 0
+    assert not decision.decide(below, RULES, can_replicate=False).keep
+
+
+def test_the_first_run_is_conditioned_on_kind_by_kind() -> None:
+    """Against the textbook: each kind's Gaussian conditioned on the run, then the moments of the mixture."""
+    belief = decision.settle(after(0.500, decision.settle(first_run(0.490), True, RULES)), True, RULES)
+    comparison = after(0.505, belief)
+    s2, k = comparison.noise.variance(RULES), len(belief.means)
+    run = np.zeros(k + 1)
+    run[[belief.incumbent, k]] = 1  # a run sees its parent plus the effect
+    scores = np.vstack([np.eye(k + 1)[:k], run])
+    weights, means, covariances = [], [], []
+    for share, effect, sd in RULES.ideas:
+        m, v = np.append(belief.means, effect * RULES.prior_sd), np.zeros((k + 1, k + 1))
+        v[:k, :k], v[k, k] = belief.covariance, (sd * RULES.prior_sd) ** 2
+        innovation, surprise = run @ v @ run + s2, np.mean(exact(0.505)) - run @ m
+        weights.append(share * math.exp(-0.5 * surprise**2 / innovation) / math.sqrt(innovation))
+        means.append(scores @ (m + v @ run * surprise / innovation))
+        covariances.append(scores @ (v - np.outer(v @ run, run @ v) / innovation) @ scores.T)
+    w = np.array(weights) / sum(weights)
+    expected = w @ np.array(means)
+    spread = [c + np.outer(m - expected, m - expected) for m, c in zip(means, covariances, strict=True)]
+    np.testing.assert_allclose(comparison.means, expected, atol=1e-12)
+    np.testing.assert_allclose(comparison.covariance, np.tensordot(w, np.array(spread), axes=1), atol=1e-12)
 
 
 def test_judgement_names_numbers_and_runs() -> None:

@@ -148,6 +148,28 @@ def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(lab: Lab
     assert lab.repo.config_at("HEAD") == good == (lab.root / "train.toml").read_bytes()
 
 
+def test_a_keep_is_taken_back_when_its_children_disappoint(lab: Lab, reporter: SilentReporter) -> None:
+    """Runs are told to be so noisy that a single good one is doubted as soon as everything tried on it is poor."""
+    noisy = replace(RULES.decision, seed_sd=0.3, prior_sd=0.1, ideas=((1.0, 0.0, 1.0),), run_value=1.0)
+    lab = make_lab(lab.root, reporter, replace(RULES, decision=noisy))
+    source = baseline(lab, POOR)
+    good = write(lab, GOOD)
+    assert run(lab).status == "keep"
+    for attempt in range(12):
+        write(lab, f"{1 + attempt / 100}e-4")
+        record = run(lab)
+        assert record.judgement is not None
+        if record.judgement.taken_back_to is not None:
+            break
+        assert lab.repo.config_at("HEAD") == good
+    assert (record.status, record.judgement.taken_back_to) == ("discard", 1)
+    assert "0002 is taken back: 0001 is expected +" in record.judgement.why
+    assert lab.repo.config_at("HEAD") == source == (lab.root / "train.toml").read_bytes()
+    assert subjects(lab)[0] == f"Restore the incumbent after experiment {record.number:04d}"
+    write(lab, "9e-5")
+    assert run(lab).parent == 1
+
+
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(lab: Lab) -> None:
     baseline(lab)
     write(lab, BAD)
@@ -162,7 +184,7 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(lab: Lab) -> None
 
 def test_a_config_against_itself_never_sees_a_seed_twice(lab: Lab, reporter: SilentReporter) -> None:
     """A/A with a replicate of the incumbent: both sides are one config, and share its count of seeds."""
-    free = replace(RULES.decision, prior_mean=0.0, run_value=0.0)  # runs cost nothing, so both sides are replicated
+    free = replace(RULES.decision, run_value=0.0)  # runs cost nothing, so both sides are replicated
     lab = make_lab(lab.root, reporter, replace(RULES, decision=free))
     write(lab, GOOD)
     git(lab.root, "commit", "--quiet", "--all", "-m", "baseline config")

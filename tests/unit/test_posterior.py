@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from nightshift import decision
+from nightshift.compare import kept_chain
 from nightshift.posterior import Standing, follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import DecisionRules
 from tests.unit.test_ledger import a_record
 
-RULES = DecisionRules(prior_mean=-0.01, prior_sd=0.05, seed_sd=0.02)
+# One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
+RULES = DecisionRules(prior_sd=0.05, ideas=((1.0, -0.2, 1.0),), seed_sd=0.02)
 N = 400
 
 
@@ -41,21 +43,23 @@ STORY: list[list[tuple[Side, float]]] = [
 def campaign(story: list[list[tuple[Side, float]]], rules: DecisionRules = RULES) -> list[Record]:
     """Records as experiment.py writes them."""
     records: list[Record] = []
-    belief, incumbent = None, None
+    belief, kept = None, [0]
     for number, runs in enumerate(story, 1):
-        record = a_record(number=number, parent=incumbent)
+        record = a_record(number=number, parent=belief and kept[belief.incumbent])
         made = tuple(a_run(i, side, exact(mean)) for i, (side, mean) in enumerate(runs, 1))
         if belief is None:
-            belief = decision.baseline([exact(mean) for _, mean in runs], rules)
-            judgement, keep = Judgement(Verdict.KEEP, "baseline", incumbent_score=belief.mean), True
+            belief, kept = decision.baseline([exact(mean) for _, mean in runs], rules), [number]
+            judgement = Judgement(Verdict.KEEP, "baseline", incumbent_score=belief.mean)
         else:
             comparison = decision.compare(belief, rules)
             for side, mean in runs:
                 comparison = decision.observe(comparison, side, exact(mean), rules)
             choice = decision.decide(comparison, rules, can_replicate=False)
             judgement, keep = decision.judge(comparison, choice), choice.keep
-            belief = decision.settle(comparison, keep)
-        incumbent = number if keep else incumbent
+            belief = decision.settle(comparison, keep, RULES)
+            kept += [number] * keep
+            if not keep:  # as experiment.taken_back writes it
+                judgement = replace(judgement, incumbent_score=belief.mean)
         records.append(replace(record, status=str(judgement.verdict), judgement=judgement, runs=made))
     return records
 
@@ -68,12 +72,12 @@ def by_regression(story: list[list[tuple[Side, float]]], records: list[Record]) 
     belief = decision.baseline([exact(mean) for _, mean in story[0]], RULES)
     precision[0, 0] += 1 / belief.variance
     information[0] += belief.mean / belief.variance
-    incumbent = 0
+    kept = [0]
     for i, runs in enumerate(story[1:], 1):
-        child = np.zeros(len(story))
+        child, incumbent = np.zeros(len(story)), kept[belief.incumbent]
         child[i], child[incumbent] = 1, -1
         precision += np.outer(child, child) / RULES.prior_sd**2
-        information += child * RULES.prior_mean / RULES.prior_sd**2
+        information += child * -0.01 / RULES.prior_sd**2
         comparison = decision.compare(belief, RULES)
         for side, mean in runs:
             comparison = decision.observe(comparison, side, exact(mean), RULES)
@@ -82,8 +86,9 @@ def by_regression(story: list[list[tuple[Side, float]]], records: list[Record]) 
             precision[j, j] += 1 / s2
             information[j] += round(mean * N) / N / s2
         keep = records[i].status == "keep"
-        belief = decision.settle(comparison, keep)
-        incumbent = i if keep else incumbent
+        belief = decision.settle(comparison, keep, RULES)
+        kept += [i] * keep
+    incumbent = kept[belief.incumbent]
     covariance = np.linalg.inv(precision)
     mean = covariance @ information
     contrast = np.zeros(len(story))
@@ -101,7 +106,6 @@ def test_the_story_has_keeps_discards_and_replicates_of_both_sides() -> None:
     records = campaign(STORY)
     assert [r.status for r in records].count("keep") >= 3
     assert [r.status for r in records].count("discard") >= 2
-    assert all("leap" not in r.judgement.why and "collapse" not in r.judgement.why for r in records if r.judgement)
 
 
 def test_incumbent_and_baseline_are_those_of_an_exact_computation_over_all_configs() -> None:
@@ -115,22 +119,6 @@ def test_without_a_keep_the_difference_is_nothing_and_certain() -> None:
     standing = follow(campaign(STORY[:2]), RULES)[2]
     assert standing.difference == pytest.approx(0.0, abs=1e-12)
     assert standing.difference_sd == pytest.approx(0.0, abs=1e-9)
-
-
-def test_a_collapse_moves_neither_baseline_nor_incumbent() -> None:
-    records = campaign([*STORY[:3], [(Side.CANDIDATE, 0.02)]])
-    before, after = follow(records, RULES)[3], follow(records, RULES)[4]
-    assert after.baseline == before.baseline
-    assert after.incumbent == before.incumbent
-
-
-def test_a_leap_is_followed() -> None:
-    records = campaign([*STORY[:1], [(Side.CANDIDATE, 0.90)]])
-    standing = follow(records, RULES)[2]
-    assert records[1].judgement is not None
-    assert "leap" in records[1].judgement.why
-    assert standing.difference == pytest.approx(records[1].judgement.delta, abs=1e-9)
-    assert standing.difference_sd == pytest.approx(records[1].judgement.delta_stderr, rel=1e-6)
 
 
 def test_an_incumbent_run_that_was_set_aside_changes_nothing() -> None:
@@ -157,3 +145,18 @@ def test_crashes_and_nothing_at_all() -> None:
     crash = a_record(number=1, status="crash", judgement=Judgement(Verdict.CRASH, "loss is nan"))
     assert follow([crash], RULES) == {}
     assert follow([], RULES) == {}
+
+
+def test_the_chain_of_keeps_leaves_out_what_was_taken_back() -> None:
+    def experiment(number: int, parent: int | None, verdict: Verdict, back: int | None = None) -> Record:
+        judgement = Judgement(verdict, "why", taken_back_to=back)
+        return a_record(number=number, parent=parent, status=str(verdict), judgement=judgement)
+
+    keep, discard = Verdict.KEEP, Verdict.DISCARD
+    records = [experiment(1, None, keep), experiment(2, 1, keep), experiment(3, 2, keep), experiment(4, 3, discard)]
+    branch = records[0].branch
+    assert [r.number for r in kept_chain(records, branch)] == [1, 2, 3]
+    taken_back = [*records, experiment(5, 3, discard, back=2)]
+    assert [r.number for r in kept_chain(taken_back, branch)] == [1, 2]
+    assert [r.number for r in kept_chain([*taken_back, experiment(6, 2, keep)], branch)] == [1, 2, 6]
+    assert kept_chain(records, "other") == []
