@@ -11,6 +11,7 @@ tables and writes results/decision_rules.json. Nothing here was measured on real
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -156,8 +157,8 @@ def calibration(night: Night) -> list[dict[str, float]]:
 
 
 def calibration_error(night: Night) -> float:
-    """The largest difference between what p_better said and what was, over the tenths."""
-    return max(abs(tenth["said"] - tenth["was"]) for tenth in calibration(night))
+    """The largest difference between what p_better said and what was, over the tenths; NaN without any."""
+    return max((abs(tenth["said"] - tenth["was"]) for tenth in calibration(night)), default=math.nan)
 
 
 def shares_of_best(gains: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
