@@ -63,7 +63,7 @@ def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
         judgement = decision.judge(comparison, choice)
         after = decision.settle(comparison, choice.keep, RULES)
         if not choice.keep and after.incumbent != belief.incumbent:
-            judgement = replace(judgement, taken_back_to=after.incumbent + 1, incumbent_score=after.mean)
+            judgement = replace(judgement, taken_back_to=after.incumbent + 1, taken_back_score=after.mean)
         records.append(record(number, runs, judgement))
         belief = after
         if choice.keep:

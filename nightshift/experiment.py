@@ -262,7 +262,7 @@ def taken_back(judgement: Judgement, comparison: Comparison, keep: bool, rules: 
     best, last = plan.campaign.kept[belief.incumbent].number, plan.campaign.kept[parent].number
     gain = 100 * (belief.mean - float(belief.means[parent]))
     why = f"{judgement.why}; {last:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
-    return replace(judgement, why=why, taken_back_to=best, incumbent_score=belief.mean)
+    return replace(judgement, why=why, taken_back_to=best, taken_back_score=belief.mean)
 
 
 def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:

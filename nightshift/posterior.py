@@ -63,6 +63,8 @@ def _as_recorded(measured: Sequence[Record]) -> dict[int, Standing]:
             continue
         is_keep = judgement.verdict is Verdict.KEEP
         incumbent = judgement.incumbent_score + (judgement.delta or 0.0 if is_keep else 0.0)
+        if judgement.taken_back_score is not None:
+            incumbent = judgement.taken_back_score
         baseline = incumbent if baseline is None else baseline
         standings[record.number] = Standing(incumbent, baseline)
     return standings

@@ -153,6 +153,7 @@ class Judgement:
     incumbent_score: float | None = None  # posterior mean of the incumbent, after the runs of this experiment
     diagnostics: dict[str, float] = field(default_factory=dict)
     taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
+    taken_back_score: float | None = None  # posterior mean of that one
 
 
 @dataclass(frozen=True, slots=True)

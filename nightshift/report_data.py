@@ -173,7 +173,7 @@ def _has_sound_values(record: Record) -> bool:
     measured: list[object] = [record.total_seconds, record.parent]
     if (j := record.judgement) is not None:
         texts.append(j.why)
-        measured += [j.delta, j.delta_stderr, j.p_better, j.incumbent_score]
+        measured += [j.delta, j.delta_stderr, j.p_better, j.incumbent_score, j.taken_back_to, j.taken_back_score]
     for run in record.runs:
         needed += [run.index, run.seed, run.total_seconds, run.training.num_steps]
         measured += [run.startup_seconds, run.training.training_seconds]

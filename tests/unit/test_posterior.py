@@ -59,7 +59,7 @@ def campaign(story: list[list[tuple[Side, float]]], rules: DecisionRules = RULES
             belief = decision.settle(comparison, keep, RULES)
             kept += [number] * keep
             if not keep:  # as experiment.taken_back writes it
-                judgement = replace(judgement, incumbent_score=belief.mean)
+                judgement = replace(judgement, taken_back_score=belief.mean)
         records.append(replace(record, status=str(judgement.verdict), judgement=judgement, runs=made))
     return records
 
