@@ -48,6 +48,7 @@ def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
 
     truths = [START]  # of the configs that were kept; the belief says which one is the incumbent
     first = [(Side.CANDIDATE, scores(START)) for _ in range(RULES.baseline_runs)]
+    kept = [1]  # their experiments
     belief = decision.baseline([s for _, s in first], RULES)
     records = [record(1, first, Judgement(Verdict.KEEP, "baseline", incumbent_score=belief.mean))]
     for number in range(2, NUM_EXPERIMENTS + 2):
@@ -61,13 +62,11 @@ def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
             choice = decision.decide(comparison, RULES, can_replicate=len(runs) < MAX_RUNS)
             side = choice.replicate
         judgement = decision.judge(comparison, choice)
-        after = decision.settle(comparison, choice.keep, RULES)
-        if not choice.keep and after.incumbent != belief.incumbent:
-            judgement = replace(judgement, taken_back_to=after.incumbent + 1, taken_back_score=after.mean)
-        records.append(record(number, runs, judgement))
-        belief = after
+        records.append(record(number, runs, decision.taken_back(judgement, comparison, RULES, kept)))
+        belief = decision.settle(comparison, choice.keep, RULES)
         if choice.keep:
             truths.append(candidate)
+            kept.append(number)
     standing = follow(records, RULES)[records[-1].number]
     assert standing.difference_sd is not None
     truth = truths[belief.incumbent]

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from vectorised_rule import Bools, Floats, Ints, cdf, expected_gain, side_to_run
 
-from nightshift.decision import _CALIBRATION, _INITIAL_CORRELATION_LOSS, _NORMAL, _SMOOTHING
+from nightshift.decision import _CALIBRATION, _NORMAL
+from nightshift.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
 from nightshift.rules import DecisionRules
 
 # (share, mean, sd) in units of prior_sd.
@@ -43,7 +44,7 @@ class RememberingRule:
         first = scores.mean(axis=1)
         self.squares = ((scores - first[:, None]) ** 2).sum(axis=1)
         self.df = np.full(size, num_runs - 1.0)
-        self.e2 = _INITIAL_CORRELATION_LOSS * first * (1 - first) / num_examples
+        self.e2 = INITIAL_CORRELATION_LOSS * first * (1 - first) / num_examples
         shape = (size, self.memory + 1)
         self.mean, self.cov = np.full(shape, -np.inf), np.zeros((*shape, self.memory + 1))
         self.num_runs, self.total = np.zeros(shape), np.zeros(shape)
@@ -63,7 +64,7 @@ class RememberingRule:
 
     def observe_candidate(self, mask: Bools, y: Floats, e2: Floats) -> None:
         """One run of the candidate in the campaigns of `mask`."""
-        self.e2 = np.where(mask, _SMOOTHING * self.e2 + (1 - _SMOOTHING) * e2, self.e2)
+        self.e2 = np.where(mask, SMOOTHING * self.e2 + (1 - SMOOTHING) * e2, self.e2)
         first = mask & (self.num_runs[:, -1] == 0)
         self._count(mask, -1, y)
         if first.any():

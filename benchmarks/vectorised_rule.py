@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.decision import _INITIAL_CORRELATION_LOSS, _SMOOTHING
+from nightshift.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
 from nightshift.rules import DecisionRules
 
 
@@ -83,7 +83,7 @@ class Rule:
         mean = scores.mean(axis=1)
         c.squares = ((scores - mean[:, None]) ** 2).sum(axis=1)
         c.df = np.full(size, num_runs - 1.0)
-        c.e2 = _INITIAL_CORRELATION_LOSS * mean * (1 - mean) / num_examples
+        c.e2 = INITIAL_CORRELATION_LOSS * mean * (1 - mean) / num_examples
         c.incumbent_runs, c.incumbent_sum = np.full(size, float(num_runs)), scores.sum(axis=1)
         c.a, c.va = mean, self.run_variance() / num_runs
 
@@ -103,7 +103,7 @@ class Rule:
     def observe_candidate(self, mask: Bools, y: Floats, e2: Floats) -> None:
         """One run of the candidate in the campaigns of `mask`."""
         c, rules = self.c, self.rules
-        c.take(mask, e2=_SMOOTHING * c.e2 + (1 - _SMOOTHING) * e2)
+        c.take(mask, e2=SMOOTHING * c.e2 + (1 - SMOOTHING) * e2)
         self._replicate(mask & (c.candidate_runs > 0), y, c.candidate_runs, c.candidate_sum)
         s2 = self.run_variance()
         r = y - c.b

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nightshift import history
 from nightshift.config import parse
+from nightshift.lineage import taken_back
 from nightshift.proposers import Context
 from nightshift.records import Record
 from nightshift.results import score_of
@@ -111,7 +112,8 @@ def _sections(context: Context) -> list[Section]:
         if record is not None and record.health and (rank == 4 or record.number != incumbent.number):
             name = "the incumbent" if rank == 4 else f"experiment {record.number:04d}, the last one"
             sections.append(Section(f"Health of {name}:", _data(record.health.splitlines()), rank))
-    ended = [describe(r) for r in reversed(context.records) if r.parent is not None][:_NUM_LAST]
+    gone = {r.number for r in taken_back(context.records)}
+    ended = [describe(r, r.number in gone) for r in reversed(context.records) if r.parent is not None][:_NUM_LAST]
     sections.append(Section("The last experiments, latest first:", _data(ended), 3))
     sections.append(Section("What was tried, by key (deltas with standard error):", _data(_memory(context)), 5))
     return sections
@@ -125,7 +127,7 @@ def _memory(context: Context) -> list[str]:
     return history.brief_lines(histories, untried, _MAX_MEMORY)
 
 
-def describe(record: Record) -> str:
+def describe(record: Record, is_taken_back: bool = False) -> str:
     """One experiment on one line: change, verdict, delta with its error, what was thought and learnt."""
     judgement = record.judgement
     numbers = ""
@@ -136,7 +138,8 @@ def describe(record: Record) -> str:
     change = clean("; ".join(record.diff), 200)
     said = "" if record.description == "; ".join(record.diff) else f" | {clean(record.description, 160)}"
     learnt = f" | lesson: {clean(record.lesson, 160)}" if record.lesson else ""
-    return f"{record.number:04d} {record.status}{numbers}: {change}{said}{learnt}"
+    status = "keep, taken back since:" if is_taken_back else record.status
+    return f"{record.number:04d} {status}{numbers}: {change}{said}{learnt}"
 
 
 def _data(lines: Iterable[str]) -> list[str]:

@@ -17,6 +17,7 @@ import click
 from nightshift import config, console, keys
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.ledger import Ledger, duration_seconds, read_progress
+from nightshift.lineage import incumbent_number
 from nightshift.records import Record, Side
 
 ENGINES = ("trl", "prime-rl")
@@ -258,7 +259,8 @@ def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
 
     records = ledger.records()
     lines = []
-    if ledger.is_locked() and records and records[-1].status == "started":
+    is_locked = ledger.is_locked()
+    if is_locked and records and records[-1].status == "started":
         last = records[-1]
         reading = read_progress(ledger.run_dir(last.number))
         lines.append(
@@ -266,12 +268,13 @@ def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
             f"{reading or 'starting'}  {last.description}"
         )
     else:
-        lines.append("running:  nothing")
+        lines.append("running:  a certificate, or an experiment that starts" if is_locked else "running:  nothing")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    kept = [r for r in records if r.status == "keep"]
-    if kept:
-        last = kept[-1]
+    last_branch = [r for r in records if (r.branch, r.rules_hash) == (records[-1].branch, records[-1].rules_hash)]
+    number = incumbent_number(last_branch)
+    if number is not None:
+        last = next(r for r in records if r.number == number)
         lines.append(f"best:     {last.number:04d} on {last.branch or 'a detached HEAD'}  {last.description}")
     lines += status_lines(ledger, records, now())
     return "\n".join(console.printable(line) for line in lines)

@@ -18,6 +18,7 @@ from nightshift import config, toml_text
 from nightshift.config import Config
 from nightshift.errors import UsageError
 from nightshift.ledger import Ledger
+from nightshift.lineage import lineage
 from nightshift.records import Record, Verdict
 from nightshift.repo import CONFIG_NAME, Repo
 from nightshift.values import quoted, shorten
@@ -80,17 +81,9 @@ def kept_chain(records: Sequence[Record], branch: str) -> list[Record]:
 
     A keep that was taken back is not among them.
     """
-    kept = {r.number: r for r in records if r.branch == branch and r.status == Verdict.KEEP}
-    last = next(reversed(kept.values()), None)
-    number = last.number if last else None
-    for record in records:
-        if last and record.number > last.number and (record.branch, record.rules_hash) == (branch, last.rules_hash):
-            number = (record.judgement and record.judgement.taken_back_to) or number
-    chain: list[Record] = []
-    while number is not None and number in kept:
-        chain.insert(0, kept[number])
-        number = kept[number].parent
-    return chain
+    ours = [r for r in records if r.branch == branch]
+    last = next((r for r in reversed(ours) if r.status == Verdict.KEEP), None)
+    return lineage([r for r in ours if last is not None and r.rules_hash == last.rules_hash])
 
 
 def kept_here(ledger: Ledger, repo: Repo) -> list[Record]:

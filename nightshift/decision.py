@@ -22,38 +22,14 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.noise import INITIAL_CORRELATION_LOSS, RunNoise, Scores, mean_score, mean_vector
 from nightshift.records import Judgement, Side, Verdict
 from nightshift.rules import DecisionRules
 
-Scores = Sequence[float]  # one score an example, in the order of the selection set
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 _NORMAL = NormalDist()
-_INITIAL_CORRELATION_LOSS = 0.4  # 1 - 0.60: start of e2 before any pair was seen (section 7 step 1)
-_SMOOTHING = 0.9
 _CALIBRATION = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class RunNoise:
-    """What the campaign has learnt about the spread of runs: pooled over all configs."""
-
-    squares: float = 0.0  # SS: within-config squared deviations of run scores
-    df: int = 0
-    pairing_variance: float | None = None  # e2, None before the first scores
-
-    def variance(self, rules: DecisionRules) -> float:
-        """s2: prior of `seed_df` degrees of freedom, never below what the example set alone gives."""
-        e2 = self.pairing_variance or 0.0
-        prior = rules.seed_df * (rules.seed_sd**2 + e2)
-        return max((prior + self.squares) / (rules.seed_df + self.df), e2)
-
-    def with_replicate(self, score: float, earlier: Sequence[float]) -> RunNoise:
-        """One more run of a config whose earlier runs scored `earlier` (Welford's update)."""
-        if not earlier:
-            return self
-        deviation = score - sum(earlier) / len(earlier)
-        return replace(self, squares=self.squares + deviation**2 * len(earlier) / (len(earlier) + 1), df=self.df + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,11 +128,11 @@ def baseline(runs: Sequence[Scores], rules: DecisionRules) -> Belief:
     noise = RunNoise()
     scores: list[float] = []
     for run in runs:
-        score = _mean(run)
+        score = mean_score(run)
         noise = noise.with_replicate(score, scores)
         scores.append(score)
     mean = sum(scores) / len(scores)
-    e2 = _INITIAL_CORRELATION_LOSS * mean * (1 - mean) / len(runs[0])
+    e2 = INITIAL_CORRELATION_LOSS * mean * (1 - mean) / len(runs[0])
     noise = replace(noise, pairing_variance=e2)
     variance = noise.variance(rules) / len(runs)
     return Belief(np.array([mean]), np.array([[variance]]), 0, noise, (tuple(runs),))
@@ -190,9 +166,9 @@ def observe(comparison: Comparison, side: Side, scores: Scores, rules: DecisionR
 
 
 def _observe_candidate(c: Comparison, scores: Scores, rules: DecisionRules) -> Comparison:
-    y = _mean(scores)
-    noise = _with_pair(c.noise, scores, c.incumbent_runs)
-    noise = noise.with_replicate(y, [_mean(run) for run in c.candidate_runs])
+    y = mean_score(scores)
+    noise = c.noise.with_pair(scores, c.incumbent_runs)
+    noise = noise.with_replicate(y, [mean_score(run) for run in c.candidate_runs])
     update = _update if c.candidate_runs else _first_run
     c = replace(c, noise=noise)
     return replace(update(c, len(c.means) - 1, y, rules), candidate_runs=(*c.candidate_runs, scores))
@@ -237,13 +213,13 @@ def _update(c: Comparison, index: int, y: float, rules: DecisionRules) -> Compar
 
 
 def _observe_incumbent(c: Comparison, scores: Scores, rules: DecisionRules) -> Comparison:
-    y = _mean(scores)
+    y = mean_score(scores)
     r = y - c.a
     if r < -rules.gate * math.sqrt(c.va + c.noise.variance(rules)) and c.num_collapses == 0:
         # One bad incumbent run may be an accident; a second one counts as real (section 7, edge cases).
         note = f"incumbent run {100 * r:+.1f} pp below expectation set aside once"
         return replace(c, num_collapses=1, notes=(*c.notes, note))
-    c = replace(c, noise=c.noise.with_replicate(y, [_mean(run) for run in c.incumbent_runs]))
+    c = replace(c, noise=c.noise.with_replicate(y, [mean_score(run) for run in c.incumbent_runs]))
     return replace(_update(c, c.belief.incumbent, y, rules), incumbent_runs=(*c.incumbent_runs, scores))
 
 
@@ -301,8 +277,21 @@ def judge(comparison: Comparison, decision: Decision) -> Judgement:
     )
 
 
+def taken_back(judgement: Judgement, comparison: Comparison, rules: DecisionRules, numbers: Sequence[int]) -> Judgement:
+    """The judgement, with the earlier experiment that a discard makes the incumbent again, if it does.
+
+    `numbers`: the experiments of the belief's configs, the baseline first.
+    """
+    belief, parent = settle(comparison, judgement.verdict is Verdict.KEEP, rules), comparison.belief.incumbent
+    if judgement.verdict is Verdict.KEEP or belief.incumbent == parent:
+        return judgement
+    best, gain = numbers[belief.incumbent], 100 * (belief.mean - comparison.a)
+    why = f"{judgement.why}; {numbers[parent]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
+    return replace(judgement, why=why, taken_back_to=best, taken_back_score=belief.mean)
+
+
 def _diagnostics(c: Comparison) -> dict[str, float]:
-    candidate, incumbent = _mean_vector(c.candidate_runs), _mean_vector(c.incumbent_runs)
+    candidate, incumbent = mean_vector(c.candidate_runs), mean_vector(c.incumbent_runs)
     paired = candidate - incumbent
     stderr = float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 0.0
     values = {"paired_delta": float(paired.mean())}
@@ -337,23 +326,3 @@ def _expected_gain(g: float, distance: float) -> float:
         return 0.0
     u = abs(distance) / g
     return g * (_NORMAL.pdf(u) - u * _NORMAL.cdf(-u))
-
-
-def _with_pair(noise: RunNoise, scores: Scores, incumbent_runs: Sequence[Scores]) -> RunNoise:
-    """e2 from the spread of per-example differences, smoothed (section 7 step 1)."""
-    k = len(incumbent_runs)
-    difference = np.asarray(scores) - _mean_vector(incumbent_runs)
-    n = len(difference)
-    observed = float(difference.var(ddof=1)) / (n * (1 + 1 / k)) if n > 1 else 0.0
-    if noise.pairing_variance is None:
-        return replace(noise, pairing_variance=observed)
-    return replace(noise, pairing_variance=_SMOOTHING * noise.pairing_variance + (1 - _SMOOTHING) * observed)
-
-
-def _mean(scores: Scores) -> float:
-    return float(np.mean(scores))
-
-
-def _mean_vector(runs: Sequence[Scores]) -> NDArray[np.float64]:
-    vector: NDArray[np.float64] = np.asarray(runs, dtype=np.float64).mean(axis=0)
-    return vector

@@ -15,7 +15,6 @@ from nightshift import config as configs
 from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
-from nightshift.decision import Comparison
 from nightshift.engines import Engine, ProgressCallback, used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
@@ -23,7 +22,7 @@ from nightshift.ledger import Ledger
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.repo import CONFIG_NAME, Head, Repo
-from nightshift.rules import DecisionRules, Rules
+from nightshift.rules import Rules
 from nightshift.values import shorten
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -248,21 +247,11 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
         choice = decision.decide(comparison, rules, can_replicate)
         judgement = decision.judge(comparison, choice)
         if choice.replicate is None:
-            judgement = taken_back(judgement, comparison, choice.keep, rules, plan)
+            kept = [record.number for record in plan.campaign.kept]
+            judgement = decision.taken_back(judgement, comparison, rules, kept)
             return replace(record, status=judgement.verdict, judgement=judgement)
         side = choice.replicate
         lab.reporter.note(f"{judgement.why}: close enough for one more run of the {side}")
-
-
-def taken_back(judgement: Judgement, comparison: Comparison, keep: bool, rules: DecisionRules, plan: Plan) -> Judgement:
-    """The judgement, with the earlier experiment that a discard makes the incumbent again, if it does."""
-    belief, parent = decision.settle(comparison, keep, rules), comparison.belief.incumbent
-    if keep or belief.incumbent == parent:
-        return judgement
-    best, last = plan.campaign.kept[belief.incumbent].number, plan.campaign.kept[parent].number
-    gain = 100 * (belief.mean - float(belief.means[parent]))
-    why = f"{judgement.why}; {last:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
-    return replace(judgement, why=why, taken_back_to=best, taken_back_score=belief.mean)
 
 
 def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nightshift import config as configs
 from nightshift import keys
 from nightshift.config import Config
 from nightshift.errors import ConfigError, UsageError
 from nightshift.ledger import Ledger
+from nightshift.lineage import incumbent_number, taken_back
 from nightshift.records import Failure, Record, Verdict
 from nightshift.values import Kind, Value, shorten, value_text
 
@@ -37,6 +38,12 @@ class Trial:
     others: tuple[str, ...]  # keys that changed with it
     description: str
     lesson: str | None
+    is_taken_back: bool = False
+
+    @property
+    def said(self) -> str:
+        """The verdict in words."""
+        return "taken back" if self.is_taken_back else str(self.verdict)
 
     @property
     def is_near_miss(self) -> bool:
@@ -120,6 +127,7 @@ def last_campaign(ledger: Ledger) -> list[Record]:
 def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
     """Decided experiments of one campaign (Campaign.decided), grouped by key: the most tried first."""
     trials: dict[str, list[Trial]] = {}
+    gone = {record.number for record in taken_back(records)}
     for record in records:
         candidate = configs_by_number.get(record.number)
         parent = configs_by_number.get(record.parent) if record.parent is not None else None
@@ -128,7 +136,8 @@ def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) 
         changes = dict(_changes(parent, candidate))
         for key, (before, after) in changes.items():
             others = tuple(other for other in changes if other != key)
-            trials.setdefault(key, []).append(_trial(record, before, after, candidate.resolved.get(key), others))
+            trial = _trial(record, before, after, candidate.resolved.get(key), others)
+            trials.setdefault(key, []).append(replace(trial, is_taken_back=record.number in gone))
     best = incumbent(records, configs_by_number)
     found = [
         KeyHistory(
@@ -143,9 +152,8 @@ def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) 
 
 
 def incumbent(records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Config | None:
-    """The config of the last kept experiment."""
-    kept = [r.number for r in records if _is_kept(r) and r.number in configs_by_number]
-    return configs_by_number[kept[-1]] if kept else None
+    """The config that the campaign has arrived at; None before the baseline, or where its file is gone."""
+    return configs_by_number.get(incumbent_number(records) or 0)
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -163,8 +171,10 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_l
     """Aligned plain text for a person, at most `max_lines` long."""
     lines = []
     numbers = {trial.number for each in histories for trial in each.trials}
-    kept = {trial.number for each in histories for trial in each.trials if trial.verdict is Verdict.KEEP}
-    lines.append(f"experiments: {len(numbers)}, kept: {len(kept)}, keys touched: {len(histories)}")
+    kept = {t.number for each in histories for t in each.trials if t.verdict is Verdict.KEEP}
+    back = {t.number for each in histories for t in each.trials if t.is_taken_back}
+    told = f"{len(kept)}" + (f" ({len(back)} taken back)" if back else "")
+    lines.append(f"experiments: {len(numbers)}, kept: {told}, keys touched: {len(histories)}")
     for each in histories:
         lines += ["", f"{each.key}  now {each.now}{'  dead end' if each.is_dead_end else ''}", *_rows(each)]
         if each.covered:
@@ -196,9 +206,7 @@ def brief_lines(histories: Sequence[KeyHistory], untried_keys: Sequence[str], ma
         if items
     ]
     for each in histories:
-        tried = "; ".join(
-            f"{t.after} {t.verdict}{f' {_numbers(t)}' if t.delta is not None else ''}" for t in each.trials
-        )
+        tried = "; ".join(f"{t.after} {t.said}{f' {_numbers(t)}' if t.delta is not None else ''}" for t in each.trials)
         lines.append(shorten(f"{each.key}, now {each.now}: {tried}", 300))
     taken, room = [], max_characters
     for line in lines:
@@ -230,7 +238,7 @@ def _rows(each: KeyHistory) -> Iterator[str]:
     for trial, change in zip(each.trials, changes, strict=True):
         note = f" (with {', '.join(trial.others)})" if trial.others else ""
         numbers = _numbers(trial) + (" near miss" if trial.is_near_miss else "")
-        head = f"  {trial.number:04d}  {change:{width}}  {trial.verdict:7}  {numbers:24}"
+        head = f"  {trial.number:04d}  {change:{width}}  {trial.said:10}  {numbers:24}"
         yield f"{head}  {trial.description}{note}".rstrip()
         if trial.lesson:
             yield f"        lesson: {trial.lesson}"

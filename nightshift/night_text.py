@@ -9,6 +9,7 @@ from nightshift import night_state as states
 from nightshift.brief import clean
 from nightshift.campaign import Campaign
 from nightshift.ledger import Ledger
+from nightshift.lineage import taken_back
 from nightshift.night_state import NightState
 from nightshift.records import Failure, Record
 from nightshift.results import score_of
@@ -23,13 +24,14 @@ def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: d
     decided = states.decided(own)
     judged = [r for r in decided if r.parent is not None or r.status == "crash"]
     counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
+    back = sum(r in judged for r in taken_back(campaign.decided))
     lost = len(own) - len(decided)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.order.agent} on {state.branch}",
         f"since:        {_local(state.started)} ({hours:.1f} h)",
         f"experiments:  {len(decided)}{' with the baseline' if len(judged) < len(decided) else ''}: "
-        f"{counts['keep']} kept, {counts['discard']} discarded, "
+        f"{counts['keep']} kept{f' ({back} taken back)' if back else ''}, {counts['discard']} discarded, "
         f"{counts['crash']} crashed" + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
     ]
     if campaign.incumbent is not None and campaign.belief is not None:

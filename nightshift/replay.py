@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nightshift import decision
-from nightshift.decision import Belief, Scores
+from nightshift.decision import Belief
 from nightshift.errors import UsageError
+from nightshift.noise import Scores
 from nightshift.records import Failure, Record, Side, Verdict
 from nightshift.rules import ALL_RULES, DecisionRules
 

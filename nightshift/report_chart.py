@@ -14,7 +14,7 @@ from nightshift.records import Verdict
 from nightshift.report_data import Z95, Experiment
 from nightshift.report_keys import short_names
 from nightshift.report_labels import Flag, Placed, place
-from nightshift.report_text import cut, points, score
+from nightshift.report_text import cut, points, score, verdict
 
 LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
@@ -57,7 +57,7 @@ class Dot:
     y: float
     low: float | None
     high: float | None
-    kind: str  # baseline | keep | discard
+    kind: str  # baseline | keep | back | discard
     is_below: bool  # its score lies below the axis: drawn at the edge
     title: str
 
@@ -118,7 +118,7 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
     plot_width = size.width - size.left - size.right
     pitch = plot_width / len(shown)
     xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
-    labelled = [i for i, e in enumerate(shown) if e.is_kept and e.score is not None]
+    labelled = [i for i, e in enumerate(shown) if e.is_standing and e.score is not None]
     flags = _flags([shown[i] for i in labelled], [xs[i] for i in labelled])
     labels = place(flags, size.width, CHARACTER_WIDTH, size.max_lanes, size.max_labels)
     top = 14.0 + LANE_HEIGHT * (1 + max((label.lane for label in labels), default=-1)) + 6 * bool(labels)
@@ -183,17 +183,16 @@ def _range(shown: Sequence[Experiment]) -> Point:
 def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float, title: str) -> Dot:
     assert e.score is not None
     y = y_of(e.score)
-    kind = "baseline" if e.is_baseline else str(e.record.status)
     if y > bottom:
-        return Dot(e.number, x, bottom - 5, None, None, kind, True, title)
+        return Dot(e.number, x, bottom - 5, None, None, e.kind, True, title)
     ends = (None, None) if e.spread is None else (y_of(e.score - e.spread), y_of(e.score + e.spread))
     low, high = (None if end is None else min(max(end, top), bottom) for end in ends)
-    return Dot(e.number, x, y, low, high, kind, False, title)
+    return Dot(e.number, x, y, low, high, e.kind, False, title)
 
 
 def _title(e: Experiment, count: int) -> str:
     """What hovering shows; without the description where there are many."""
-    parts = [f"{e.number:04d} {'baseline' if e.is_baseline else e.record.status}"]
+    parts = [f"{e.number:04d} {verdict(e)}"]
     if e.score is not None:
         parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.delta is not None:

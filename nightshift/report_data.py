@@ -17,6 +17,7 @@ from nightshift.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.compare import Change, changes_of
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.ledger import Ledger
+from nightshift.lineage import taken_back
 from nightshift.posterior import Standing, follow
 from nightshift.records import Record, Side, Verdict
 from nightshift.results import score_of
@@ -40,6 +41,7 @@ class Experiment:
     is_full_spread: bool
     standing: Standing | None
     changes: tuple[Change, ...]
+    is_taken_back: bool = False
 
     @property
     def number(self) -> int:
@@ -53,8 +55,18 @@ class Experiment:
 
     @property
     def is_kept(self) -> bool:
-        """True for a change that was kept."""
+        """True for a change that was kept, taken back later or not."""
         return self.record.status == Verdict.KEEP and self.record.parent is not None
+
+    @property
+    def is_standing(self) -> bool:
+        """True for a kept change that the incumbent stands on."""
+        return self.is_kept and not self.is_taken_back
+
+    @property
+    def kind(self) -> str:
+        """How it is drawn: baseline, back for a keep that was taken back, else its status."""
+        return "baseline" if self.is_baseline else "back" if self.is_taken_back else str(self.record.status)
 
     @property
     def delta(self) -> float | None:
@@ -93,13 +105,18 @@ class Morning:
 
     @property
     def kept(self) -> tuple[Experiment, ...]:
-        """The changes that were kept, without the baseline."""
+        """The changes that were kept, without the baseline; also those that were taken back."""
         return tuple(e for e in self.experiments if e.is_kept)
 
     @property
+    def taken_back(self) -> tuple[Experiment, ...]:
+        """The kept changes that the incumbent does not stand on (any more)."""
+        return tuple(e for e in self.experiments if e.is_taken_back)
+
+    @property
     def chain(self) -> tuple[Experiment, ...]:
-        """Baseline and kept changes, in order."""
-        return tuple(e for e in self.experiments if e.is_baseline or e.is_kept)
+        """Baseline and the kept changes that the incumbent stands on, in order."""
+        return tuple(e for e in self.experiments if e.is_baseline or e.is_standing)
 
     def count(self, status: str) -> int:
         """Experiments of one status."""
@@ -142,7 +159,8 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
             "The recorded beliefs cannot be recomputed with this version's decision rule: "
             "the band and the interval of the difference are not shown."
         )
-    experiments = tuple(_experiment(record, standings) for record in shown)
+    gone = {record.number for record in taken_back(shown)}
+    experiments = tuple(_experiment(r, standings, r.number in gone) for r in shown)
     certified, problem = _certified(ledger.runs_dir, branch, rules_hash, experiments)
     return Morning(branch, rules, experiments, certified, (*notes, *problem))
 
@@ -195,7 +213,7 @@ def _of(count: int) -> str:
     return f"{count:,} experiment{'s' if count != 1 else ''}"
 
 
-def _experiment(record: Record, standings: dict[int, Standing]) -> Experiment:
+def _experiment(record: Record, standings: dict[int, Standing], is_taken_back: bool) -> Experiment:
     runs = [run for run in record.runs if run.side is Side.CANDIDATE and run.evaluation is not None]
     score, stderr = score_of(runs)
     standing = standings.get(record.number)
@@ -204,7 +222,7 @@ def _experiment(record: Record, standings: dict[int, Standing]) -> Experiment:
         spread: float | None = Z95 * run_sd / math.sqrt(len(runs))
     else:
         spread = None if stderr is None else Z95 * stderr
-    return Experiment(record, score, spread, run_sd is not None, standing, changes_of(record.diff))
+    return Experiment(record, score, spread, run_sd is not None, standing, changes_of(record.diff), is_taken_back)
 
 
 def _certified(
@@ -243,8 +261,13 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
     created = _time(found.created)
     for experiment in experiments:
         began = began_at(experiment.record)
-        if experiment.is_kept and began is not None and created is not None and began > created:
+        if began is None or created is None or began <= created:
+            continue
+        if experiment.is_kept:
             return f"experiment {experiment.number:04d} was kept after it"
+        judgement = experiment.record.judgement
+        if judgement is not None and judgement.taken_back_to is not None:
+            return f"experiment {experiment.number:04d} took a keep back after it"
     return None
 
 

@@ -68,7 +68,7 @@ def study(experiments: Sequence[Experiment]) -> list[KeyStudy]:
             )
             trials.setdefault(change.key, []).append(trial)
             current.setdefault(change.key, old)  # before the first trial the incumbent had the old value
-            if experiment.is_kept:
+            if experiment.is_standing:
                 current[change.key] = value
     studies = [KeyStudy(key, tuple(found), current.get(key)) for key, found in trials.items()]
     return sorted(studies, key=lambda s: (-len(s.trials), s.key))

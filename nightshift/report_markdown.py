@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nightshift.report_data import Experiment, Morning
-from nightshift.report_text import Headline, certificate_line, duration, markdown, markdown_code, points, score
+from nightshift.report_text import Headline, certificate_line, duration, markdown, markdown_code, points, score, verdict
 from nightshift.report_time import Night
 
 _MAX_ROWS = 200
@@ -17,17 +17,18 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     lines += [markdown(certificate_line(morning.certified), 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
+        back = f" ({len(morning.taken_back)} taken back)" if morning.taken_back else ""
         crashes = ", ".join(f"{count} {cause}" for cause, count in morning.crash_causes.items())
         lines += [
             f"{len(morning.experiments):,} experiments on {markdown(morning.branch) or 'a detached HEAD'}: "
-            f"{len(morning.kept)} kept, {morning.count('discard')} discarded, {morning.count('crash')} crashed"
+            f"{len(morning.kept)} kept{back}, {morning.count('discard')} discarded, {morning.count('crash')} crashed"
             + (f" ({markdown(crashes)})" if crashes else "")
             + (f", in {duration(seconds)}." if seconds else "; time not measured."),
             "",
         ]
     if has_picture:
         lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
-    if morning.kept:
+    if len(morning.chain) > 1:
         lines += ["## What was kept", "", "| run | delta | change |", "|---|---|---|"]
         lines += [f"| {e.number:04d} | {_delta(e)} | {_changes(e)} |" for e in morning.chain]
         lines.append("")
@@ -38,7 +39,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
         lines += ["| run | verdict | score | delta | hypothesis |", "|---|---|---|---|---|"]
         lines += [
-            f"| {e.number:04d} | {markdown(e.record.status)} | {score(e.score)} | {_delta(e)} "
+            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.score)} | {_delta(e)} "
             f"| {markdown(e.record.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]

@@ -9,6 +9,7 @@ from nightshift.report_chart import LABEL_SIZE, Chart
 _INK, _MUTED, _LINE, _GRID = "#1c2128", "#667080", "#2459d3", "#e6e9ee"
 _KINDS = {  # face, edge and size in radii of every dot
     "baseline": ("white", _LINE, 1.3),
+    "back": ("white", "#14804a", 1.2),
     "keep": ("#14804a", "white", 1.4),
     "discard": ("white", "#8b95a3", 1.0),
 }
@@ -85,8 +86,9 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
 
 def _legend(chart: Chart) -> str:
     crashed = "   \u00d7 crashed" if chart.crashes else ""
+    back = "   \u25ce taken back" if any(dot.kind == "back" for dot in chart.dots) else ""
     bars = "its 95 % band; bars: 95 % of a score" if chart.band else "bars: 95 % of a score"
-    return f"\u25cf kept   \u25cb discarded{crashed}   line: believed score of the incumbent, {bars}"
+    return f"\u25cf kept{back}   \u25cb discarded{crashed}   line: believed score of the incumbent, {bars}"
 
 
 def _drawable(text: str) -> str:

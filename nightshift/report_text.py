@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from nightshift.records import Verdict
-from nightshift.report_data import Z95, Certified, Morning
+from nightshift.report_data import Z95, Certified, Experiment, Morning
 
 NOT_MEASURED = "not measured"
 _MINUS = "\N{MINUS SIGN}"
@@ -22,6 +22,11 @@ _HIDDEN = re.compile(
 )
 _MAX_TEXT = 4000  # characters of any one text
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
+
+
+def verdict(e: Experiment) -> str:
+    """What became of an experiment, in words."""
+    return {"baseline": "baseline", "back": "taken back"}.get(e.kind, e.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,15 @@ def headline(morning: Morning) -> Headline:
                 "bad",
             )
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    if not morning.kept:
+    if len(morning.chain) <= 1:
+        later = " for good" if morning.kept else ""
         tried = len(morning.experiments) - 1
         if tried == 0:
             sentence = "Only the baseline has been measured; there is nothing to compare it with."
             return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
-        sentence = f"{_counted(tried, 'experiment')} after the baseline, none kept. The baseline is believed to score "
-        return Headline("No gain so far", f"{sentence}{score(standing.baseline)}.", "open")
+        sentence = f"{_counted(tried, 'experiment')} after the baseline, none kept{later}. "
+        sentence += f"The baseline is believed to score {score(standing.baseline)}."
+        return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
     expected = f"Expected gain of the incumbent over the baseline: {points(standing.difference)}"
     if standing.difference_sd is None:

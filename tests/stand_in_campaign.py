@@ -89,8 +89,13 @@ class Campaign:
     with_files: bool
     now: datetime = _BEGAN
     belief: Belief | None = None
-    incumbent: tuple[int, dict[str, Any], Config] | None = None
+    kept: list[tuple[int, dict[str, Any], Config]] = field(default_factory=list)
     num_runs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def incumbent(self) -> tuple[int, dict[str, Any], Config] | None:
+        """Number, values and config; None before the baseline."""
+        return self.kept[self.belief.incumbent] if self.belief else None
 
 
 def build(
@@ -183,7 +188,7 @@ def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate:
     if state.belief is None:
         runs = tuple(_run(state, record, i, Side.CANDIDATE, values, candidate) for i in (1, 2))
         state.belief = decision.baseline([r.evaluation.scores for r in runs if r.evaluation], rules)
-        state.incumbent = (record.number, values, candidate)
+        state.kept.append((record.number, values, candidate))
         judgement = Judgement(Verdict.KEEP, "baseline: 2 runs", incumbent_score=state.belief.mean)
         return replace(record, status="keep", judgement=judgement, runs=runs)
     assert state.incumbent is not None
@@ -198,10 +203,11 @@ def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate:
         if choice.replicate is None:
             break
         side = choice.replicate
-    judgement = decision.judge(comparison, choice)
+    numbers = [number for number, _, _ in state.kept]
+    judgement = decision.taken_back(decision.judge(comparison, choice), comparison, rules, numbers)
     state.belief = decision.settle(comparison, choice.keep, rules)
     if choice.keep:
-        state.incumbent = (record.number, values, candidate)
+        state.kept.append((record.number, values, candidate))
     return replace(
         record,
         status=str(judgement.verdict),

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "nightshift"
 LAYERS = [
     "errors",
     "records",
+    "lineage",
     "metrics",
     "trends",
     "health",
@@ -31,6 +32,7 @@ LAYERS = [
     "repo",
     "results",
     "ledger",
+    "noise",
     "decision",
     "posterior",
     "campaign",

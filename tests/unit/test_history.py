@@ -194,7 +194,7 @@ def test_text_for_a_person_is_aligned_bounded_and_plain(story: Story) -> None:
     text = describe(history(story.records, story.configs), ["orchestrator.batch_size"])
     assert all(line.isprintable() and len(line) < 260 for line in text.split("\n"))
     assert "forged line" not in [line.strip() for line in text.split("\n")]
-    assert "  0002  3e-6 -> 1e-5  discard  -2.1 +- 0.8 pp" in text
+    assert "  0002  3e-6 -> 1e-5  discard     -2.1 +- 0.8 pp" in text
     assert "lesson: xxx" in text
     assert "(with orchestrator.group_size)" in text
     assert text.endswith("untried:\n  orchestrator.batch_size")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nightshift import decision
-from nightshift.compare import kept_chain
 from nightshift.posterior import Standing, follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import DecisionRules
@@ -145,18 +144,3 @@ def test_crashes_and_nothing_at_all() -> None:
     crash = a_record(number=1, status="crash", judgement=Judgement(Verdict.CRASH, "loss is nan"))
     assert follow([crash], RULES) == {}
     assert follow([], RULES) == {}
-
-
-def test_the_chain_of_keeps_leaves_out_what_was_taken_back() -> None:
-    def experiment(number: int, parent: int | None, verdict: Verdict, back: int | None = None) -> Record:
-        judgement = Judgement(verdict, "why", taken_back_to=back)
-        return a_record(number=number, parent=parent, status=str(verdict), judgement=judgement)
-
-    keep, discard = Verdict.KEEP, Verdict.DISCARD
-    records = [experiment(1, None, keep), experiment(2, 1, keep), experiment(3, 2, keep), experiment(4, 3, discard)]
-    branch = records[0].branch
-    assert [r.number for r in kept_chain(records, branch)] == [1, 2, 3]
-    taken_back = [*records, experiment(5, 3, discard, back=2)]
-    assert [r.number for r in kept_chain(taken_back, branch)] == [1, 2]
-    assert [r.number for r in kept_chain([*taken_back, experiment(6, 2, keep)], branch)] == [1, 2, 6]
-    assert kept_chain(records, "other") == []
