@@ -65,14 +65,14 @@ def attempt_all(attempts: Sequence[Attempt], folder: Path) -> list[Row]:
 def line(row: Row) -> str:
     """One row for people."""
     mark = "" if row["holds"] else "   <-- not as expected"
-    return f"{row['setting']:<11}{row['name']:<36}{row['expected']:<14}{row['measured']:<14}{mark}"
+    return f"{row['setting']:<11}{row['name']:<42}{row['expected']:<14}{row['measured']:<14}{mark}"
 
 
 def table(rows: Sequence[Row]) -> str:
     """All rows, then the counts."""
     counts = Counter((row["setting"], row["measured"]) for row in rows)
     totals = [f"{setting:<11}{outcome:<14}{number}" for (setting, outcome), number in sorted(counts.items())]
-    head = f"{'setting':<11}{'attempt':<36}{'expected':<14}{'measured':<14}"
+    head = f"{'setting':<11}{'attempt':<42}{'expected':<14}{'measured':<14}"
     unexpected = sum(not row["holds"] for row in rows)
     return "\n".join([head, *map(line, rows), "", *totals, f"{len(rows)} attempts, {unexpected} not as expected"])
 
