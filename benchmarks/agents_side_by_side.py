@@ -17,10 +17,11 @@ from pathlib import Path
 
 import click
 
-from nightshift import certificate, night_state
 from nightshift.campaign import replay
+from nightshift.certify import certificate
 from nightshift.ledger import Ledger
-from nightshift.night_text import SUMMARY_NAME
+from nightshift.night import state as night_state
+from nightshift.night.text import SUMMARY_NAME
 from nightshift.records import Record
 from nightshift.results import score_of
 from nightshift.rules import ARITHMETIC_TRL

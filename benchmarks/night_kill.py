@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift import config, console  # noqa: E402
-from nightshift import night_state as states  # noqa: E402
 from nightshift.engines import used_keys  # noqa: E402
 from nightshift.lab import open_lab  # noqa: E402
 from nightshift.ledger import Ledger  # noqa: E402
-from nightshift.night import MAX_RETURNS, PROPOSAL_NAME  # noqa: E402
-from nightshift.proposers import Context, TpeProposer  # noqa: E402
+from nightshift.night import state as states  # noqa: E402
+from nightshift.night.loop import MAX_RETURNS, PROPOSAL_NAME  # noqa: E402
+from nightshift.night.proposers import Context, TpeProposer  # noqa: E402
 from nightshift.records import Record  # noqa: E402
 from tests.night_checkout import problems, strangers, wait_for  # noqa: E402
 

@@ -68,8 +68,8 @@ def night(**flags: Any) -> None:
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
     run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
     """
-    from nightshift.night_command import night
-    from nightshift.night_state import Order
+    from nightshift.night.command import night
+    from nightshift.night.state import Order
 
     sys.exit(night(command.process_root(), Order(**flags)))
 
@@ -101,8 +101,10 @@ def certify(
     seeds: int | None, budget_hours: float | None, budget_seconds: float | None, gpus: str | None, dry_run: bool
 ) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
-    from nightshift import certificate, certify_plan, preparation
-    from nightshift import certify as certifier
+    from nightshift import preparation
+    from nightshift.certify import certificate
+    from nightshift.certify import plan as certify_plan
+    from nightshift.certify import run as certifier
     from nightshift.lab import open_lab
     from nightshift.supervise import interruptible
 
@@ -126,7 +128,7 @@ def certify(
 @click.option("--branch", help="The campaign to show. Default: the branch checked out, else that of the last one.")
 def report(output: Path | None, branch: str | None) -> None:
     """Write the morning page report.html, with progress.png and report.md, from the records."""
-    from nightshift import report as reports
+    from nightshift.report import page as reports
 
     written = reports.write_report(command.process_root(), datetime.now(UTC), output, branch)
     lines = (f"{written.headline.title}. {written.headline.sentence}", *map(os.fspath, written.paths))

@@ -255,7 +255,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.night_text import status_lines  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.night.text import status_lines  # loads numpy: a typo in train.toml shall not wait for that
 
     records = ledger.records()
     lines = []

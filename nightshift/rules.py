@@ -15,7 +15,12 @@ from nightshift.errors import UsageError
 from nightshift.records import Decoding
 
 # The code that turns a policy into a number and a number into a verdict.
-MEASURING_CODE = ("environments/**/*.py", "nightshift/evaluation.py", "nightshift/decision.py")
+MEASURING_CODE = (
+    "environments/**/*.py",
+    "nightshift/evaluation.py",
+    "nightshift/noise.py",
+    "nightshift/decision.py",
+)
 
 
 @dataclass(frozen=True, slots=True)

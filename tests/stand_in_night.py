@@ -17,11 +17,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift import config, lab, night, nightfall  # noqa: E402
+from nightshift import config, lab  # noqa: E402
 from nightshift.engines.trl import TrlEngine  # noqa: E402
-from nightshift.night_command import night as run_night  # noqa: E402
-from nightshift.night_state import Order  # noqa: E402
-from nightshift.proposers import Context, Proposal  # noqa: E402
+from nightshift.night import loop as night  # noqa: E402
+from nightshift.night import nightfall  # noqa: E402
+from nightshift.night.command import night as run_night  # noqa: E402
+from nightshift.night.proposers import Context, Proposal  # noqa: E402
+from nightshift.night.state import Order  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 from tests.stand_in_run import stand_in_engine  # noqa: E402
 

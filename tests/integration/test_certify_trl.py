@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import certificate
-from nightshift.certify import certify
+from nightshift.certify import certificate
+from nightshift.certify.looks import counted_looks
+from nightshift.certify.run import certify
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
 from nightshift.experiment import Lab, Request, run_experiment
 from nightshift.ledger import Ledger
-from nightshift.looks import counted_looks
 from nightshift.records import Record, Side
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL

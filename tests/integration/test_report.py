@@ -18,10 +18,10 @@ from unittest import mock
 
 import pytest
 
-from nightshift import report
 from nightshift.ledger import Ledger
 from nightshift.records import Judgement, Record, Verdict
-from nightshift.report_markdown import summary
+from nightshift.report import page as report
+from nightshift.report.markdown import summary
 from tests.conftest import git
 from tests.stand_in_campaign import BRANCH, build
 from tests.unit.test_ledger import a_record

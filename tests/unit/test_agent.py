@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
 from nightshift.errors import UsageError
+from nightshift.night.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
+from nightshift.night.workplace import Workplace
 from nightshift.repo import Repo
-from nightshift.workplace import Workplace
 from tests.conftest import git
 
 

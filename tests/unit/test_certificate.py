@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift import certificate
-from nightshift.certificate import Certificate, detectable, estimate, t_quantile
+from nightshift.certify import certificate
+from nightshift.certify.certificate import Certificate, detectable, estimate, t_quantile
 from nightshift.errors import UsageError
 from nightshift.rules import DecisionRules
 

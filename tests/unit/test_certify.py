@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift import certificate
-from nightshift.certify import FIRST_SEED_INDEX, certify
-from nightshift.certify_plan import describe, make_plan
+from nightshift.certify import certificate
+from nightshift.certify.looks import counted_looks
+from nightshift.certify.plan import describe, make_plan
+from nightshift.certify.run import FIRST_SEED_INDEX, certify
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Lab, Request, run_experiment
 from nightshift.ledger import Ledger
-from nightshift.looks import counted_looks
 from nightshift.records import Record, Side
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL

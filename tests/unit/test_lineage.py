@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.brief import describe
 from nightshift.compare import kept_chain
 from nightshift.history import history, incumbent, load_configs
 from nightshift.ledger import Ledger
 from nightshift.lineage import incumbent_number, lineage, taken_back
+from nightshift.night.brief import describe
 from nightshift.records import Judgement, Record, Verdict
 from tests.campaigns import campaign
 from tests.unit.test_ledger import a_record

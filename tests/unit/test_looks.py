@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift import looks
+from nightshift.certify import looks
+from nightshift.certify.looks import Look
 from nightshift.errors import UsageError
-from nightshift.looks import Look
 from nightshift.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]
@@ -50,13 +50,13 @@ def test_one_function_loads_the_sealed_set_and_only_certify_calls_it() -> None:
         if isinstance(value, ast.Constant) and value.value in ("sealed", "test.jsonl")
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
-    assert passed_on == {"nightshift/looks.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    assert users_of("problems_of") == {"nightshift/evaluation.py", "nightshift/looks.py"}
-    assert users_of("open_sealed") == {"nightshift/looks.py", "nightshift/certify.py"}
+    assert passed_on == {"nightshift/certify/looks.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
+    assert users_of("problems_of") == {"nightshift/evaluation.py", "nightshift/certify/looks.py"}
+    assert users_of("open_sealed") == {"nightshift/certify/looks.py", "nightshift/certify/run.py"}
 
 
 def test_the_guard_would_see_another_reader() -> None:
-    assert "nightshift/looks.py" in users_of("problems_of")
+    assert "nightshift/certify/looks.py" in users_of("problems_of")
     assert users_of("no_such_name") == set()
 
 

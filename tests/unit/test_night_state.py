@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import night_state as states
 from nightshift.campaign import replay
 from nightshift.errors import UsageError
 from nightshift.ledger import Ledger
-from nightshift.night_state import NightState, Order, Pending, lesson_of, stop_rule
-from nightshift.night_text import status_lines, summary
+from nightshift.night import state as states
+from nightshift.night.state import NightState, Order, Pending, lesson_of, stop_rule
+from nightshift.night.text import status_lines, summary
 from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import campaign

@@ -13,7 +13,7 @@ from nightshift import config
 from nightshift.engines import used_keys
 from nightshift.engines.trl import TrlEngine
 from nightshift.ledger import Ledger
-from nightshift.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
+from nightshift.night.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BASELINE, campaign

@@ -17,11 +17,11 @@ from nightshift.errors import UsageError
 from nightshift.ledger import Ledger
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Side, Verdict
-from nightshift.report_data import Morning, gather
-from nightshift.report_keys import short_names, study
-from nightshift.report_labels import Flag, Placed, place
-from nightshift.report_text import certificate_line, duration, headline, markdown, markdown_code, points, score, visible
-from nightshift.report_time import NIGHT_GAP, Segment, Use, nights, split_experiment, split_run, totals
+from nightshift.report.data import Morning, gather
+from nightshift.report.keys import short_names, study
+from nightshift.report.labels import Flag, Placed, place
+from nightshift.report.text import certificate_line, duration, headline, markdown, markdown_code, points, score, visible
+from nightshift.report.timing import NIGHT_GAP, Segment, Use, nights, split_experiment, split_run, totals
 from nightshift.rules import ARITHMETIC_TRL
 from tests.unit.test_ledger import a_record
 from tests.unit.test_ledger import a_run as ledger_run

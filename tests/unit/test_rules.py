@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
     for name in ("environments", "models"):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "nightshift").mkdir()
-    for name in ("evaluation.py", "decision.py", "console.py"):
+    for name in ("evaluation.py", "noise.py", "decision.py", "console.py"):
         shutil.copy(ROOT / "nightshift" / name, tmp_path / "nightshift" / name)
     return tmp_path
 
@@ -30,6 +30,7 @@ def root(tmp_path: Path) -> Path:
         "environments/gsm8k/nightshift_gsm8k/scoring.py",
         "environments/arithmetic/nightshift_arithmetic/data.py",
         "nightshift/evaluation.py",
+        "nightshift/noise.py",
         "nightshift/decision.py",
         "models/arithmetic-base/model.safetensors",
         "models/arithmetic-base/chat_template.jinja",

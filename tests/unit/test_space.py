@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config, keys, space
+from nightshift import config, keys
 from nightshift.config import Config, parse, set_values
-from nightshift.space import Dimension, Scale, SearchSpace
+from nightshift.night import space
+from nightshift.night.space import Dimension, Scale, SearchSpace
 from nightshift.values import Kind, Value, accept
 
 PENALTY = "orchestrator.algo.length_penalty"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import surroundings
 from nightshift.errors import UsageError
+from nightshift.night import surroundings
 from tests.unit.test_stray import forge
 
 

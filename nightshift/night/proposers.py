@@ -16,9 +16,9 @@ from nightshift import config as configs
 from nightshift.config import Config
 from nightshift.errors import ConfigError
 from nightshift.ledger import Ledger
+from nightshift.night.space import Dimension, SearchSpace
 from nightshift.records import Record
 from nightshift.rules import Rules
-from nightshift.space import Dimension, SearchSpace
 from nightshift.values import Value, shorten
 
 if TYPE_CHECKING:

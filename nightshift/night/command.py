@@ -7,7 +7,7 @@ from pathlib import Path
 from nightshift import console
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.ledger import Ledger
-from nightshift.night_state import Order, lock
+from nightshift.night.state import Order, lock
 
 
 def night(root: Path, order: Order) -> int:
@@ -18,8 +18,8 @@ def night(root: Path, order: Order) -> int:
     from nightshift import preparation
     from nightshift.experiment import require_ready
     from nightshift.lab import open_lab
-    from nightshift.night import Night
-    from nightshift.nightfall import begin, proposer_of
+    from nightshift.night.loop import Night
+    from nightshift.night.nightfall import begin, proposer_of
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     try:

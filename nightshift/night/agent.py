@@ -24,14 +24,15 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
-from nightshift import brief, seal, surroundings, toml_text
+from nightshift import toml_text
 from nightshift.errors import ConfigError, UsageError
 from nightshift.experiment import Lab
 from nightshift.ledger import write_atomically
-from nightshift.proposers import Context, Proposal
+from nightshift.night import brief, seal, surroundings
+from nightshift.night.proposers import Context, Proposal
+from nightshift.night.workplace import ANSWER_NAME, Workplace
 from nightshift.repo import CONFIG_NAME
 from nightshift.supervise import Child, ProcessGroup
-from nightshift.workplace import ANSWER_NAME, Workplace
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI
 # 0.61.0, all of which read the prompt on stdin. Without --skip-trust Gemini refuses to work in a new folder.

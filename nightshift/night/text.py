@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from nightshift import night_state as states
-from nightshift.brief import clean
 from nightshift.campaign import Campaign
 from nightshift.ledger import Ledger
 from nightshift.lineage import taken_back
-from nightshift.night_state import NightState
+from nightshift.night import state as states
+from nightshift.night.brief import clean
+from nightshift.night.state import NightState
 from nightshift.records import Failure, Record
 from nightshift.results import score_of
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from nightshift import certificate, looks
-from nightshift.certificate import Certificate
-from nightshift.certify_plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
+from nightshift.certify import certificate, looks
+from nightshift.certify.certificate import Certificate
+from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
 from nightshift.engines import ProgressCallback
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation import Problem, evaluate

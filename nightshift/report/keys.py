@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nightshift.records import Verdict
-from nightshift.report_data import Experiment
+from nightshift.report.data import Experiment
 
 _GENERIC_LEAVES = ("type", "name", "enabled", "num")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from nightshift.records import Verdict
-from nightshift.report_data import Z95, Experiment
-from nightshift.report_keys import short_names
-from nightshift.report_labels import Flag, Placed, place
-from nightshift.report_text import cut, points, score, verdict
+from nightshift.report.data import Z95, Experiment
+from nightshift.report.keys import short_names
+from nightshift.report.labels import Flag, Placed, place
+from nightshift.report.text import cut, points, score, verdict
 
 LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602

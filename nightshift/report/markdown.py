@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nightshift.report_data import Experiment, Morning
-from nightshift.report_text import Headline, certificate_line, duration, markdown, markdown_code, points, score, verdict
-from nightshift.report_time import Night
+from nightshift.report.data import Experiment, Morning
+from nightshift.report.text import Headline, certificate_line, duration, markdown, markdown_code, points, score, verdict
+from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
 

@@ -18,22 +18,23 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from nightshift import config, report_text
-from nightshift import report_panels as panels
+from nightshift import config
 from nightshift.compare import Change, changes_of
 from nightshift.errors import ConfigError, EngineError
 from nightshift.ledger import Ledger, write_atomically
 from nightshift.metrics import Step
 from nightshift.records import Verdict
 from nightshift.repo import Repo
-from nightshift.report_chart import SIZES, Chart, progress_chart
-from nightshift.report_data import Experiment, Morning, gather
-from nightshift.report_keys import KeyStudy, study
-from nightshift.report_markdown import summary
-from nightshift.report_panels import Interval, Panel, Spark
-from nightshift.report_runs import CURVES, Rollout, problem_texts, rollouts, series_of, steps_of
-from nightshift.report_text import Headline, certificate_line, headline
-from nightshift.report_time import Night, Segment, Use, nights, split_experiment, totals
+from nightshift.report import panels
+from nightshift.report import text as report_text
+from nightshift.report.chart import SIZES, Chart, progress_chart
+from nightshift.report.data import Experiment, Morning, gather
+from nightshift.report.keys import KeyStudy, study
+from nightshift.report.markdown import summary
+from nightshift.report.panels import Interval, Panel, Spark
+from nightshift.report.runs import CURVES, Rollout, problem_texts, rollouts, series_of, steps_of
+from nightshift.report.text import Headline, certificate_line, headline
+from nightshift.report.timing import Night, Segment, Use, nights, split_experiment, totals
 
 PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -94,7 +95,7 @@ def write_report(root: Path, now: datetime, output: Path | None = None, branch: 
 
     Raises UsageError for a branch without experiments, EngineError when the disk refuses.
     """
-    from nightshift.report_png import draw
+    from nightshift.report.png import draw
 
     ledger = Ledger(root)
     view = look(ledger, Repo(root).head().branch, now, branch)

@@ -12,18 +12,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nightshift import brake, night_text, toml_text
 from nightshift import campaign as campaigns
 from nightshift import config as configs
-from nightshift import night_state as states
-from nightshift.brake import Brake
+from nightshift import toml_text
 from nightshift.campaign import Campaign
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Lab, Request, admit, finish_earlier, run_experiment
 from nightshift.ledger import write_atomically
-from nightshift.night_state import NightState, Pending, Stop
-from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.night import brake
+from nightshift.night import state as states
+from nightshift.night import text as night_text
+from nightshift.night.brake import Brake
+from nightshift.night.proposers import Context, Proposal, Proposer
+from nightshift.night.state import NightState, Pending, Stop
 from nightshift.records import Failure, Record
 from nightshift.repo import CONFIG_NAME
 
@@ -317,7 +319,7 @@ class Night:
         return text
 
     def _write_page(self) -> None:
-        from nightshift.report import write_report  # jinja2 and matplotlib load with the first page
+        from nightshift.report.page import write_report  # jinja2 and matplotlib load with the first page
 
         try:
             write_report(self._lab.root, self._lab.now(), branch=self.state.branch)

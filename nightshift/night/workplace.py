@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.night.seal import digest
 from nightshift.repo import CONFIG_NAME, Repo
-from nightshift.seal import digest
 from nightshift.values import quoted, shorten
 
 ANSWER_NAME = "hypothesis.txt"

@@ -10,11 +10,11 @@ from statistics import quantiles
 from markupsafe import Markup
 
 from nightshift.records import Side
-from nightshift.report_chart import Point, Text, ticks
-from nightshift.report_keys import KeyStudy, as_number
-from nightshift.report_runs import Series
-from nightshift.report_text import points
-from nightshift.report_time import Use
+from nightshift.report.chart import Point, Text, ticks
+from nightshift.report.keys import KeyStudy, as_number
+from nightshift.report.runs import Series
+from nightshift.report.text import points
+from nightshift.report.timing import Use
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0

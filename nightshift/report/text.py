@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from nightshift.records import Verdict
-from nightshift.report_data import Z95, Certified, Experiment, Morning
+from nightshift.report.data import Z95, Certified, Experiment, Morning
 
 NOT_MEASURED = "not measured"
 _MINUS = "\N{MINUS SIGN}"

@@ -81,7 +81,7 @@ def _is_bad(path: str) -> bool:
 
 def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
     # The harness's own checkout is another one where a program drives this one, as tests do.
-    checkouts = [path for path in (root, Path(__file__).resolve().parents[1]) if (path / "run.py").is_file()]
+    checkouts = [path for path in (root, Path(__file__).resolve().parents[2]) if (path / "run.py").is_file()]
     own = {path for top in checkouts for path in (top, *(top / "environments").glob("*"))}
     folders = [path for path in map(Path, sys.path) if path.is_dir() and path not in own]
     if sys.prefix != sys.base_prefix:  # a virtual environment; the system's programs are not ours to watch

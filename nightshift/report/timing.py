@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Run
-from nightshift.report_data import began_at, ended_at
+from nightshift.report.data import began_at, ended_at
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
 NIGHT_GAP = timedelta(hours=2)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from nightshift import campaign as campaigns
-from nightshift import certificate, looks, repo
+from nightshift import repo
+from nightshift.certify import certificate, looks
+from nightshift.certify.looks import Look
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab, stored_config
-from nightshift.looks import Look
 from nightshift.records import Record, Side
 
 SIDES = ("baseline", "incumbent")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nightshift import history
 from nightshift.config import parse
 from nightshift.lineage import taken_back
-from nightshift.proposers import Context
+from nightshift.night.proposers import Context
 from nightshift.records import Record
 from nightshift.results import score_of
 from nightshift.values import shorten, value_text

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift import certificate as certificates
-from nightshift.certificate import CERTIFICATE_NAME, Certificate
+from nightshift.certify import certificate as certificates
+from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.compare import Change, changes_of
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.ledger import Ledger

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nightshift import night_state as states
 from nightshift import repo as repos
 from nightshift import toml_text
-from nightshift.agent import PRESETS, AgentProposer, command_of
 from nightshift.errors import UsageError
 from nightshift.experiment import Lab
-from nightshift.night_state import NightState, Order
-from nightshift.proposers import Proposer, RandomProposer, TpeProposer
+from nightshift.night import state as states
+from nightshift.night.agent import PRESETS, AgentProposer, command_of
+from nightshift.night.proposers import Proposer, RandomProposer, TpeProposer
+from nightshift.night.state import NightState, Order
+from nightshift.night.workplace import Workplace
 from nightshift.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
-from nightshift.workplace import Workplace
 
 
 def begin(order: Order, lab: Lab) -> NightState:

@@ -1,0 +1,1 @@
+"""The night: propose, train, decide, record, until a stop rule holds."""
