@@ -18,6 +18,7 @@ from statistics import NormalDist
 
 import click
 import numpy as np
+from machine import RESULTS, machine, write_result
 
 from nightshift import decision
 from nightshift.ledger import Ledger
@@ -113,14 +114,17 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 @click.option("--budget-seconds", default=10.0, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone lives, or will.")
 @click.option("--repetitions", default=200, show_default=True, help="Simulated campaigns.")
-def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int) -> None:
-    """Run, simulate, print."""
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "aa.json")
+def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, output: Path) -> None:
+    """Run, simulate, print, write."""
+    kind = machine()
     records = real_decisions(folder, decisions, budget_seconds)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
     rows = [run.evaluation.scores for record in records for run in record.runs if run.evaluation]
     shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, 3, len(records) - 1, repetitions)
     predicted = float(shares.mean())
+    p_better = [r.judgement.p_better for r in records[1:] if r.judgement and r.judgement.p_better is not None]
     result = {
         "decisions": len(records) - 1,
         "kept": kept,
@@ -130,9 +134,14 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int) 
         "predicted_middle_95": np.quantile(shares, [0.025, 0.975]).tolist(),
         "predicted_inside": low <= predicted <= high,
         "runs_per_decision": sum(len(r.runs) for r in records[1:]) / (len(records) - 1),
-        "p_better": [r.judgement.p_better for r in records[1:] if r.judgement],
+        "taken_back": sum(bool(r.judgement and r.judgement.taken_back_to) for r in records),
+        "run_scores": [round(float(np.mean(row)), 4) for row in rows],
+        "p_better_quartiles": np.quantile(p_better, [0.0, 0.25, 0.5, 0.75, 1.0]).round(3).tolist(),
+        "p_better": [round(p, 4) for p in p_better],
     }
     print(json.dumps(result, indent=1))
+    command = f"uv run benchmarks/aa.py --folder FOLDER --decisions {decisions} --budget-seconds {budget_seconds:g}"
+    write_result(output, command, result, kind)
 
 
 if __name__ == "__main__":

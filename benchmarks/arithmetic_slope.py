@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from machine import RESULTS, machine, write_result
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
@@ -253,11 +254,13 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, help="stop after this many steps instead: independent of the machine")
     parser.add_argument("--num-threads", type=int, default=2)
     parser.add_argument("--scale", type=float, default=50.0, help="factor on train.toml's learning rate")
+    parser.add_argument("--results", type=Path, help="also write the table of this call as JSON")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic-base")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
     names = [name for name in arguments.settings.split(",") if name]
-    jobs = [(name, seed) for seed in range(int(first), int(last or first) + 1) for name in names]
+    seeds = range(int(first), int(last or first) + 1)
+    jobs = [(name, seed) for seed in seeds for name in names if name != "base" or seed == seeds[0]]  # has no seed
     jobs += [(name, arguments.seed) for name in random_names(arguments.random, arguments.seed)]
     shared = {
         "budget_seconds": arguments.budget_seconds,
@@ -281,7 +284,34 @@ def main() -> None:
         rows.append({"setting": name, "seed": seed, **shared, **run})
         with arguments.output.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
-    print_table(rows)
+    asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]
+    print_table(asked)
+    if arguments.results:
+        command = (
+            f"uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings {arguments.settings} "
+            f"--seeds {arguments.seeds} --results {RESULTS.name}/{arguments.results.name}"
+        )
+        del shared["model"]
+        write_result(arguments.results, command, {"conditions": shared, **figures(asked)}, machine())
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Scores of each setting by seed, with mean, sd and mean number of steps; None where nothing was measured."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        found.setdefault(row["setting"], []).append(row)
+    return {
+        "settings": {
+            name: {
+                "scores": {str(row["seed"]): row["eval_score"] for row in runs},
+                "mean": statistics.fmean(row["eval_score"] or 0.0 for row in runs),
+                "sd": statistics.stdev(row["eval_score"] or 0.0 for row in runs) if len(runs) > 1 else None,
+                "steps": None if name == "base" else statistics.fmean(row["num_steps"] for row in runs),
+                "load_before": None if name == "base" else [row["load"][0] for row in runs],
+            }
+            for name, runs in found.items()
+        }
+    }
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ On a terminal the live line is rich's; in a pipe it is a plain line every few se
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -140,7 +142,12 @@ def print_text(text: str) -> None:
 
 def print_error(error: NightshiftError) -> None:
     """One line on stderr: cause, then fix."""
-    Console(stderr=True, highlight=False).print(printable(str(error)), markup=False, soft_wrap=True)
+    try:
+        Console(stderr=True, highlight=False).print(printable(str(error)), markup=False, soft_wrap=True)
+    except OSError:
+        # stderr is a file on the very disk that is full: the exit code has to say it, and the flush at the
+        # interpreter's end must not replace that by 120.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _number(value: float | None, spec: str) -> str:

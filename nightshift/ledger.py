@@ -22,6 +22,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from nightshift.errors import EngineError, NightshiftError, UsageError
+from nightshift.lineage import incumbent_number
 from nightshift.records import (
     Evaluation,
     Failure,
@@ -142,7 +143,7 @@ class Ledger:
         """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
 
         A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
-        but never the first, which is the baseline's, nor this one. Raises EngineError when the disk refuses.
+        but never the baseline's, the incumbent's, or this one. Raises EngineError when the disk refuses.
 
         Comes before `close`: what a kill leaves undone is done again only for a record that is not closed.
         """
@@ -160,12 +161,19 @@ class Ledger:
                 weights.rename(folder / MODEL_NAME)
         for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.partial", f".{WEIGHTS_NAME}.partial"):  # a kill leaves partial ones
             for path in folder.glob(f"run-*/{name}"):
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         models = sorted(path for path in self.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
         sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
+        if sum(sizes.values()) <= max_gb * 1e9:
+            return
+        mine = (record.branch, record.rules_hash)
+        ours = [r for r in self.records() if (r.branch, r.rules_hash) == mine and r.number != record.number]
+        incumbent = self.run_dir(incumbent_number([*ours, record]) or record.number)
         for model in models[1:-1]:
             if sum(sizes.values()) <= max_gb * 1e9:
                 break
+            if model.parent == incumbent:
+                continue
             shutil.rmtree(model, ignore_errors=True)
             del sizes[model]
 
@@ -292,6 +300,14 @@ def read_progress(run_dir: Path) -> str | None:
 def duration_seconds(started: str, now: datetime) -> float:
     """Seconds from a record's `started` to `now` (aware)."""
     return (now - datetime.fromisoformat(started)).total_seconds()
+
+
+def _remove(path: Path) -> None:
+    """A folder, or whatever lies in its place: rmtree refuses links."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _disk_error(error: OSError, path: Path) -> NightshiftError:

@@ -257,6 +257,14 @@ def test_the_last_reading_is_left_for_status(root: Path) -> None:
     assert progress["run"] == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(root: Path) -> None:
+    (root / "train.toml").write_text("[trainer.optim]\nlearning_rate = 1.0\n")
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl"]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, cwd=root, stderr=full).returncode == 2
+
+
 @pytest.fixture
 def small_disk(root: Path) -> Iterator[Path]:
     """`runs/` on a file system of half a megabyte."""

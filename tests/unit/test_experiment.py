@@ -17,7 +17,7 @@ from nightshift.engines.trl import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import Lab, Request, run_experiment
 from nightshift.ledger import Ledger
-from nightshift.records import Failure, Outcome, Phase, Progress, Record, Side
+from nightshift.records import Failure, Judgement, Outcome, Phase, Progress, Record, Side, Verdict
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from tests.conftest import git, living_children
@@ -462,6 +462,20 @@ def test_old_models_go_when_there_are_too_many_but_never_first_and_last(lab: Lab
         (model / "model.safetensors").write_bytes(b"0" * 1000)
     lab.ledger.keep_model(replace(record, number=4), max_gb=2.5e-6)
     assert [path.parent.name for path in sorted(lab.ledger.runs_dir.glob("*/model"))] == ["0001", "0003", "0004"]
+
+
+def test_the_model_of_an_incumbent_that_came_back_stays(lab: Lab) -> None:
+    baseline(lab)
+    (record,) = lab.ledger.records()
+    for number in (2, 3, 4):
+        kept = lab.ledger.reserve(replace(record, parent=1), {})
+        (model := lab.ledger.run_dir(number) / "model").mkdir()
+        (model / "model.safetensors").write_bytes(b"0" * 1000)
+        lab.ledger.write(kept)
+    judgement = Judgement(Verdict.DISCARD, "why", taken_back_to=2)
+    last = lab.ledger.reserve(replace(record, parent=4), {})
+    lab.ledger.keep_model(replace(last, status="discard", judgement=judgement), max_gb=2.5e-6)
+    assert [path.parent.name for path in sorted(lab.ledger.runs_dir.glob("*/model"))] == ["0001", "0002", "0004"]
 
 
 def test_evaluation_writes_one_line_an_example(lab: Lab) -> None:

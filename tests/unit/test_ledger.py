@@ -255,6 +255,18 @@ def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     assert not weights.exists()
 
 
+def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    target.mkdir()
+    record = replace(closed(ledger, runs=()), status="discard")
+    for run, place in (("run-1", target), ("run-2", tmp_path / "nowhere")):
+        (ledger.run_dir(1) / run).mkdir()
+        (ledger.run_dir(1) / run / "weights").symlink_to(place)
+    ledger.keep_model(record)
+    assert list(ledger.run_dir(1).glob("run-*/weights")) == []
+    assert target.is_dir()
+
+
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     ledger = Ledger(tmp_path)
