@@ -4,7 +4,8 @@
 
 For each agent a throw-away clone, a night (`nightshift night --agent ...`) on the default set-up, and then
 `nightshift certify`: baseline and incumbent trained afresh with new seeds and evaluated on the sealed set. The
-ledgers go, without weights and completions, to benchmarks/campaigns/<name>/. Resumable: give the same command.
+ledgers go, without weights, curves and completions, to benchmarks/campaigns/<name>/, the table to
+benchmarks/results/agents_side_by_side.json. Resumable: give the same command.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 import click
+from machine import RESULTS, machine, write_result
 
 from nightshift.campaign import replay
 from nightshift.certify import certificate
@@ -28,7 +30,7 @@ from nightshift.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).resolve().parents[1]
 CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
-STORED = ("record.json", "train.toml", "proposal.json", "run-*/metrics.jsonl")
+STORED = ("record.json", "train.toml")  # what replay, history and the page need; curves are megabytes
 
 
 def nightshift(folder: Path, *arguments: str) -> int:
@@ -58,7 +60,7 @@ def measure(
 
 
 def store(folder: Path) -> None:
-    """Records, train.toml, curves, summary and certificate to benchmarks/campaigns/."""
+    """Records, train.toml, summary and certificate to benchmarks/campaigns/."""
     ledger, target = Ledger(folder), CAMPAIGNS / folder.name
     shutil.rmtree(target, ignore_errors=True)
     names = [SUMMARY_NAME, certificate.CERTIFICATE_NAME]
@@ -114,6 +116,7 @@ def main(
     budget_seconds: float | None,
 ) -> None:
     """Drive, measure, store, print."""
+    kind = machine()
     folder.mkdir(parents=True, exist_ok=True)
     budget = () if budget_seconds is None else ("--budget-seconds", str(budget_seconds))
     rows = []
@@ -123,6 +126,9 @@ def main(
         if budget_seconds is None:
             store(clone)
         rows.append(row(clone))
+    if budget_seconds is None:
+        command = f"uv run benchmarks/agents_side_by_side.py --folder FOLDER --experiments {experiments} --seed {seed}"
+        write_result(RESULTS / "agents_side_by_side.json", command, {"nights": rows}, kind)
     for name in rows[0]:
         print(f"{name:24}" + "".join(f"{json.dumps(each[name]):>24}" for each in rows))
 

@@ -29,9 +29,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     if has_picture:
         lines += ["![Score of every experiment, and the incumbent's believed score](progress.png)", ""]
     if len(morning.chain) > 1:
-        lines += ["## What was kept", "", "| run | delta | change |", "|---|---|---|"]
-        lines += [f"| {e.number:04d} | {_delta(e)} | {_changes(e)} |" for e in morning.chain]
-        lines.append("")
+        lines += ["## What was kept", "", *kept_table(morning), ""]
     if morning.experiments:
         left_out = len(morning.experiments) - _MAX_ROWS
         lines += ["## Experiments", ""]
@@ -46,6 +44,12 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines.append("")
     lines += [f"- {markdown(note, 600)}" for note in morning.notes]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def kept_table(morning: Morning) -> list[str]:
+    """The baseline and the kept changes that the incumbent stands on, a row each."""
+    rows = [f"| {e.number:04d} | {_delta(e)} | {_changes(e)} |" for e in morning.chain]
+    return ["| run | delta | change |", "|---|---|---|", *rows]
 
 
 def _delta(e: Experiment) -> str:
