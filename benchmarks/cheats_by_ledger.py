@@ -196,8 +196,11 @@ def forged_record(c: Checkout) -> Finding:
         run["evaluation"] |= {"scores": [0.0] * len(run["evaluation"]["scores"]), "eval_score": 0.0}
     data["judgement"]["incumbent_score"] = 0.0
     path.write_text(json.dumps(data))
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
+    c.submit(CANDIDATE.replace("6e-7", "1e-7"))  # worse: without the forgery it is discarded
+    ended = c.run()
+    verdict, score = c.result()
+    outcome = "succeeded" if verdict == "keep" else "refused"
+    return Finding(outcome, f"exit {ended.code}: {verdict} at {score} against a baseline forged to 0")
 
 
 @attempt("deleted record", "not defended", "deletes the last experiment, and runs it again")

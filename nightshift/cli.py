@@ -119,7 +119,7 @@ def certify(
                 "\n".join(certify_plan.describe(certify_plan.make_plan(lab, seeds, budget_hours), 0, lab))
             )
             return
-        preparation.prepare_missing(root, lab.rules, reporter.note)
+        preparation.prepare_at_start(root, lab.rules, reporter.note)
         console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
 
 

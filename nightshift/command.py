@@ -181,8 +181,7 @@ def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) ->
             console.print_text(console.dry_run(plan.record, lab.rules.name, starts))
             return ExitCode.MEASURED
         experiment.require_ready(lab.engine)  # before anything is downloaded for an engine that cannot run
-        if lab.engine.name == "trl":  # an installation of gigabytes is prepare.py's, by itself
-            preparation.prepare_missing(root, lab.rules, reporter.note)
+        preparation.prepare_at_start(root, lab.rules, reporter.note)
         record = experiment.run_experiment(_request(flags), lab)
     reporter.close()
     console.print_summary(record)

@@ -63,6 +63,12 @@ def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = N
         note("results.tsv: written")
 
 
+def prepare_at_start(root: Path, rules: Rules, note: Note) -> None:
+    """What a command does by itself before it trains. Not for prime-rl: gigabytes are prepare.py's to install."""
+    if rules.engine == "trl":
+        prepare_missing(root, rules, note)
+
+
 def prepare_prime_rl(
     installer: Installer,
     config: Config,

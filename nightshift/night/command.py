@@ -28,7 +28,7 @@ def night(root: Path, order: Order) -> int:
             lab = open_lab(root, order.engine, order.budget_seconds, reporter, order.gpus)
             proposer = proposer_of(order, lab)
             require_ready(lab.engine)  # a person is still there to mend it
-            preparation.prepare_missing(root, lab.rules, reporter.note)
+            preparation.prepare_at_start(root, lab.rules, reporter.note)
             stop = Night(begin(order, lab), lab, proposer, console.print_text).run()
         finally:
             held.release()

@@ -204,6 +204,8 @@ class Dimension:
         """Of the parameter: exponents for powers of two."""
         if self.scale is _POWER:
             return round(math.log2(self.low)), round(math.log2(self.high))
+        if self._is_whole:  # a box in steps of a run ends anywhere
+            return (low := math.ceil(self.low)), max(math.floor(self.high), low)
         return self.low, self.high
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from optuna.distributions import json_to_distribution
 
 from nightshift import config, keys
 from nightshift.config import Config, parse, set_values
@@ -173,6 +174,23 @@ def test_params_of_a_draw_give_the_same_config_again(used: frozenset[str] | None
         assert set(params) <= set(found.to_distributions())
         rebuilt = found.build(lambda d, params=params: d.value(params[d.name]))  # type: ignore[misc]
         assert parse(rebuilt).hash == drawn.hash
+
+
+@pytest.mark.parametrize("num_steps", [0.7, 1.0, 2.5, 9.99, 59.5, 117.3, 118.0, 340.25])
+def test_params_of_any_config_lie_in_the_boxes_of_any_run_length(num_steps: float) -> None:
+    """Optuna refuses a parameter beyond its distribution, and the boxes in steps move with the incumbent's run."""
+    elsewhere = SearchSpace.for_engine(TRL, incumbent("cosine"), 200)
+    found = SearchSpace.for_engine(TRL, incumbent("cosine"), num_steps)
+    boxes = {name: json_to_distribution(text) for name, text in found.to_distributions().items()}
+    source, num_checked = random.Random(1), 0
+    for _ in range(50):
+        params = found.params(parse(elsewhere.build(lambda dimension: dimension.sample(source))))
+        for name, value in (params or {}).items():
+            assert boxes[name]._contains(boxes[name].to_internal_repr(value)), (name, value, boxes[name])
+            num_checked += 1
+    assert num_checked > 200
+    for _ in range(20):
+        parse(found.build(lambda dimension: dimension.sample(source)))
 
 
 def test_params_of_a_config_beyond_the_space() -> None:
