@@ -1,0 +1,85 @@
+"""The README quotes result files and recorded campaigns; here the quotes are compared with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def row_of(name: str, start: str) -> str:
+    """The row of the README's table that begins with `start` and is remade by `name`."""
+    (row,) = (line for line in README.splitlines() if line.startswith(f"| {start}"))
+    assert f"`{name}.py`" in row
+    return row.rpartition(" |")[0].rpartition(" | ")[0].split(" | ", 1)[1]
+
+
+def test_simulated_nights() -> None:
+    data = result("decision_rules")
+    ours, seed, all_problems = (
+        data["rules"][name] for name in ("ours", "keep above best, n=200", "keep above best, n=1319")
+    )
+    gains = [f"{rule['gain']:.2f}" for rule in (ours, seed, all_problems)]
+    assert re.findall(r"[\d.]+(?= pp)", row_of("decision_rules", "true gain")) == gains
+    ends = [f"{100 * rule['ends_worse']:.0f}" for rule in (ours, seed)]
+    assert re.findall(r"\d+(?= %)", row_of("decision_rules", "simulated nights")) == ends
+    errors = data["calibration_error"]["ours"]
+    quoted = [f"{100 * errors[world]:.0f}" for world in ("default", "hard")]
+    assert re.findall(r"by (\d+)", row_of("decision_rules", "`p_better`")) == quoted
+    ratio = ours["gain"] / seed["gain"]
+    assert f"{ratio:.1f} times the true gain" in " ".join(README.split())
+
+
+def test_cheats() -> None:
+    data = result("cheats")
+    assert data["num_attempts"] == data["num_as_expected"]
+    counts = Counter(attempt["measured"] for attempt in data["attempts"])
+    quoted = [counts[word] for word in ("refused", "named", "harmless", "not defended")]
+    assert list(map(int, re.findall(r"\d+", row_of("cheats", f"{data['num_attempts']} attempts")))) == quoted
+
+
+def test_mutated_configs() -> None:
+    data = result("fuzz_config")
+    cases, refused, accepted, wrong = (
+        sum(each[name] for each in data["classes"]) for name in ("cases", "refused", "accepted", "wrong")
+    )
+    row = row_of("fuzz_config", f"{cases:,} mutated")
+    assert list(map(int, re.findall(r"\d+", row))) == [refused, accepted, wrong]
+
+
+def test_overhead() -> None:
+    data = result("overhead")
+    assert row_of("overhead", "what the harness") == f"{data['experiment']['harness_seconds']:.1f} s"
+    assert row_of("overhead", "a typo") == f"{data['refusals']['unknown key']['seconds']:.2f} s"
+    (page,) = (each for each in data["commands"] if each["num_experiments"] == 1000)
+    assert row_of("overhead", "the page") == f"{page['report']['seconds']:.1f} s, {page['report_mb']:.1f} MB"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("default", "as shipped"),
+        ("lr*3", "learning rate x3"),
+        ("lr/3", "learning rate /3"),
+        ("group16", "group_size 16 instead of 4"),
+        ("batch1024", "batch_size 1024 instead of 256"),
+        ("temp0.7", "temperature 0.7 instead of 1.0"),
+    ],
+)
+def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
+    data = result("arithmetic_slope")["settings"]
+    run = data[setting]
+    assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in README
+    assert f"scores {data['base']['mean']:.3f}" in README
