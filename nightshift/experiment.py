@@ -20,7 +20,7 @@ from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
 from nightshift.ledger import Ledger
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
+from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.repo import CONFIG_NAME, Head, Repo
 from nightshift.rules import Rules
 from nightshift.values import shorten
@@ -262,16 +262,34 @@ def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab
     seed = lab.rules.seed(plan.seed_index[side] + used)
     run_dir = lab.ledger.run_dir(record.number) / f"run-{index}"
     run_dir.mkdir()
-    progress = lab.reporter.progress(record, index, side)
+    progress, began = lab.reporter.progress(record, index, side), lab.clock()
+    training, evaluation, startup = train_and_evaluate(
+        plan.settings[side], seed, run_dir, problems, run_dir / "evaluation.jsonl", progress, lab
+    )
+    return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
+
+
+def train_and_evaluate(
+    settings: Mapping[str, Any],
+    seed: int,
+    run_dir: Path,
+    problems: list[Problem],
+    path: Path,
+    progress: ProgressCallback,
+    lab: Lab,
+) -> tuple[Training, Evaluation | None, float | None]:
+    """(training, evaluation, seconds of start-up) of one run in `run_dir`; `path` gets a line an example.
+
+    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame.
+    """
     began, startup, evaluation = lab.clock(), None, None
     training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
     try:
-        session = lab.engine.open(plan.settings[side], seed, run_dir, lab.rules.deadline_seconds)
+        session = lab.engine.open(settings, seed, run_dir, lab.rules.deadline_seconds)
         try:
             startup = lab.clock() - began
             training = session.train(lab.rules.budget_seconds, progress)
             if training.outcome.is_success:
-                path = run_dir / "evaluation.jsonl"
                 evaluation = evaluate(session, problems, lab.rules, path, progress, lab.clock)
         finally:
             session.close()
@@ -280,7 +298,7 @@ def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
         training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
         evaluation = None
-    return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
+    return training, evaluation, startup
 
 
 def examine(record: Record, candidate: Config, lab: Lab) -> str | None:

@@ -23,8 +23,8 @@ from nightshift.certify.certificate import Certificate
 from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
 from nightshift.engines import ProgressCallback
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.evaluation import Problem, evaluate
-from nightshift.experiment import Lab, require_ready
+from nightshift.evaluation import Problem
+from nightshift.experiment import Lab, require_ready, train_and_evaluate
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import Failure, Phase, Progress
 
@@ -96,27 +96,19 @@ def _train_and_evaluate(
     """One run; stored when it was evaluated or its training failed, None when the machinery broke."""
     shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
     run_dir.mkdir()
+    # No evaluation.jsonl: it would hold the sealed problems' answers.
+    nowhere = Path(os.devnull)
     try:
-        session = lab.engine.open(settings, run.seed, run_dir, lab.rules.deadline_seconds)
-        try:
-            progress = _news(lab)
-            training = session.train(lab.rules.budget_seconds, progress)
-            if training.failure is Failure.MACHINERY:
-                raise EngineError(training.cause or "no cause known")
-            if training.outcome.is_success:
-                # No evaluation.jsonl: it would hold the sealed problems' answers.
-                evaluation = evaluate(session, problems, lab.rules, Path(os.devnull), progress, lab.clock)
-                run = replace(run, scores=evaluation.scores, examples_sha256=evaluation.examples_sha256)
-            else:
-                run = replace(run, cause=training.cause or "no cause known")
-        finally:
-            session.close()
-            _tidy(run_dir)
-    except (EngineError, OSError) as error:
-        if not (isinstance(error, EngineError) and error.is_config_fault):
-            lab.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {error}")
-            return None
-        run = SealedRun(run.side, run.seed, cause=str(error))
+        training, evaluation, _ = train_and_evaluate(settings, run.seed, run_dir, problems, nowhere, _news(lab), lab)
+    finally:
+        _tidy(run_dir)
+    if evaluation is not None:
+        run = replace(run, scores=evaluation.scores, examples_sha256=evaluation.examples_sha256)
+    elif training.failure is Failure.MACHINERY:
+        lab.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {training.cause}")
+        return None
+    else:
+        run = replace(run, cause=training.cause or "no cause known")
     certificate.store(run_dir / _RUN_NAME, asdict(run))
     came_to = f"crashed: {run.cause}" if run.cause else f"{fmean(run.scores):.4f}"
     lab.reporter.note(f"{run.side}, seed {run.seed}: {came_to}")
