@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nightshift import campaign as campaigns
 from nightshift import config as configs
@@ -16,13 +16,14 @@ from nightshift import decision, health, repo
 from nightshift.campaign import Campaign
 from nightshift.config import Config
 from nightshift.engines import Engine, ProgressCallback, used_keys
-from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
-from nightshift.ledger import Ledger
+from nightshift.lab import Lab
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
-from nightshift.repo import CONFIG_NAME, Head, Repo
+from nightshift.repo import CONFIG_NAME, Head
 from nightshift.rules import Rules
+from nightshift.settlement import finish_earlier, settle, stored_config
 from nightshift.values import shorten
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -41,34 +42,6 @@ class Request:
     again: bool = False
     prediction: str | None = None
     notes: tuple[str, ...] = ()
-
-
-class Reporter(Protocol):
-    """Where an experiment tells how it goes; console.py implements it."""
-
-    def note(self, text: str) -> None:
-        """One line of news."""
-        ...
-
-    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
-        """A callback for the live line of one run."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Lab:
-    """All that an experiment needs of the world."""
-
-    root: Path
-    rules: Rules
-    rules_hash: str
-    engine: Engine
-    ledger: Ledger
-    repo: Repo
-    reporter: Reporter
-    now: Callable[[], datetime]  # aware, UTC
-    clock: Callable[[], float]  # monotonic seconds
-    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +71,7 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         require_ready(lab.engine)  # 4
         files = {CONFIG_NAME: candidate.source, "effective.json": _json(plan.record.effective)}
         record = lab.ledger.reserve(plan.record, files)  # 3
-        lab.reporter.note(
-            f"experiment {record.number:04d}: up to {request.max_runs} runs, "
-            f"each with {lab.rules.budget_seconds:g} s of training beside start-up and evaluation"
-        )
+        lab.reporter.note(f"experiment {record.number:04d}: {_foretold(record, request, lab.rules)}")
         try:
             record = run_until_decided(record, plan, request, lab)  # 5 to 8
         except Interrupted as error:
@@ -116,6 +86,14 @@ def run_experiment(request: Request, lab: Lab) -> Record:
         lab.ledger.keep_model(record)
         lab.ledger.close(record)
     return record
+
+
+def _foretold(record: Record, request: Request, rules: Rules) -> str:
+    """How long it may take, as far as that can be said beforehand."""
+    each = f"{rules.budget_seconds:g} s of training beside start-up and evaluation"
+    if record.parent is None:
+        return f"{min(request.max_runs, rules.decision.baseline_runs)} runs for the baseline, each with {each}"
+    return f"one run with {each}; up to {request.max_runs} where more are worth their price"
 
 
 def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
@@ -166,24 +144,6 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
         notes=request.notes,
     )
     return Plan(head, agreed, campaign, hashes, settings, seed_index, record)
-
-
-def stored_config(record: Record, lab: Lab) -> Config:
-    """What an experiment submitted. UsageError if the stored train.toml is not what its record says was run."""
-    name = f"runs/{record.number:04d}/{CONFIG_NAME}"
-    source = lab.ledger.source(record.number)
-    try:
-        config = configs.parse(source, name)
-        is_it = config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign
-    except ConfigError:  # its own fixes are for the train.toml that is edited
-        is_it = False
-    if not is_it:
-        commit = (record.kept_commit or record.commit or "HEAD")[:7]
-        raise UsageError(
-            f"{name} is not what experiment {record.number:04d} ran",
-            f"Put it back: git show {commit}:{CONFIG_NAME} > {name}",
-        )
-    return config
 
 
 def refuse_repetition(
@@ -307,54 +267,6 @@ def examine(record: Record, candidate: Config, lab: Lab) -> str | None:
     steps = read_steps(lab.ledger.run_dir(record.number) / f"run-{run.index}" / METRICS_NAME)
     facts = health.facts_of(run, lab.rules.budget_seconds, candidate.resolved, used_keys(lab.engine, candidate))
     return health.digest(steps, facts) or None
-
-
-def settle(record: Record, head: Head, lab: Lab) -> Record:
-    """Commit a kept config, put the incumbent back after a discard; never fails a measured experiment."""
-    if not head.is_campaign:
-        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        return replace(record, settled=f"not settled: {where} is no campaign (git switch -c autoresearch/<tag>)")
-    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
-        return replace(record, settled="train.toml left as it is: nothing was decided")
-    if record.parent is None:
-        return replace(record, settled="baseline: nothing to commit")
-    assert record.judgement is not None
-    message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
-    try:
-        candidate = stored_config(record, lab).source
-        if record.judgement.verdict is Verdict.KEEP:
-            commit, settled = lab.repo.keep(head, candidate, message)
-            return replace(record, kept_commit=commit, settled=settled)
-        parent = stored_config(_read(record.parent, lab), lab).source
-        back = record.judgement.taken_back_to
-        incumbent = parent if back is None else stored_config(_read(back, lab), lab).source
-        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        return replace(record, settled=lab.repo.discard(head, candidate, incumbent, restore, parent))
-    except (EngineError, UsageError, OSError) as error:
-        return replace(record, settled=f"not settled: {error}")
-
-
-def _read(number: int, lab: Lab) -> Record:
-    record = lab.ledger.read(number)
-    if record is None:
-        raise UsageError(f"the record of an incumbent, {number:04d}, is gone")
-    return record
-
-
-def finish_earlier(lab: Lab) -> None:
-    """Close what a killed harness left open: records without a verdict, verdicts without their commit."""
-    lab.ledger.sweep()
-    for record in lab.ledger.close_interrupted():
-        lab.reporter.note(f"experiment {record.number:04d} was interrupted; recorded as crash")
-    for record in lab.ledger.records():
-        if record.settled is None and record.status != "started":
-            settled = settle(record, Head(record.branch, record.commit), lab)
-            lab.ledger.keep_model(record)
-            lab.ledger.write(settled)
-            lab.reporter.note(f"experiment {record.number:04d} was decided but not settled; done now")
-    for record in lab.ledger.records()[-1:]:
-        lab.ledger.keep_model(record)  # what a full disk would not let go of
-    lab.ledger.sync_tsv()
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:

@@ -1,26 +1,57 @@
-"""Which set-up this machine and these flags mean, put together as the Lab that experiments run in."""
+"""The Lab that experiments run in: which set-up this machine and these flags mean."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from nightshift.campaign import fixed_by
-from nightshift.engines import Engine
+from nightshift.engines import Engine, ProgressCallback
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import UsageError
-from nightshift.experiment import Lab, Reporter
 from nightshift.gpus import num_gpus, parse_gpus
 from nightshift.ledger import Ledger
+from nightshift.records import Record, Side
 from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
 from nightshift.stray import foreign_packages
 
 _VERSIONED = ("nightshift", "torch", "transformers", "trl")
+
+
+class Reporter(Protocol):
+    """Where an experiment tells how it goes; console.py implements it."""
+
+    def note(self, text: str) -> None:
+        """One line of news."""
+        ...
+
+    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
+        """A callback for the live line of one run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """All that an experiment needs of the world."""
+
+    root: Path
+    rules: Rules
+    rules_hash: str
+    engine: Engine
+    ledger: Ledger
+    repo: Repo
+    reporter: Reporter
+    now: Callable[[], datetime]  # aware, UTC
+    clock: Callable[[], float]  # monotonic seconds
+    versions: Mapping[str, str]
 
 
 def pick_rules(engine: str | None, gpu_count: int) -> Rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import pytest
 from nightshift.watchdog import is_alive
 
 CAMPAIGN = "autoresearch/test"
+
+
+def pytest_sessionstart() -> None:
+    """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -14,8 +14,9 @@ from nightshift import repo
 from nightshift.certify import certificate, looks
 from nightshift.certify.looks import Look
 from nightshift.errors import UsageError
-from nightshift.experiment import Lab, stored_config
+from nightshift.lab import Lab
 from nightshift.records import Record, Side
+from nightshift.settlement import stored_config
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS = 3

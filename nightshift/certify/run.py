@@ -24,7 +24,8 @@ from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
 from nightshift.engines import ProgressCallback
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation import Problem
-from nightshift.experiment import Lab, require_ready, train_and_evaluate
+from nightshift.experiment import require_ready, train_and_evaluate
+from nightshift.lab import Lab
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import Failure, Phase, Progress
 

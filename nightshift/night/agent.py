@@ -26,7 +26,7 @@ from typing import IO
 
 from nightshift import toml_text
 from nightshift.errors import ConfigError, UsageError
-from nightshift.experiment import Lab
+from nightshift.lab import Lab
 from nightshift.ledger import write_atomically
 from nightshift.night import brief, seal, surroundings
 from nightshift.night.proposers import Context, Proposal

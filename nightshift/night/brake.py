@@ -11,7 +11,7 @@ from types import FrameType
 
 from nightshift.engines import ProgressCallback
 from nightshift.errors import Interrupted
-from nightshift.experiment import Lab, Reporter
+from nightshift.lab import Lab, Reporter
 from nightshift.records import Progress, Record, Side
 from nightshift.supervise import STOP_SIGNALS
 

@@ -18,7 +18,8 @@ from nightshift import toml_text
 from nightshift.campaign import Campaign
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import Lab, Request, admit, finish_earlier, run_experiment
+from nightshift.experiment import Request, admit, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import write_atomically
 from nightshift.night import brake
 from nightshift.night import state as states
@@ -28,6 +29,7 @@ from nightshift.night.proposers import Context, Proposal, Proposer
 from nightshift.night.state import NightState, Pending, Stop
 from nightshift.records import Failure, Record
 from nightshift.repo import CONFIG_NAME
+from nightshift.settlement import finish_earlier
 
 MAX_RETURNS = 3  # of a refused proposal to its proposer
 MAX_TRIES = 3  # of one config that ends in failures of machinery

@@ -8,7 +8,7 @@ from pathlib import Path
 from nightshift import repo as repos
 from nightshift import toml_text
 from nightshift.errors import UsageError
-from nightshift.experiment import Lab
+from nightshift.lab import Lab
 from nightshift.night import state as states
 from nightshift.night.agent import PRESETS, AgentProposer, command_of
 from nightshift.night.proposers import Proposer, RandomProposer, TpeProposer

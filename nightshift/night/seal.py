@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from nightshift import toml_text
 from nightshift.errors import ConfigError, UsageError
-from nightshift.experiment import Lab
+from nightshift.lab import Lab
 from nightshift.ledger import write_atomically
 from nightshift.repo import CONFIG_NAME
 from nightshift.stray import top_modules

@@ -15,7 +15,8 @@ from nightshift.certify.looks import counted_looks
 from nightshift.certify.run import certify
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
-from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.experiment import Request, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import Ledger
 from nightshift.records import Record, Side
 from nightshift.repo import Repo

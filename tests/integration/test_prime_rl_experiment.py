@@ -16,7 +16,8 @@ import pytest
 from nightshift.engines import prime_rl
 from nightshift.engines.prime_rl import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl_session import Timing
-from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.experiment import Request, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import Ledger
 from nightshift.records import Failure, Record
 from nightshift.repo import Repo

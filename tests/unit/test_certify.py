@@ -20,7 +20,8 @@ from nightshift.certify.run import FIRST_SEED_INDEX, certify
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.experiment import Request, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import Ledger
 from nightshift.records import Record, Side
 from nightshift.repo import Repo

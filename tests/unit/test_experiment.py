@@ -15,7 +15,8 @@ import pytest
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.experiment import Request, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import Ledger
 from nightshift.records import Failure, Judgement, Outcome, Phase, Progress, Record, Side, Verdict
 from nightshift.repo import Repo

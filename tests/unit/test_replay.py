@@ -15,7 +15,8 @@ from nightshift import decision
 from nightshift.decision import Comparison, Decision
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl import TrlEngine
-from nightshift.experiment import Lab, Request, run_experiment
+from nightshift.experiment import Request, run_experiment
+from nightshift.lab import Lab
 from nightshift.ledger import Ledger
 from nightshift.records import Record, Run, Side, Verdict
 from nightshift.replay import Options, campaigns, replay, table
