@@ -19,7 +19,9 @@ from unittest import mock
 import pytest
 
 from nightshift.ledger import Ledger
+from nightshift.lineage import lineage, taken_back
 from nightshift.records import Judgement, Record, Verdict
+from nightshift.report import markdown
 from nightshift.report import page as report
 from nightshift.report.markdown import summary
 from tests.conftest import git
@@ -301,6 +303,27 @@ def test_a_branch_name_is_a_text_like_any_other(tmp_path: Path, branch: str) -> 
     for record in ledger.records():
         ledger.write(replace(record, branch=branch))
     require_safe(rendered(tmp_path))
+
+
+def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 32, seed=4, num_examples=200, with_files=False)
+    back, standing = (
+        [r.number for r in found if r.parent is not None]
+        for found in (taken_back(ledger.records()), lineage(ledger.records()))
+    )
+    assert back, "the stand-in campaign takes nothing back: another seed"
+    assert standing
+    view = report.look(ledger, "", NOW)
+    text = Page(report.render(view)).text
+    numbers = " , ".join(f"{number:04d}" for number in back)  # links, each a text of its own
+    assert f"Taken back, because later experiments made an earlier train.toml look better: {numbers} ." in text
+    assert [e.number for e in view.morning.chain][1:] == standing
+    assert {d.number for d in view.charts[0].dots if d.kind == "back"} == set(back)
+    assert not {label.index for label in view.charts[0].labels} & set(back)
+    assert f"{len(back)} taken back" in text
+    told = markdown.summary(view.morning, view.headline, view.nights, has_picture=False)
+    assert f"{len(back) + len(standing)} kept ({len(back)} taken back)" in told
+    assert f"| {back[0]:04d} | taken back |" in told
 
 
 def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
