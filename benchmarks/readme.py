@@ -10,7 +10,6 @@ What stands in the README between `<!-- campaign -->` and `<!-- end of campaign 
 from __future__ import annotations
 
 import sys
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,18 +21,19 @@ from nightshift.report.markdown import kept_table
 from nightshift.report.page import View, look
 from nightshift.report.png import draw
 from nightshift.report.text import certificate_line, duration
+from nightshift.values import shorten
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs" / "progress.png"
+_MAX_LINE = 118
 CAMPAIGN = ROOT / "benchmarks" / "campaigns" / "tpe-0"
 
 
-def recorded(campaign: Path) -> tuple[Ledger, View]:
-    """The ledger of a recorded campaign, and what its morning page shows."""
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "runs").symlink_to(campaign)
-        view = look(Ledger(Path(name)), "", datetime.now(UTC))
-    return Ledger(campaign.parent), view
+def recorded(campaign: Path) -> View:
+    """What the morning page of a recorded campaign shows."""
+    ledger = Ledger(campaign.parent)
+    ledger.runs_dir = campaign
+    return look(ledger, "", datetime.now(UTC))
 
 
 def campaign_section(view: View) -> str:
@@ -56,8 +56,9 @@ def campaign_section(view: View) -> str:
 
 
 def summary_section(view: View) -> str:
-    """The summary block of the last change that stands, as run.py printed it."""
-    return f"```\n{summary(view.morning.chain[-1].record)}```"
+    """The summary block of the last change that stands, as run.py printed it, but for the ends of long lines."""
+    lines = summary(view.morning.chain[-1].record).splitlines()
+    return "\n".join(["```", *(shorten(line, _MAX_LINE) for line in lines), "```"])
 
 
 def filled(text: str, name: str, content: str) -> str:
@@ -79,7 +80,7 @@ def written(text: str, view: View) -> str:
 @click.option("--check", is_flag=True, help="Change nothing; exit code 1 if the README says something else.")
 def main(check: bool) -> None:
     """Make the sections, write or compare."""
-    _, view = recorded(CAMPAIGN)
+    view = recorded(CAMPAIGN)
     before = README.read_text(encoding="utf-8")
     after = written(before, view)
     if check:

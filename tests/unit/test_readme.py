@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nightshift import replay as replays
+from nightshift.ledger import Ledger
+from nightshift.records import Verdict
+
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import readme  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -83,3 +92,34 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     run = data[setting]
     assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in README
     assert f"scores {data['base']['mean']:.3f}" in README
+
+
+CAMPAIGNS = sorted(path.parent for path in (ROOT / "benchmarks" / "campaigns").glob("*/night.txt"))
+
+
+def test_the_recorded_night_stands_in_the_readme_as_its_records_say() -> None:
+    assert readme.written(README, readme.recorded(readme.CAMPAIGN)) == README
+    assert readme.PICTURE.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("campaign", CAMPAIGNS, ids=lambda path: path.name)
+def test_a_replay_of_a_recorded_night_decides_as_the_night_did(campaign: Path) -> None:
+    ledger = Ledger(campaign.parent)
+    ledger.runs_dir = campaign
+    (records,) = replays.campaigns(ledger.records())
+    assert len(records) >= 30
+    again = replays.replay(records, replays.Options({}))
+    assert not [row for row in again.redecisions if row.differs or row.missing]
+    for row in again.redecisions:
+        recorded = row.record.judgement
+        assert recorded is not None
+        assert row.delta == (None if recorded.delta is None else pytest.approx(recorded.delta, abs=1e-9))
+    stricter = replays.replay(records, replays.Options({"threshold": 0.5}))
+    assert [row.verdict for row in stricter.redecisions].count(Verdict.KEEP) == 1, "the baseline alone"
+
+
+def test_both_agents_of_the_comparison_are_recorded() -> None:
+    assert [path.name for path in CAMPAIGNS] == ["random-0", "tpe-0"]
+    nights = {night["name"]: night for night in result("agents_side_by_side")["nights"]}
+    assert nights.keys() == {path.name for path in CAMPAIGNS}
+    assert len({night["experiments"] for night in nights.values()}) == 1
