@@ -25,7 +25,7 @@ from nightshift.values import shorten
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs" / "progress.png"
-_MAX_LINE = 118
+_MAX_LINE, _MAX_CHANGES = 150, 3
 CAMPAIGN = ROOT / "benchmarks" / "campaigns" / "tpe-0"
 
 
@@ -50,7 +50,7 @@ def campaign_section(view: View) -> str:
             "",
             f"![Score of every experiment, and the incumbent's believed score]({PICTURE.relative_to(ROOT)})",
             "",
-            *kept_table(morning),
+            *kept_table(morning, _MAX_CHANGES),
         ]
     )
 

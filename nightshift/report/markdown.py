@@ -46,9 +46,9 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
     return "\n".join(lines).rstrip() + "\n"
 
 
-def kept_table(morning: Morning) -> list[str]:
-    """The baseline and the kept changes that the incumbent stands on, a row each."""
-    rows = [f"| {e.number:04d} | {_delta(e)} | {_changes(e)} |" for e in morning.chain]
+def kept_table(morning: Morning, most: int | None = None) -> list[str]:
+    """The baseline and the kept changes that the incumbent stands on, a row each with at most so many keys."""
+    rows = [f"| {e.number:04d} | {_delta(e)} | {_changes(e, most)} |" for e in morning.chain]
     return ["| run | delta | change |", "|---|---|---|", *rows]
 
 
@@ -58,5 +58,8 @@ def _delta(e: Experiment) -> str:
     return points(e.delta) + (f" ± {100 * e.delta_spread:.1f}" if e.delta_spread is not None else "")
 
 
-def _changes(e: Experiment) -> str:
-    return "<br>".join(markdown_code(change.line) for change in e.changes) or "none"
+def _changes(e: Experiment, most: int | None) -> str:
+    shown = [markdown_code(change.line) for change in e.changes[:most]]
+    if left_out := len(e.changes) - len(shown):
+        shown.append(f"and {left_out} more")
+    return "<br>".join(shown) or "none"
