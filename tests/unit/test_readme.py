@@ -122,4 +122,12 @@ def test_both_agents_of_the_comparison_are_recorded() -> None:
     assert [path.name for path in CAMPAIGNS] == ["random-0", "tpe-0"]
     nights = {night["name"]: night for night in result("agents_side_by_side")["nights"]}
     assert nights.keys() == {path.name for path in CAMPAIGNS}
-    assert len({night["experiments"] for night in nights.values()}) == 1
+    assert {night["experiments"] for night in nights.values()} == {30}
+    quoted = re.findall(r"[\d.]+", row_of("agents_side_by_side", "30 experiments"))
+    told = []
+    for name in ("tpe-0", "random-0"):
+        night = nights[name]
+        scores = [night["baseline, fresh seeds"], night["incumbent, fresh seeds"]]
+        told += [f"{score:.3f}" for score in scores] + [f"{100 * night['difference']:.1f}"]
+        told += ["95"] * (name == "tpe-0") + [f"{100 * bound:.1f}" for bound in night["95 % interval"]]
+    assert quoted == told
