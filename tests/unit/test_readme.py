@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import readme  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -59,6 +60,17 @@ def test_cheats() -> None:
     assert list(map(int, re.findall(r"\d+", row_of("cheats", f"{data['num_attempts']} attempts")))) == quoted
 
 
+def test_faults() -> None:
+    data = result("faults")
+    families = {each["family"]: each for each in data["families"]}
+    struck, wrong = (sum(each[name] for each in families.values()) for name in ("struck", "with_problems"))
+    assert not data["findings"]
+    assert sum(each["faults"] for each in families.values()) == data["num"]
+    row = row_of("faults", f"{data['num']:,} faults")
+    assert list(map(int, re.findall(r"\d+", row))) == [struck, wrong]
+    assert f"{families['real trl engine']['faults']} of them on the real engine" in README
+
+
 def test_mutated_configs() -> None:
     data = result("fuzz_config")
     cases, refused, accepted, wrong = (
@@ -74,6 +86,24 @@ def test_overhead() -> None:
     assert row_of("overhead", "a typo") == f"{data['refusals']['unknown key']['seconds']:.2f} s"
     (page,) = (each for each in data["commands"] if each["num_experiments"] == 1000)
     assert row_of("overhead", "the page") == f"{page['report']['seconds']:.1f} s, {page['report_mb']:.1f} MB"
+
+
+def test_where_the_time_goes() -> None:
+    data = result("where_the_time_goes")
+    seconds = data["seconds"]
+    start, score = (f"{seconds[name]:.1f}" for name in ("start-up of the worker", "evaluation"))
+    row = row_of("where_the_time_goes", f"share of an experiment that is training, {data['budget_seconds']:.0f} s")
+    share = f"{100 * data['shares']['training']:.0f} %"
+    assert row == f"{share}; {start} s start the worker, {score} s score 1,000 problems"
+    for name in ("start-up of the worker", "training", "evaluation", "harness"):
+        (line,) = (line for line in KEEP_WARM.splitlines() if line.startswith(f"| {name}"))
+        assert line.endswith(f"| {seconds[name]:.1f} | {100 * data['shares'][name]:.1f} % |")
+    assert f"no more: {100 * data['warm_parent_saves_at_most']:.1f} % of the time" in KEEP_WARM
+
+
+def test_rewards_per_second() -> None:
+    paths = [f"{path['rewards_per_second']:.1f}" for path in result("rollouts")["rollouts"]]
+    assert re.findall(r"[\d.]+\d", row_of("rollouts", "rewards per second")) == paths
 
 
 @pytest.mark.parametrize(
