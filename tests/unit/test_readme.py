@@ -48,6 +48,8 @@ def test_simulated_nights() -> None:
     errors = data["calibration_error"]["ours"]
     quoted = [f"{100 * errors[world]:.0f}" for world in ("default", "hard")]
     assert re.findall(r"by (\d+)", row_of("decision_rules", "`p_better`")) == quoted
+    program = (ROOT / "program.md").read_text(encoding="utf-8")
+    assert f"the rule misses {100 * ours['missed']:.0f} % of the ideas" in program
     ratio = ours["gain"] / seed["gain"]
     assert f"{ratio:.1f} times the true gain" in " ".join(README.split())
 
