@@ -1,6 +1,8 @@
 """A/A: the same config against itself. How often is it kept, and how often should it be?
 
-    uv run benchmarks/aa.py --decisions 20 --budget-seconds 10
+\b
+    uv run benchmarks/aa.py --folder FOLDER                                      60 decisions as shipped, 70 minutes
+    uv run benchmarks/aa.py --folder FOLDER --decisions 20 --budget-seconds 6
 
 Runs run.py in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds.
 Then simulates the same number of decisions with decision.py itself, from the run-to-run spread and
@@ -110,8 +112,8 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 @click.command(help=__doc__)
-@click.option("--decisions", default=20, show_default=True)
-@click.option("--budget-seconds", default=10.0, show_default=True)
+@click.option("--decisions", default=60, show_default=True)
+@click.option("--budget-seconds", default=60.0, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone lives, or will.")
 @click.option("--repetitions", default=200, show_default=True, help="Simulated campaigns.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "aa.json")

@@ -62,6 +62,16 @@ def test_cheats() -> None:
     assert list(map(int, re.findall(r"\d+", row_of("cheats", f"{data['num_attempts']} attempts")))) == quoted
 
 
+def test_the_same_config_against_itself() -> None:
+    data = result("aa")
+    assert data["predicted_inside"]
+    row = row_of("aa", f"the unchanged train.toml tried {data['decisions']} times")
+    shares = [data["kept_share"], 0.95, *data["interval_95"]]
+    percent = [round(100 * share) for share in shares]
+    told = [data["kept"], *percent, data["taken_back"], round(100 * data["predicted_share"])]
+    assert list(map(int, re.findall(r"\d+", row))) == told
+
+
 def test_faults() -> None:
     data = result("faults")
     families = {each["family"]: each for each in data["families"]}
