@@ -212,10 +212,14 @@ class Ledger:
 
     def sweep(self) -> None:
         """Delete the temporary files of writers that were killed (call with the lock held)."""
-        folders = [self.tsv_path.parent, *(self.run_dir(number) for number in self.numbers()[-1:])]
-        for path in (path for folder in folders for path in folder.glob(".*.tmp")):
-            if (match := _TEMPORARY.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
-                path.unlink(missing_ok=True)
+        root = self.tsv_path.parent
+        for folder in (root, self.runs_dir, *(self.run_dir(number) for number in self.numbers()[-1:])):
+            for path in folder.glob(".*.tmp"):
+                match = _TEMPORARY.fullmatch(path.name)
+                if match is None or path.is_dir() or (folder == root and match[1] not in _OURS_IN_ROOT):
+                    continue
+                if not psutil.pid_exists(int(match[2])):
+                    path.unlink(missing_ok=True)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
@@ -263,8 +267,8 @@ class Ledger:
             return None
 
 
-# As write_atomically and repo.py name them, for files that only run.py and prepare.py write.
-_TEMPORARY = re.compile(r"\.(?:record\.json|progress\.json|results\.tsv|train\.toml)\.(\d+)\.tmp")
+_TEMPORARY = re.compile(r"\.(.+)\.(\d{1,9})\.tmp")  # as write_atomically and repo.py name them
+_OURS_IN_ROOT = ("results.tsv", "train.toml")  # beside files of the person's
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -181,11 +181,16 @@ def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> 
     dead.wait()
     root = ledger.tsv_path.parent
     theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1) / f".progress.json.{dead.pid}.tmp"]
+    theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
+    kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp"]
     for path in (*theirs, *kept):
         path.touch()
+    kept += [ledger.runs_dir / ".a.12345678901234567890.tmp", ledger.runs_dir / f".folder.{dead.pid}.tmp"]
+    kept[-2].touch()
+    kept[-1].mkdir()
     ledger.sweep()
-    assert [path.exists() for path in (*theirs, *kept)] == [False, False, True, True]
+    assert [path for path in (*theirs, *kept) if path.exists()] == kept
 
 
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
