@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,8 @@ def _rollouts(experiment: Experiment, folder: Path, problems: Mapping[tuple[str,
     return tuple(rollouts(folder / f"run-{evaluated[-1].index}", experiment.number, problems))
 
 
-def render(view: View) -> str:
-    """The page as one HTML document."""
+@cache  # a night writes the page after every experiment, and compiling the templates is a third of that
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -218,6 +219,11 @@ def render(view: View) -> str:
         "totals": totals,
         "pairs": lambda segments: [(segment.use, segment.seconds) for segment in segments],
     }
+    return environment
+
+
+def render(view: View) -> str:
+    """The page as one HTML document."""
     # Both files are ours; neither holds a closing tag.
     style, script = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -230,7 +236,7 @@ def render(view: View) -> str:
         "script": Markup(script),
         "policy": _POLICY.format(digest=digest),
     }
-    return environment.get_template("report.html.j2").render(context)
+    return _environment().get_template("report.html.j2").render(context)
 
 
 def _coordinate(value: float) -> Markup:

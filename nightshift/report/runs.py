@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,14 @@ def problem_texts(rules: Rules | None) -> dict[tuple[str, str], str]:
     if rules is None:
         return {}
     try:
-        problems = selection_set(rules)
+        return _texts(rules)
     except (NightshiftError, ImportError, OSError):
         return {}
-    return {(p.environment, p.key): p.messages[-1]["content"] for p in problems}
+
+
+@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
+def _texts(rules: Rules) -> dict[tuple[str, str], str]:
+    return {(p.environment, p.key): p.messages[-1]["content"] for p in selection_set(rules)}
 
 
 def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
