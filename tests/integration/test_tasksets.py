@@ -189,13 +189,14 @@ def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
 
     task = tasks_of(taskset_id)[0]
     stand_in = StandIn(f"Thinking.\n#### {task.data.answer}{'' if right else '9'}")
+    rollout(taskset_id, StandIn("#### 0"))  # the first of a process asks git for the commit of verifiers itself
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
         patch.setattr(asyncio, "create_subprocess_exec", refuse)
         patch.setattr(asyncio, "create_subprocess_shell", refuse)
         episode = rollout(taskset_id, stand_in)
-    (trace,) = episode.traces
     assert not episode.errors
+    (trace,) = episode.traces
     assert episode.ok
     assert trace.reward == float(right)
     assert trace.num_turns == 1
