@@ -31,9 +31,7 @@ CAMPAIGN = ROOT / "benchmarks" / "campaigns" / "tpe-0"
 
 def recorded(campaign: Path) -> View:
     """What the morning page of a recorded campaign shows."""
-    ledger = Ledger(campaign.parent)
-    ledger.runs_dir = campaign
-    return look(ledger, "", datetime.now(UTC))
+    return look(Ledger.recorded(campaign), "", datetime.now(UTC))
 
 
 def campaign_section(view: View) -> str:

@@ -201,9 +201,7 @@ def replay(runs_dir: Path, max_runs: int, num_examples: int | None, **constants:
     from nightshift import replay as replayer
 
     options = replayer.Options({name: v for name, v in constants.items() if v is not None}, max_runs, num_examples)
-    ledger = Ledger(runs_dir.parent)
-    ledger.runs_dir = runs_dir
-    found = replayer.campaigns(ledger.records())
+    found = replayer.campaigns(Ledger.recorded(runs_dir).records())
     if not found:
         raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
     tables = [replayer.table(replayer.replay(records, options)) for records in found]

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from nightshift.atomic_file import write_atomically
 from nightshift.engines import ProgressCallback
 from nightshift.errors import NightshiftError
-from nightshift.ledger import write_atomically
 from nightshift.records import Phase, Progress, Record, Side
 from nightshift.results import figures
 

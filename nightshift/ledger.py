@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock, Timeout
 
+from nightshift.atomic_file import sweep_folder, sync_folder, write_atomically
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.lineage import incumbent_number
 from nightshift.records import (
@@ -53,6 +53,13 @@ class Ledger:
         self.runs_dir = root / "runs"
         self.tsv_path = root / "results.tsv"
         self._known: dict[int, tuple[tuple[int, int, int], Record]] = {}  # what was read of which file
+
+    @classmethod
+    def recorded(cls, runs_dir: Path) -> Ledger:
+        """The ledger of a folder of records that lies in no checkout, whatever its name: to read from."""
+        ledger = cls(runs_dir.parent)
+        ledger.runs_dir = runs_dir
+        return ledger
 
     def run_dir(self, number: int) -> Path:
         """Folder of one experiment."""
@@ -121,7 +128,7 @@ class Ledger:
             for name, data in {**files, RECORD_NAME: _text(record)}.items():
                 write_atomically(partial / name, data)
             partial.rename(folder)
-            _sync_folder(self.runs_dir)
+            sync_folder(self.runs_dir)
         except OSError as error:
             raise _disk_error(error, folder) from None
         return record
@@ -212,14 +219,9 @@ class Ledger:
 
     def sweep(self) -> None:
         """Delete the temporary files of writers that were killed (call with the lock held)."""
-        root = self.tsv_path.parent
-        for folder in (root, self.runs_dir, *(self.run_dir(number) for number in self.numbers()[-1:])):
-            for path in folder.glob(".*.tmp"):
-                match = _TEMPORARY.fullmatch(path.name)
-                if match is None or path.is_dir() or (folder == root and match[1] not in _OURS_IN_ROOT):
-                    continue
-                if not psutil.pid_exists(int(match[2])):
-                    path.unlink(missing_ok=True)
+        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, "train.toml"))  # beside files of the person's
+        for folder in (self.runs_dir, *(self.run_dir(number) for number in self.numbers()[-1:])):
+            sweep_folder(folder)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
@@ -265,32 +267,6 @@ class Ledger:
             return [int(line.split("\t")[column]) for line in lines[1:-1]]
         except (OSError, ValueError, IndexError):
             return None
-
-
-_TEMPORARY = re.compile(r"\.(.+)\.(\d{1,9})\.tmp")  # as write_atomically and repo.py name them
-_OURS_IN_ROOT = ("results.tsv", "train.toml")  # beside files of the person's
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_progress(run_dir: Path) -> str | None:

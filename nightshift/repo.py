@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightshift.atomic_file import write_atomically
 from nightshift.errors import EngineError, UsageError
 from nightshift.stray import stray_code
 
@@ -122,9 +123,7 @@ class Repo:
         path = self.root / CONFIG_NAME
         there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
         if there == candidate:
-            temporary = path.with_name(f".{CONFIG_NAME}.{os.getpid()}.tmp")  # of a killed one: Ledger.sweep
-            temporary.write_bytes(incumbent)
-            temporary.replace(path)
+            write_atomically(path, incumbent)
             done.append("restored the incumbent's train.toml")
         elif there == incumbent:  # by a harness that was killed here, or by the agent
             done.append("train.toml is the incumbent's already")

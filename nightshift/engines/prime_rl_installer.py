@@ -19,12 +19,12 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
+from nightshift.atomic_file import write_atomically
 from nightshift.engines import prime_rl_installation as checks
 from nightshift.engines.prime_rl_git import git_config
 from nightshift.engines.prime_rl_installation import SUBMODULES, Installation
 from nightshift.errors import EngineError, UsageError
 from nightshift.gpus import Gpu, flash_attn_extra
-from nightshift.ledger import write_atomically
 from nightshift.rules import Rules
 from nightshift.supervise import ProcessGroup, free_disk_gb
 

@@ -25,9 +25,9 @@ from subprocess import PIPE
 from typing import IO
 
 from nightshift import toml_text
+from nightshift.atomic_file import write_atomically
 from nightshift.errors import ConfigError, UsageError
 from nightshift.lab import Lab
-from nightshift.ledger import write_atomically
 from nightshift.night import brief, seal, surroundings
 from nightshift.night.proposers import Context, Proposal
 from nightshift.night.workplace import ANSWER_NAME, Workplace

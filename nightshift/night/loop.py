@@ -15,12 +15,12 @@ from typing import Any
 from nightshift import campaign as campaigns
 from nightshift import config as configs
 from nightshift import toml_text
+from nightshift.atomic_file import write_atomically
 from nightshift.campaign import Campaign
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Request, admit, run_experiment
 from nightshift.lab import Lab
-from nightshift.ledger import write_atomically
 from nightshift.night import brake
 from nightshift.night import state as states
 from nightshift.night import text as night_text

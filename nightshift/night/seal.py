@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from nightshift import toml_text
+from nightshift.atomic_file import write_atomically
 from nightshift.errors import ConfigError, UsageError
 from nightshift.lab import Lab
-from nightshift.ledger import write_atomically
 from nightshift.repo import CONFIG_NAME
 from nightshift.stray import top_modules
 

@@ -20,9 +20,10 @@ import jinja2
 from markupsafe import Markup
 
 from nightshift import config
+from nightshift.atomic_file import write_atomically
 from nightshift.compare import Change, changes_of
 from nightshift.errors import ConfigError, EngineError
-from nightshift.ledger import Ledger, write_atomically
+from nightshift.ledger import Ledger
 from nightshift.metrics import Step
 from nightshift.records import Verdict
 from nightshift.repo import Repo

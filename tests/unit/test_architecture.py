@@ -30,6 +30,7 @@ LAYERS = [
     "watchdog",
     "supervise",
     "stray",
+    "atomic_file",
     "repo",
     "results",
     "ledger",

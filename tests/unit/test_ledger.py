@@ -183,14 +183,14 @@ def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> 
     theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1) / f".progress.json.{dead.pid}.tmp"]
     theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
-    kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp"]
+    kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
     for path in (*theirs, *kept):
         path.touch()
-    kept += [ledger.runs_dir / ".a.12345678901234567890.tmp", ledger.runs_dir / f".folder.{dead.pid}.tmp"]
-    kept[-2].touch()
-    kept[-1].mkdir()
+    folder = ledger.runs_dir / f".folder.{dead.pid}.tmp"
+    folder.mkdir()
     ledger.sweep()
     assert [path for path in (*theirs, *kept) if path.exists()] == kept
+    assert folder.is_dir()
 
 
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:

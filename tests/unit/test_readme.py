@@ -110,6 +110,10 @@ def test_where_the_time_goes() -> None:
     for name in ("start-up of the worker", "training", "evaluation", "harness"):
         (line,) = (line for line in KEEP_WARM.splitlines() if line.startswith(f"| {name}"))
         assert line.endswith(f"| {seconds[name]:.1f} | {100 * data['shares'][name]:.1f} % |")
+    for name in ("import", "model", "trainer"):
+        part = data["start"][name]
+        assert f"| {part:.1f} | {100 * part / seconds['all']:.1f} % |\n" in KEEP_WARM
+    assert f"{data['start']['memory_mb']:.0f} MB of memory" in KEEP_WARM
     assert f"no more: {100 * data['warm_parent_saves_at_most']:.1f} % of the time" in KEEP_WARM
 
 
@@ -146,9 +150,7 @@ def test_the_recorded_night_stands_in_the_readme_as_its_records_say() -> None:
 
 @pytest.mark.parametrize("campaign", CAMPAIGNS, ids=lambda path: path.name)
 def test_a_replay_of_a_recorded_night_decides_as_the_night_did(campaign: Path) -> None:
-    ledger = Ledger(campaign.parent)
-    ledger.runs_dir = campaign
-    (records,) = replays.campaigns(ledger.records())
+    (records,) = replays.campaigns(Ledger.recorded(campaign).records())
     assert len(records) >= 30
     again = replays.replay(records, replays.Options({}))
     assert not [row for row in again.redecisions if row.differs or row.missing]
