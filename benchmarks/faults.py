@@ -1,7 +1,7 @@
 """A thousand faults: after each one, is anything left behind, lost, doubled or half done, and does the next run work?
 
 \b
-    uv run benchmarks/faults.py --folder FOLDER                       1,000 faults, 15 minutes on 2 cores
+    uv run benchmarks/faults.py --folder FOLDER                       1,000 faults, 18 minutes on 2 cores
     uv run benchmarks/faults.py --folder FOLDER --num 20 --only "worker killed"
 
 Draws faults by seed from a matrix (fault_matrix.py): which process or file x which moment x which failure.
