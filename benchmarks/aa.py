@@ -22,8 +22,8 @@ import click
 import numpy as np
 from machine import RESULTS, machine, write_result
 
-from nightshift import decision
-from nightshift.ledger import Ledger
+from nightshift.campaign import decision
+from nightshift.campaign.ledger import Ledger
 from nightshift.records import Record, Side
 from nightshift.rules import ARITHMETIC_TRL, DecisionRules
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import click
 from machine import RESULTS, machine, write_result
 
-from nightshift.campaign import replay
+from nightshift.campaign.campaign import replay
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import score_of
 from nightshift.certify import certificate
-from nightshift.ledger import Ledger
 from nightshift.night import state as night_state
 from nightshift.night.text import SUMMARY_NAME
 from nightshift.records import Record
-from nightshift.results import score_of
 from nightshift.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = ROOT / "nightshift" / "engines" / "trl_worker.py"
+WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 LEARNING_RATE = 3e-6  # of train.toml
 SELECTION_SIZE, TRAIN_SIZE = 1000, 4000
 NUM_SAMPLES = 8

@@ -1,6 +1,6 @@
 """A throw-away checkout for cheats.py: the real program and real git, its own environment, a stand-in for the training.
 
-Nothing is replaced but `nightshift/engines/trl_worker.py`, the process that trains: there stands the stand-in
+Nothing is replaced but `nightshift/engines/trl/trainer.py`, the process that trains: there stands the stand-in
 worker of the tests, whose score is a made-up function of the learning rate and the seed. Equal settings
 therefore score equally, to the last digit, and a number that a trick moved shows at once. Each attempt gets
 the checkout afresh, on a campaign whose baseline is measured.
@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from nightshift.ledger import Ledger
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import score_of
 from nightshift.records import Record
-from nightshift.results import score_of
 
 ROOT = Path(__file__).resolve().parents[1]
 BRANCH = "autoresearch/cheats"
@@ -89,7 +89,7 @@ class Checkout:
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        shutil.copy2(ROOT / "tests" / "stand_in_worker.py", self.root / "nightshift" / "engines" / "trl_worker.py")
+        shutil.copy2(ROOT / "tests" / "stand_in_worker.py", self.root / "nightshift" / "engines" / "trl" / "trainer.py")
         self.submit(BASELINE)
         self._make_environment()
         self.git("init", "--quiet", "--initial-branch", "main")

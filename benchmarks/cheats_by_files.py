@@ -13,7 +13,7 @@ from cheat_checkout import BETTER, BRANCH, CANDIDATE, EVIL_SCORER, SCORER, Check
 
 attempt = Collection("checkout")
 ATTEMPTS = attempt.attempts
-_TRAINER = "nightshift/engines/trl_worker.py"
+_TRAINER = "nightshift/engines/trl/trainer.py"
 
 
 def _edit(name: str, text: str) -> Callable[[Checkout], Finding]:

@@ -159,13 +159,13 @@ def weakened_incumbent(c: Checkout) -> Finding:
 def edited_in_flight(c: Checkout) -> Finding:
     """The process that trains is replaced between the two runs of a baseline."""
     c.git("switch", "--quiet", "--create", "autoresearch/in-flight")
-    worker = c.root / "nightshift" / "engines" / "trl_worker.py"
+    worker = c.root / "nightshift" / "engines" / "trl" / "trainer.py"
     evil = worker.read_text().replace("return 0.20 +", "return 0.90 +")
     code = (
         "import time; from pathlib import Path\n"
         f"root = Path({str(c.root)!r})\n"
         "while not (root / 'runs' / '0002' / 'run-1' / 'evaluation.jsonl').exists(): time.sleep(0.002)\n"
-        f"(root / 'nightshift' / 'engines' / 'trl_worker.py').write_text({evil!r})\n"
+        f"(root / 'nightshift' / 'engines' / 'trl' / 'trainer.py').write_text({evil!r})\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=c.outside):
         ended = c.run(max_runs=2)
@@ -173,7 +173,7 @@ def edited_in_flight(c: Checkout) -> Finding:
     if (
         ended.code == 1
         and last.failure == "machinery"
-        and "trl_worker.py" in (last.judgement.why if last.judgement else "")
+        and "trl/trainer.py" in (last.judgement.why if last.judgement else "")
     ):
         return Finding("named", f"crash: {last.judgement.why if last.judgement else ''}")
     return Finding("succeeded" if ended.code == 0 else "unclear", f"{c.result()}: {ended.last_line}")

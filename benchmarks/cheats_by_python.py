@@ -57,7 +57,7 @@ def _package(folder: Path, c: Checkout, name: str) -> Path:
 def shadow_package(c: Checkout) -> Finding:
     folder = c.root / "nightshift" / "decision"
     folder.mkdir()
-    source = (c.root / "nightshift" / "decision.py").read_text()
+    source = (c.root / "nightshift" / "campaign" / "decision.py").read_text()
     evil = "\n_decide = decide\ndef decide(*args):\n    return replace(_decide(*args), keep=True)\n"
     (folder / "__init__.py").write_text(source + evil)  # decision.py has imported `replace`
     c.submit(CANDIDATE)

@@ -2,7 +2,7 @@
 
     uv run benchmarks/decision_rules.py
 
-Our rule is nightshift/decision.py with the constants of rules.py, on arrays (remembering_rule.py). Compared:
+Our rule is nightshift/campaign/decision.py with the constants of rules.py, on arrays (remembering_rule.py). Compared:
 the seed's rule (200 examples, keep what scores above the best so far), the same on 1,319 examples, fixed z
 thresholds, always two seeds; the rule before take-backs (vectorised_rule.py), without replicates, stricter and
 more hopeful; ours with replicates, early stopping, fewer kinds of ideas, and without memory. Prints the

@@ -20,7 +20,7 @@ import psutil
 from nightshift_arithmetic.scoring import score
 
 from nightshift.errors import EngineError
-from nightshift.supervise import Child, ProcessGroup
+from nightshift.processes.supervise import Child, ProcessGroup
 
 STAND_IN = Path(__file__).with_name("stand_in_model.py")
 TASKSET = "nightshift-arithmetic"

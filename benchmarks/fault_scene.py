@@ -37,16 +37,17 @@ sys.path.insert(0, str(ROOT))
 import run as front_door  # noqa: E402  (it takes its own folder off the path again)
 
 sys.path.insert(0, str(ROOT))
-from nightshift import experiment, lab, preparation  # noqa: E402, F401  (imported for the forks)
-from nightshift.engines import prime_rl  # noqa: E402
-from nightshift.engines.prime_rl import PrimeRlEngine  # noqa: E402
-from nightshift.engines.prime_rl_installation import Installation, Pins  # noqa: E402
-from nightshift.engines.prime_rl_session import Timing  # noqa: E402
-from nightshift.engines.trl import TrlEngine  # noqa: E402
-from nightshift.ledger import Ledger  # noqa: E402
+from nightshift import experiment, preparation  # noqa: E402, F401  (imported for the forks)
+from nightshift import setup as lab  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.results import COLUMNS, row  # noqa: E402
+from nightshift.engines.prime_rl import engine as prime_rl  # noqa: E402
+from nightshift.engines.prime_rl.engine import PrimeRlEngine  # noqa: E402
+from nightshift.engines.prime_rl.installation import Installation, Pins  # noqa: E402
+from nightshift.engines.prime_rl.session import Timing  # noqa: E402
+from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.git.repo import Repo  # noqa: E402
 from nightshift.records import Record  # noqa: E402
-from nightshift.repo import Repo  # noqa: E402
-from nightshift.results import COLUMNS, row  # noqa: E402
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests import stand_in_prime_rl  # noqa: E402
 from tests.night_checkout import strangers  # noqa: E402

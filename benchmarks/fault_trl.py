@@ -15,7 +15,7 @@ import psutil
 from fault_deeds import BRANCH, damage, git, last_run
 from fault_matrix import Fault
 
-from nightshift.watchdog import is_alive
+from nightshift.processes.watchdog import is_alive
 
 FLAGS = ("--engine", "trl", "--budget-seconds", "20", "--max-runs", "1")
 TAKES_SECONDS = 400.0  # a start of torch on a machine with other work takes a minute
@@ -112,7 +112,7 @@ def _act(fault: Fault, root: Path, process: subprocess.Popen[bytes]) -> bool:
         return last is not None and damage(root / fault.victim.replace("LAST", last.name), fault.failure)
     pids = [process.pid]
     if fault.victim != "run.py":
-        script = "watchdog.py" if fault.victim == "watchdog" else "trl_worker.py"
+        script = "watchdog.py" if fault.victim == "watchdog" else "trl/trainer.py"
         children = [p for p in psutil.Process(process.pid).children() if is_alive(p)]
         pids = [p.pid for p in children if any(script in word for word in p.cmdline())]
     for pid in pids:

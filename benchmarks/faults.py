@@ -40,7 +40,7 @@ import psutil
 from fault_matrix import FAMILIES, REAL, WORKER_EVENTS, Fault, Moments, draw
 from machine import RESULTS, machine, write_result
 
-from nightshift.engines.prime_rl_ports import free_ports
+from nightshift.engines.prime_rl.ports import free_ports
 from tests.night_checkout import strangers
 
 DISK_SIZE = "300m"  # the engine asks for 200 MB

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nightshift.atomic_file import write_atomically
+from nightshift.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -27,14 +27,15 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift import config, console  # noqa: E402
+from nightshift import console  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.engines import used_keys  # noqa: E402
-from nightshift.lab import open_lab  # noqa: E402
-from nightshift.ledger import Ledger  # noqa: E402
 from nightshift.night import state as states  # noqa: E402
 from nightshift.night.loop import MAX_RETURNS, PROPOSAL_NAME  # noqa: E402
-from nightshift.night.proposers import Context, TpeProposer  # noqa: E402
+from nightshift.proposers.proposers import Context, TpeProposer  # noqa: E402
 from nightshift.records import Record  # noqa: E402
+from nightshift.setup import open_lab  # noqa: E402
+from nightshift.train_toml import config  # noqa: E402
 from tests.night_checkout import problems, strangers, wait_for  # noqa: E402
 
 BRANCH = "autoresearch/kill"

@@ -35,7 +35,7 @@ from timed_run import ENGINE, PARTS
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.ledger import Ledger  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.records import Record  # noqa: E402
 from tests import stand_in_campaign  # noqa: E402
 

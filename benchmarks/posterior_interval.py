@@ -4,7 +4,7 @@
 
 The world is the default one of docs/decision-rule.md, section 2, without its interaction of configs and
 examples: 1,319 examples, ideas that help, are neutral or harm, 40 experiments after the baseline, at most
-3 runs each. decision.py decides and nightshift/posterior.py follows, as in a real campaign.
+3 runs each. decision.py decides and nightshift/campaign/posterior.py follows, as in a real campaign.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from statistics import NormalDist
 import click
 import numpy as np
 
-from nightshift import decision
-from nightshift.posterior import follow
+from nightshift.campaign import decision
+from nightshift.campaign.posterior import follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import DecisionRules
 

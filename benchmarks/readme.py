@@ -15,13 +15,13 @@ from pathlib import Path
 
 import click
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.console import summary
-from nightshift.ledger import Ledger
 from nightshift.report.markdown import kept_table
 from nightshift.report.page import View, look
 from nightshift.report.png import draw
 from nightshift.report.text import certificate_line, duration
-from nightshift.values import shorten
+from nightshift.train_toml.values import shorten
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PICTURE = ROOT / "README.md", ROOT / "docs" / "progress.png"

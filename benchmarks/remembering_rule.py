@@ -1,4 +1,4 @@
-"""nightshift/decision.py for many campaigns at once: the same formulas on arrays, one element a campaign.
+"""nightshift/campaign/decision.py for many campaigns at once: the same formulas on arrays, one element a campaign.
 
 The belief is a joint Gaussian over the candidate and the last `memory` incumbents (decision.py forgets none).
 
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from vectorised_rule import Bools, Floats, Ints, cdf, expected_gain, side_to_run
 
-from nightshift.decision import _CALIBRATION, _NORMAL
-from nightshift.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
+from nightshift.campaign.decision import _CALIBRATION, _NORMAL
+from nightshift.campaign.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
 from nightshift.rules import DecisionRules
 
 # (share, mean, sd) in units of prior_sd.

@@ -47,9 +47,9 @@ from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
-from nightshift.atomic_file import write_atomically
 from nightshift.errors import NightshiftError
-from nightshift.supervise import ProcessGroup, interruptible
+from nightshift.files import write_atomically
+from nightshift.processes.supervise import ProcessGroup, interruptible
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SCORED, SCORING_PASSES = 1000, 30

@@ -1,4 +1,4 @@
-"""A stand-in for trl_worker.py that trains nothing and strikes once, at a moment that an order names.
+"""A stand-in for the trl engine's trainer.py that trains nothing and strikes once, at a moment that an order names.
 
 The order is `fault.json` in the checkout's root: {"event": "step 2", "victim": "worker", "failure": "SIGKILL"}.
 It is taken away when it is carried out, just before the event is told: so what is left of it was never struck.

@@ -21,9 +21,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import run  # noqa: E402
-from nightshift import console, experiment, lab, preparation  # noqa: E402
-from nightshift.engines.trl import TrlEngine, TrlSession  # noqa: E402
-from nightshift.ledger import Ledger  # noqa: E402
+from nightshift import console, experiment, preparation  # noqa: E402
+from nightshift import setup as lab  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.engines.trl.engine import TrlEngine, TrlSession  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 
 # What the harness waits for: the worker's start, its training, its answers.

@@ -1,6 +1,6 @@
 """train.toml files for fuzz_config.py, by class: from such as a careful agent writes to random bytes.
 
-Those of the first classes know the grammar: they are made of the keys, bounds and locks of nightshift/keys.py.
+Those of the first classes know the grammar: they are made of the keys, bounds and locks of train_toml/keys.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from nightshift import keys
-from nightshift.values import Key, Kind
+from nightshift.train_toml import keys
+from nightshift.train_toml.values import Key, Kind
 
 SHIPPED = (Path(__file__).resolve().parents[1] / "train.toml").read_text()
 Assignment = tuple[tuple[str, ...], str]  # a path, and its value as TOML spells it

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nightshift import config, keys
-from nightshift.engines.prime_rl_effective import effective
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.prime_rl.effective import effective
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from nightshift.values import Key, Kind
+from nightshift.train_toml import config, keys
+from nightshift.train_toml.values import Key, Kind
 
 _TYPES: dict[Kind, tuple[type, ...]] = {
     Kind.INT: (int,), Kind.FLOAT: (int, float), Kind.BOOL: (bool,), Kind.CHOICE: (str,), Kind.LIST: (list,),

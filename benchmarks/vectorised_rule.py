@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
+from nightshift.campaign.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
 from nightshift.rules import DecisionRules
 
 

@@ -30,8 +30,8 @@ from machine import RESULTS, machine, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.engines.trl import WORKER, worker_argv  # noqa: E402
-from nightshift.ledger import Ledger  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.engines.trl.engine import WORKER, worker_argv  # noqa: E402
 
 BRANCH = "autoresearch/time"
 EXIT_SECONDS = 30.0

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from nightshift import command, console
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, NightshiftError, UsageError
-from nightshift.ledger import Ledger
 from nightshift.rules import DecisionRules
 
 
@@ -39,7 +39,7 @@ def wait(timeout: float | None) -> None:
 @commands.command()
 def history() -> None:
     """What the last campaign tried, by key: values, deltas, lessons; covered values, dead ends, untried keys."""
-    from nightshift.history import of_last_campaign
+    from nightshift.proposers.history import of_last_campaign
 
     console.print_text(of_last_campaign(Ledger(command.process_root())))
 
@@ -81,8 +81,8 @@ def night(**flags: Any) -> None:
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift import doctor as doctors
-    from nightshift.gpus import num_gpus, parse_gpus
-    from nightshift.lab import pick_rules
+    from nightshift.processes.gpus import num_gpus, parse_gpus
+    from nightshift.setup import pick_rules
 
     rules = pick_rules(engine, num_gpus(os.environ))
     gpu_ids = None if gpus is None else parse_gpus(gpus)
@@ -105,8 +105,8 @@ def certify(
     from nightshift.certify import certificate
     from nightshift.certify import plan as certify_plan
     from nightshift.certify import run as certifier
-    from nightshift.lab import open_lab
-    from nightshift.supervise import interruptible
+    from nightshift.processes.supervise import interruptible
+    from nightshift.setup import open_lab
 
     if seeds is not None and budget_hours is not None:
         raise UsageError("--seeds and --budget-hours exclude each other", "Give one of them.")
@@ -145,8 +145,8 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
     """
-    from nightshift import compare
-    from nightshift.repo import Repo
+    from nightshift.git.repo import Repo
+    from nightshift.report import diff as compare
 
     root = command.process_root()
     ledger, repo = Ledger(root), Repo(root)
@@ -166,7 +166,7 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 @click.argument("number", type=click.IntRange(min=1))
 def show(number: int) -> None:
     """Print everything that is known of one experiment."""
-    from nightshift.facts import facts
+    from nightshift.report.show import facts
 
     ledger = Ledger(command.process_root())
     record = ledger.read(number)
@@ -198,7 +198,7 @@ def _constants(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many of each environment.")
 def replay(runs_dir: Path, max_runs: int, num_examples: int | None, **constants: float | None) -> None:
     """Decide the recorded campaigns in RUNS_DIR again under other constants of the rule (fractions, 0..1)."""
-    from nightshift import replay as replayer
+    from nightshift.campaign import replay as replayer
 
     options = replayer.Options({name: v for name, v in constants.items() if v is not None}, max_runs, num_examples)
     found = replayer.campaigns(Ledger.recorded(runs_dir).records())

@@ -14,11 +14,12 @@ from typing import Any
 
 import click
 
-from nightshift import config, console, keys
+from nightshift import console
+from nightshift.campaign.ledger import Ledger, duration_seconds, read_progress
+from nightshift.campaign.lineage import incumbent_number
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
-from nightshift.ledger import Ledger, duration_seconds, read_progress
-from nightshift.lineage import incumbent_number
 from nightshift.records import Record, Side
+from nightshift.train_toml import config, keys
 
 ENGINES = ("trl", "prime-rl")
 TIMED_OUT = 124  # as timeout(1)
@@ -117,10 +118,10 @@ def machine_error(error: OSError) -> EngineError:
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift import preparation
-    from nightshift.gpus import num_gpus
-    from nightshift.lab import pick_rules
+    from nightshift.processes.gpus import num_gpus
+    from nightshift.processes.supervise import interruptible
     from nightshift.rules import ARITHMETIC_TRL
-    from nightshift.supervise import interruptible
+    from nightshift.setup import pick_rules
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     began = time.monotonic()
@@ -144,10 +145,10 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 def _prepare_prime_rl(root: Path, flags: PrepareFlags, note: Callable[[str], None]) -> None:
     from nightshift import preparation
-    from nightshift.engines.prime_rl import PrimeRlEngine
-    from nightshift.engines.prime_rl_installation import ENV_VAR, Installation, Pins
-    from nightshift.engines.prime_rl_installer import CommandRunner, Installer
-    from nightshift.gpus import choose_pair, list_gpus, parse_gpus
+    from nightshift.engines.prime_rl.engine import PrimeRlEngine
+    from nightshift.engines.prime_rl.installation import ENV_VAR, Installation, Pins
+    from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+    from nightshift.processes.gpus import choose_pair, list_gpus, parse_gpus
 
     environ = dict(os.environ)
     train_config = config.load(root / "train.toml")
@@ -168,8 +169,8 @@ def _prepare_prime_rl(root: Path, flags: PrepareFlags, note: Callable[[str], Non
 
 def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) -> int:
     from nightshift import experiment, preparation
-    from nightshift.lab import open_lab
-    from nightshift.supervise import interruptible
+    from nightshift.processes.supervise import interruptible
+    from nightshift.setup import open_lab
 
     with interruptible():
         lab = open_lab(root, flags.engine, flags.budget_seconds, reporter, flags.gpus, flags.keep_all)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from nightshift.atomic_file import write_atomically
+from nightshift.campaign.results import figures
 from nightshift.engines import ProgressCallback
 from nightshift.errors import NightshiftError
+from nightshift.files import write_atomically
 from nightshift.records import Phase, Progress, Record, Side
-from nightshift.results import figures
 
 _PLAIN_INTERVAL_SECONDS = 10.0
 _STATUS_INTERVAL_SECONDS = 1.0

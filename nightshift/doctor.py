@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift import config
-from nightshift.engines import prime_rl_installation as prime_rl
-from nightshift.engines.prime_rl_installation import Installation, Pins
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.prime_rl import installation as prime_rl
+from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import NightshiftError
-from nightshift.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems
-from nightshift.repo import CONFIG_NAME
+from nightshift.git.repo import CONFIG_NAME
+from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems
 from nightshift.rules import GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.train_toml import config
 
 BOTH = "both"
 

@@ -10,21 +10,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from nightshift import campaign as campaigns
-from nightshift import config as configs
-from nightshift import decision, health, repo
-from nightshift.campaign import Campaign
-from nightshift.config import Config
+from nightshift import health
+from nightshift.campaign import campaign as campaigns
+from nightshift.campaign import decision
+from nightshift.campaign.campaign import Campaign
 from nightshift.engines import Engine, ProgressCallback, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.evaluation import Problem, evaluate, selection_set
-from nightshift.lab import Lab
+from nightshift.git import repo
+from nightshift.git.repo import CONFIG_NAME, Head
+from nightshift.git.settlement import finish_earlier, settle, stored_config
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
-from nightshift.repo import CONFIG_NAME, Head
 from nightshift.rules import Rules
-from nightshift.settlement import finish_earlier, settle, stored_config
-from nightshift.values import shorten
+from nightshift.setup import Lab
+from nightshift.train_toml import config as configs
+from nightshift.train_toml.config import Config
+from nightshift.train_toml.values import shorten
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 

@@ -17,20 +17,21 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nightshift import config as configs
-from nightshift.config import Config
-from nightshift.engines import Engine, prime_rl_launch
-from nightshift.engines.prime_rl_effective import effective
-from nightshift.engines.prime_rl_errors import explain
-from nightshift.engines.prime_rl_installation import Installation, is_whole_model, model_problem
-from nightshift.engines.prime_rl_installer import Installer, pin_model
+from nightshift.campaign.ledger import Ledger
+from nightshift.engines import Engine
+from nightshift.engines.prime_rl import launch as prime_rl_launch
+from nightshift.engines.prime_rl.effective import effective
+from nightshift.engines.prime_rl.errors import explain
+from nightshift.engines.prime_rl.installation import Installation, is_whole_model, model_problem
+from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.evaluation import selection_set
-from nightshift.gpus import pair_problems
-from nightshift.ledger import Ledger
+from nightshift.processes.gpus import pair_problems
+from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
-from nightshift.supervise import engine_environment
+from nightshift.train_toml import config as configs
+from nightshift.train_toml.config import Config
 
 Note = Callable[[str], None]
 
@@ -215,7 +216,7 @@ def _base_model(root: Path, rules: Rules, note: Note) -> Path:
 
 def rebuild_base(root: Path, rules: Rules, note: Note) -> None:
     """Remake the shipped base model from its recipe: a fixed number of supervised steps (a few minutes)."""
-    from nightshift.engines import trl_base
+    from nightshift.engines.trl import base_model as trl_base
 
     note(f"rebuilding {rules.model}: a few minutes; its bytes belong to the rules, so a new campaign starts")
 

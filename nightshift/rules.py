@@ -18,8 +18,8 @@ from nightshift.records import Decoding
 MEASURING_CODE = (
     "environments/**/*.py",
     "nightshift/evaluation.py",
-    "nightshift/noise.py",
-    "nightshift/decision.py",
+    "nightshift/campaign/noise.py",
+    "nightshift/campaign/decision.py",
 )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nightshift import config
-from nightshift.ledger import Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+from nightshift.train_toml import config
 
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 SCORES = {"3e-6": 0.60, "6e-7": 0.35}  # of every other rate 0.55

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.watchdog import is_alive
+from nightshift.processes.watchdog import is_alive
 
 CAMPAIGN = "autoresearch/test"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from nightshift.ledger import Ledger
+from nightshift.campaign.ledger import Ledger
+from nightshift.git.repo import Repo
+from nightshift.processes.watchdog import MARKER_NAME
 from nightshift.records import Record
-from nightshift.repo import Repo
-from nightshift.watchdog import MARKER_NAME
 from tests.conftest import git
 
 ROOT = Path(__file__).parents[1]

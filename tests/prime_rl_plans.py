@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nightshift import config, keys
-from nightshift.config import Config
-from nightshift.engines.prime_rl_launch import Launch, Ports, effective, plan
+from nightshift.engines.prime_rl.launch import Launch, Ports, effective, plan
 from nightshift.errors import ConfigError
 from nightshift.rules import GSM8K_PRIME_RL
-from nightshift.values import Key, Kind, Value
+from nightshift.train_toml import config, keys
+from nightshift.train_toml.config import Config
+from nightshift.train_toml.values import Key, Kind, Value
 
 SHIPPED = (Path(__file__).parents[1] / "train.toml").read_bytes()
 # The shipped file, and what it would be with adapters, and with a schedule that ends.

@@ -22,24 +22,14 @@ from unittest import mock
 import numpy as np
 from nightshift_arithmetic import data as arithmetic
 
-from nightshift import config, decision
-from nightshift.config import Config
-from nightshift.decision import Belief
-from nightshift.ledger import Ledger
+from nightshift.campaign import decision
+from nightshift.campaign.decision import Belief
+from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
-from nightshift.records import (
-    Evaluation,
-    Failure,
-    Judgement,
-    Outcome,
-    Record,
-    Run,
-    Side,
-    Training,
-    Verdict,
-    Weights,
-)
+from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.train_toml import config
+from nightshift.train_toml.config import Config
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"

@@ -17,14 +17,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift import config, lab  # noqa: E402
-from nightshift.engines.trl import TrlEngine  # noqa: E402
+from nightshift import setup as lab  # noqa: E402
+from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.night import begin as nightfall  # noqa: E402
 from nightshift.night import loop as night  # noqa: E402
-from nightshift.night import nightfall  # noqa: E402
 from nightshift.night.command import night as run_night  # noqa: E402
-from nightshift.night.proposers import Context, Proposal  # noqa: E402
 from nightshift.night.state import Order  # noqa: E402
+from nightshift.proposers.proposers import Context, Proposal  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
+from nightshift.train_toml import config  # noqa: E402
 from tests.stand_in_run import stand_in_engine  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)

@@ -24,7 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
-    from nightshift.engines.prime_rl_installation import Installation, Pins, model_folder
+    from nightshift.engines.prime_rl.installation import Installation, Pins, model_folder
     from nightshift.rules import Rules
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")

@@ -14,11 +14,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import run  # noqa: E402
-from nightshift import lab  # noqa: E402
-from nightshift.engines import prime_rl  # noqa: E402
-from nightshift.engines.prime_rl import PrimeRlEngine  # noqa: E402
-from nightshift.engines.prime_rl_session import Timing  # noqa: E402
-from nightshift.engines.trl import TrlEngine  # noqa: E402
+from nightshift import setup as lab  # noqa: E402
+from nightshift.engines.prime_rl import engine as prime_rl  # noqa: E402
+from nightshift.engines.prime_rl.engine import PrimeRlEngine  # noqa: E402
+from nightshift.engines.prime_rl.session import Timing  # noqa: E402
+from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests import stand_in_prime_rl  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""A stand-in for trl_worker.py: speaks its protocol, trains nothing, and fails on demand.
+"""A stand-in for the trl engine's trainer.py: speaks its protocol, trains nothing, and fails on demand.
 
 Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from nightshift.atomic_file import write_atomically
 from nightshift.errors import EngineError, UsageError
+from nightshift.files import write_atomically
 from nightshift.rules import DecisionRules
 
 VERSION = 1

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from nightshift import campaign as campaigns
-from nightshift import repo
+from nightshift.campaign import campaign as campaigns
 from nightshift.certify import certificate, looks
 from nightshift.certify.looks import Look
 from nightshift.errors import UsageError
-from nightshift.lab import Lab
+from nightshift.git import repo
+from nightshift.git.settlement import stored_config
 from nightshift.records import Record, Side
-from nightshift.settlement import stored_config
+from nightshift.setup import Lab
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS = 3

@@ -25,9 +25,9 @@ from nightshift.engines import ProgressCallback
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.evaluation import Problem
 from nightshift.experiment import require_ready, train_and_evaluate
-from nightshift.lab import Lab
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import Failure, Phase, Progress
+from nightshift.setup import Lab
 
 # Experiments count the seeds of a config from 0 up; no config gets so many runs.
 FIRST_SEED_INDEX = 100_000

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nightshift import keys
-from nightshift.config import Config
 from nightshift.records import Completion, Decoding, Progress, Training, Weights
+from nightshift.train_toml import keys
+from nightshift.train_toml.config import Config
 
 ProgressCallback = Callable[[Progress], None]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}

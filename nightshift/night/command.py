@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nightshift import console
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, NightshiftError
-from nightshift.ledger import Ledger
 from nightshift.night.state import Order, lock
 
 
@@ -17,9 +17,9 @@ def night(root: Path, order: Order) -> int:
     """
     from nightshift import preparation
     from nightshift.experiment import require_ready
-    from nightshift.lab import open_lab
+    from nightshift.night.begin import begin, proposer_of
     from nightshift.night.loop import Night
-    from nightshift.night.nightfall import begin, proposer_of
+    from nightshift.setup import open_lab
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     try:

@@ -12,24 +12,24 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nightshift import campaign as campaigns
-from nightshift import config as configs
-from nightshift import toml_text
-from nightshift.atomic_file import write_atomically
-from nightshift.campaign import Campaign
+from nightshift.campaign import campaign as campaigns
+from nightshift.campaign.campaign import Campaign
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Request, admit, run_experiment
-from nightshift.lab import Lab
-from nightshift.night import brake
+from nightshift.files import write_atomically
+from nightshift.git.repo import CONFIG_NAME
+from nightshift.git.settlement import finish_earlier
+from nightshift.night import interrupt as brake
 from nightshift.night import state as states
 from nightshift.night import text as night_text
-from nightshift.night.brake import Brake
-from nightshift.night.proposers import Context, Proposal, Proposer
+from nightshift.night.interrupt import Brake
 from nightshift.night.state import NightState, Pending, Stop
+from nightshift.proposers.proposers import Context, Proposal, Proposer
 from nightshift.records import Failure, Record
-from nightshift.repo import CONFIG_NAME
-from nightshift.settlement import finish_earlier
+from nightshift.setup import Lab
+from nightshift.train_toml import config as configs
+from nightshift.train_toml import text as toml_text
 
 MAX_RETURNS = 3  # of a refused proposal to its proposer
 MAX_TRIES = 3  # of one config that ends in failures of machinery

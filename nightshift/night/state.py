@@ -14,9 +14,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nightshift.atomic_file import write_atomically
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
-from nightshift.ledger import Ledger
+from nightshift.files import write_atomically
 from nightshift.records import Failure, Record
 
 STATE_NAME = "night.json"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from nightshift.campaign import Campaign
-from nightshift.ledger import Ledger
-from nightshift.lineage import taken_back
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.lineage import taken_back
+from nightshift.campaign.results import score_of
 from nightshift.night import state as states
-from nightshift.night.brief import clean
 from nightshift.night.state import NightState
+from nightshift.proposers.brief import clean
 from nightshift.records import Failure, Record
-from nightshift.results import score_of
 
 SUMMARY_NAME = "night.txt"
 _NUM_SHOWN = 5

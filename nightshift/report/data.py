@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.lineage import taken_back
+from nightshift.campaign.posterior import Standing, follow
+from nightshift.campaign.results import score_of
 from nightshift.certify import certificate as certificates
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
-from nightshift.compare import Change, changes_of
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.ledger import Ledger
-from nightshift.lineage import taken_back
-from nightshift.posterior import Standing, follow
 from nightshift.records import Record, Side, Verdict
-from nightshift.results import score_of
+from nightshift.report.diff import Change, changes_of
 from nightshift.rules import ALL_RULES, Rules
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations

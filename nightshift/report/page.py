@@ -19,24 +19,24 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from nightshift import config
-from nightshift.atomic_file import write_atomically
-from nightshift.compare import Change, changes_of
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, EngineError
-from nightshift.ledger import Ledger
+from nightshift.files import write_atomically
+from nightshift.git.repo import Repo
 from nightshift.metrics import Step
 from nightshift.records import Verdict
-from nightshift.repo import Repo
 from nightshift.report import panels
 from nightshift.report import text as report_text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
+from nightshift.report.diff import Change, changes_of
 from nightshift.report.keys import KeyStudy, study
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Interval, Panel, Spark
 from nightshift.report.runs import CURVES, Rollout, problem_texts, rollouts, series_of, steps_of
 from nightshift.report.text import Headline, certificate_line, headline
 from nightshift.report.timing import Night, Segment, Use, nights, split_experiment, totals
+from nightshift.train_toml import config
 
 PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"

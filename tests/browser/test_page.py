@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.ledger import Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.report import page as report
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build

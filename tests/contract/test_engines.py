@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
-from nightshift.engines import Engine, prime_rl
-from nightshift.engines.prime_rl_session import Timing
-from nightshift.engines.trl import WORKER, TrlEngine
+from nightshift.engines import Engine
+from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl.session import Timing
+from nightshift.engines.trl.engine import WORKER, TrlEngine
 from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from nightshift.train_toml import config
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 

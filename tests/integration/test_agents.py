@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.night.agent import MAX_LOG_BYTES
-from nightshift.night.brief import MAX_CHARACTERS
+from nightshift.proposers.agent import MAX_LOG_BYTES
+from nightshift.proposers.brief import MAX_CHARACTERS
 from tests.conftest import git
 from tests.night_checkout import furnish, problems, records, start, strangers, wait_for, whole_night
 

@@ -17,7 +17,7 @@ import fault_scene  # noqa: E402
 import where_the_time_goes  # noqa: E402
 from fault_matrix import FAMILIES, REAL, REAL_EVERY, SCENES, draw  # noqa: E402
 
-from nightshift.ledger import Ledger  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
 from tests.campaigns import campaign  # noqa: E402
 from tests.conftest import git  # noqa: E402
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.looks import counted_looks
 from nightshift.certify.run import certify
 from nightshift.engines import ProgressCallback
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import Request, run_experiment
-from nightshift.lab import Lab
-from nightshift.ledger import Ledger
+from nightshift.git.repo import Repo
 from nightshift.records import Record, Side
-from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.setup import Lab
 from tests.conftest import git, living_children
 
 ROOT = Path(__file__).parents[2]

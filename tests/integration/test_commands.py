@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.ledger import Ledger
-from nightshift.watchdog import MARKER_NAME
+from nightshift.campaign.ledger import Ledger
+from nightshift.processes.watchdog import MARKER_NAME
 from tests.conftest import git
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_sigkill_with_the_real_worker_leaves_no_process(root: Path, victim: str)
         process.kill()
         assert finish(process)[0] == -signal.SIGKILL
     else:
-        (worker,) = [p for p in processes_of(root) if any("trl_worker.py" in word for word in p.cmdline())]
+        (worker,) = [p for p in processes_of(root) if any("trl/trainer.py" in word for word in p.cmdline())]
         worker.kill()
         code, stdout, _ = finish(process)
         assert code == 1

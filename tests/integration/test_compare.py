@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.ledger import Ledger
+from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
 from tests.stand_in_campaign import BRANCH, build
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from nightshift.engines import prime_rl_installation as checks
-from nightshift.engines import prime_rl_installer
-from nightshift.engines.prime_rl_installation import SUBMODULES, Installation, Pins
-from nightshift.engines.prime_rl_installer import CommandRunner, Installer
+from nightshift.engines.prime_rl import installation as checks
+from nightshift.engines.prime_rl import installer as prime_rl_installer
+from nightshift.engines.prime_rl.installation import SUBMODULES, Installation, Pins
+from nightshift.engines.prime_rl.installer import CommandRunner, Installer
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.gpus import Gpu
+from nightshift.processes.gpus import Gpu
+from nightshift.processes.supervise import interruptible
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.supervise import interruptible
 from tests.conftest import git, living_children
 
 ROOT = Path(__file__).parents[2]

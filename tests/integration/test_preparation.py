@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from nightshift import config, preparation
-from nightshift.engines.prime_rl import PrimeRlEngine
-from nightshift.engines.prime_rl_installation import Installation, Pins
-from nightshift.engines.prime_rl_installer import CommandRunner, Installer
-from nightshift.engines.trl import TrlEngine
+from nightshift import preparation
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.gpus import Gpu
+from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.train_toml import config
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 

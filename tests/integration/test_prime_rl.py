@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
-from nightshift.engines.prime_rl import PrimeRlEngine
-from nightshift.engines.prime_rl_session import PrimeRlSession, Timing
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
 from nightshift.rules import GSM8K_PRIME_RL, EnvironmentRules
+from nightshift.train_toml import config
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 

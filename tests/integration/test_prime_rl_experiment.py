@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import prime_rl
-from nightshift.engines.prime_rl import NO_GPU, PrimeRlEngine
-from nightshift.engines.prime_rl_session import Timing
+from nightshift.campaign.ledger import Ledger
+from nightshift.engines.prime_rl import engine as prime_rl
+from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import Request, run_experiment
-from nightshift.lab import Lab
-from nightshift.ledger import Ledger
+from nightshift.git.repo import Repo
 from nightshift.records import Failure, Record
-from nightshift.repo import Repo
 from nightshift.rules import GSM8K_PRIME_RL, EnvironmentRules
+from nightshift.setup import Lab
 from tests import stand_in_prime_rl
 from tests.conftest import git, living_children
 from tests.integration.test_commands import no_process_left

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from nightshift.engines import prime_rl_server
-from nightshift.engines.prime_rl_server import Server
+from nightshift.engines.prime_rl import server as prime_rl_server
+from nightshift.engines.prime_rl.server import Server
 from nightshift.errors import EngineError, Interrupted
+from nightshift.processes.supervise import interruptible
 from nightshift.records import Completion, Decoding
-from nightshift.supervise import interruptible
 from tests.stand_in_server import REFUSE_SECONDS, StandInServer
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

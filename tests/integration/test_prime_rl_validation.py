@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from nightshift import config
-from nightshift.config import Config
-from nightshift.engines.prime_rl_effective import ADAPTER
-from nightshift.engines.prime_rl_launch import VALIDATOR, Launch
+from nightshift.engines.prime_rl.effective import ADAPTER
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
+from nightshift.train_toml import config
+from nightshift.train_toml.config import Config
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 ROOT = Path(__file__).parents[2]

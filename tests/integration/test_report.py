@@ -18,8 +18,8 @@ from unittest import mock
 
 import pytest
 
-from nightshift.ledger import Ledger
-from nightshift.lineage import lineage, taken_back
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.lineage import lineage, taken_back
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.report import markdown
 from nightshift.report import page as report

@@ -24,7 +24,15 @@ FILES = {
 @pytest.fixture(scope="module")
 def remake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     output = tmp_path_factory.mktemp("base") / "model"
-    command = [sys.executable, "-m", "nightshift.engines.trl_base", "--output", output, "--num-steps", str(NUM_STEPS)]
+    command = [
+        sys.executable,
+        "-m",
+        "nightshift.engines.trl.base_model",
+        "--output",
+        output,
+        "--num-steps",
+        str(NUM_STEPS),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return output, done.stderr
 

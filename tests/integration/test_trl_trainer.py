@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,25 +21,14 @@ MODEL = ROOT / "models" / "arithmetic-base"
 ADAMW = {"type": "adamw", "lr": 1e-3, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": None}
 
 
-def load_sibling(name: str) -> ModuleType:
-    """As the worker loads it: by path, since a trl.py lies beside it."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "nightshift" / "engines" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def sampler() -> ModuleType:
-    return load_sibling("trl_sampler")
+    return importlib.import_module("nightshift.engines.trl.sampler")
 
 
 @pytest.fixture(scope="module")
 def trainer_module() -> ModuleType:
-    return load_sibling("trl_trainer")
+    return importlib.import_module("nightshift.engines.trl.grpo")
 
 
 @pytest.fixture

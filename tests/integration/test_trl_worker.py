@@ -15,7 +15,7 @@ from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
 ROOT = Path(__file__).parents[2]
-WORKER = ROOT / "nightshift" / "engines" / "trl_worker.py"
+WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 MODEL = ROOT / "models" / "arithmetic-base"
 COLUMNS = {
     "step", "time", "reward_mean", "reward_std", "completion_tokens_mean", "truncated_share", "all_right_share",
@@ -205,16 +205,18 @@ def test_an_unknown_command_is_an_error(start: Any) -> None:
 
 
 def test_the_top_of_the_checkout_is_no_place_for_libraries(tmp_path: Path) -> None:
-    engines = tmp_path / "nightshift" / "engines"
-    engines.mkdir(parents=True)
-    (engines / "trl_worker.py").write_bytes(WORKER.read_bytes())
-    (engines / "trl_sampler.py").write_text("import sys\nraise ImportError(' '.join(sys.path))\n")
+    engine = tmp_path / "nightshift" / "engines" / "trl"
+    engine.mkdir(parents=True)
+    for package in (engine, engine.parent, engine.parent.parent):
+        (package / "__init__.py").touch()
+    (engine / "trainer.py").write_bytes(WORKER.read_bytes())
+    (engine / "grpo.py").write_text("import sys\nraise ImportError(' '.join(sys.path))\n")
     (tmp_path / "spec.json").write_text("{}")
     code = (
         "import runpy, sys; worker, spec, *more = sys.argv[1:]; sys.path += more; sys.argv = [worker, spec]; "
         "runpy.run_path(worker, run_name='__main__')"
     )
-    places = (engines / "trl_worker.py", tmp_path / "spec.json", tmp_path, tmp_path / "environments" / "one")
+    places = (engine / "trainer.py", tmp_path / "spec.json", tmp_path, tmp_path / "environments" / "one")
     done = subprocess.run([sys.executable, "-I", "-c", code, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     cause = json.loads(done.stdout)["cause"].split()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.night.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
-from nightshift.night.workplace import Workplace
-from nightshift.repo import Repo
+from nightshift.git.repo import Repo
+from nightshift.guard.clone import Workplace
+from nightshift.proposers.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
 from tests.conftest import git
 
 

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.looks import counted_looks
 from nightshift.certify.plan import describe, make_plan
 from nightshift.certify.run import FIRST_SEED_INDEX, certify
 from nightshift.engines import ProgressCallback
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import Request, run_experiment
-from nightshift.lab import Lab
-from nightshift.ledger import Ledger
+from nightshift.git.repo import Repo
 from nightshift.records import Record, Side
-from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.setup import Lab
 from tests.conftest import git, living_children
 
 WORKER = Path(__file__).parents[1] / "stand_in_sealed_worker.py"

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nightshift import config, keys, toml_text
-from nightshift.config import ABSENT, Config
 from nightshift.errors import ConfigError, ExitCode
-from nightshift.values import Kind
+from nightshift.train_toml import config, keys
+from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.config import ABSENT, Config
+from nightshift.train_toml.values import Kind
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (ROOT / "train.toml").read_bytes()

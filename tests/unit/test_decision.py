@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift import decision
-from nightshift.decision import Belief, Comparison
+from nightshift.campaign import decision
+from nightshift.campaign.decision import Belief, Comparison
 from nightshift.records import Side, Verdict
 from nightshift.rules import DecisionRules
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift import decision
+from nightshift.campaign import decision
 from nightshift.records import Side
 from nightshift.rules import DecisionRules
 

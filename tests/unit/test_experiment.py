@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.engines import ProgressCallback
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import Request, run_experiment
-from nightshift.lab import Lab
-from nightshift.ledger import Ledger
+from nightshift.git.repo import Repo
 from nightshift.records import Failure, Judgement, Outcome, Phase, Progress, Record, Side, Verdict
-from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.setup import Lab
 from tests.conftest import git, living_children
 
 STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"

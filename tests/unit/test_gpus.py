@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.gpus import (
+from nightshift.processes.gpus import (
     Gpu,
     PeakMemory,
     attention_backend,

@@ -13,10 +13,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from nightshift import health, keys
+from nightshift import health
 from nightshift.health import Facts, Finding, Severity, digest, examine, facts_of
 from nightshift.metrics import Step, read_steps
 from nightshift.records import Evaluation, Outcome, Run, Side, Training, Weights
+from nightshift.train_toml import keys
 from nightshift.trends import trend
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"

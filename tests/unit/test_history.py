@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
-from nightshift.config import Config, parse, set_values
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
-from nightshift.history import (
+from nightshift.proposers.history import (
     KeyHistory,
     Span,
     brief_lines,
@@ -23,8 +22,9 @@ from nightshift.history import (
     of_last_campaign,
     untried,
 )
-from nightshift.ledger import Ledger
 from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.train_toml import config
+from nightshift.train_toml.config import Config, parse, set_values
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nightshift import keys
-from nightshift.keys import KEYS, LOCKS, SHARED, describe_keys
-from nightshift.values import BadValue, Key, Kind, accept
+from nightshift.train_toml import keys
+from nightshift.train_toml.keys import KEYS, LOCKS, SHARED, describe_keys
+from nightshift.train_toml.values import BadValue, Key, Kind, accept
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "rlconfig-keys.json").read_text()

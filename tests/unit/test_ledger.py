@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import COLUMNS, row, score_of
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.ledger import Ledger
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
-from nightshift.results import COLUMNS, row, score_of
 
 
 def a_run(index: int = 1, score: float = 0.5, side: Side = Side.CANDIDATE) -> Run:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.compare import kept_chain
-from nightshift.history import history, incumbent, load_configs
-from nightshift.ledger import Ledger
-from nightshift.lineage import incumbent_number, lineage, taken_back
-from nightshift.night.brief import describe
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.lineage import incumbent_number, lineage, taken_back
+from nightshift.proposers.brief import describe
+from nightshift.proposers.history import history, incumbent, load_configs
 from nightshift.records import Judgement, Record, Verdict
+from nightshift.report.diff import kept_chain
 from tests.campaigns import campaign
 from tests.unit.test_ledger import a_record
 

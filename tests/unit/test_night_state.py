@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign import replay
+from nightshift.campaign.campaign import replay
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
-from nightshift.ledger import Ledger
 from nightshift.night import state as states
 from nightshift.night.state import NightState, Order, Pending, lesson_of, stop_rule
 from nightshift.night.text import status_lines, summary

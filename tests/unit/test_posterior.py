@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift import decision
-from nightshift.posterior import Standing, follow
+from nightshift.campaign import decision
+from nightshift.campaign.posterior import Standing, follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import DecisionRules
 from tests.unit.test_ledger import a_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightshift.engines.prime_rl_causes import diagnose
+from nightshift.engines.prime_rl.causes import diagnose
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>']
 

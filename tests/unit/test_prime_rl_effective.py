@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nightshift import config, keys
-from nightshift.engines.prime_rl_effective import PROMPT_TOKENS, effective, fixed
-from nightshift.engines.prime_rl_launch import leaves
+from nightshift.engines.prime_rl.effective import PROMPT_TOKENS, effective, fixed
+from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
 from nightshift.rules import GSM8K_PRIME_RL as RULES
+from nightshift.train_toml import config, keys
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nightshift import config
-from nightshift.engines.prime_rl_errors import explain, is_config_fault
+from nightshift.engines.prime_rl.errors import explain, is_config_fault
+from nightshift.train_toml import config
 from tests.prime_rl_plans import SHIPPED, launch_of
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(

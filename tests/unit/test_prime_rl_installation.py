@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import prime_rl_installation as checks
-from nightshift.engines.prime_rl_installation import Installation, Pins
-from nightshift.engines.prime_rl_installer import Installer, pin_model
+from nightshift.engines.prime_rl import installation as checks
+from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
-from nightshift.gpus import Gpu
+from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]

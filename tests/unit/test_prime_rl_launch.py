@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl_launch import VALIDATOR, Launch, describe, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, free_ports, leaves
 from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -106,7 +106,7 @@ def test_two_runs_side_by_side_share_only_the_installation(tmp_path: Path) -> No
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.engines.prime_rl_ports._PORT_RANGE", range(23_400, 23_412))
+    monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(23_400, 23_412))
     with socket.create_server(("127.0.0.1", 23_405)):
         for _ in range(20):
             found = free_ports().all
@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_free_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.engines.prime_rl_ports._PORT_RANGE", range(23_420, 23_421))
+    monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(23_420, 23_421))
     with pytest.raises(Exception, match=r"no free port among 23420-23421\. See what listens"):
         free_ports()
 

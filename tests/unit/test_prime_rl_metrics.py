@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl_metrics import MetricsTail
+from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.metrics import Step, read_steps
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"

@@ -16,13 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nightshift.engines.prime_rl_rollouts import MAX_TEXT, sample_rollouts
-from nightshift.engines.prime_rl_weights import (
-    build_model_folder,
-    check_weights,
-    latest_stable,
-    remove_heavy,
-)
+from nightshift.engines.prime_rl.rollouts import MAX_TEXT, sample_rollouts
+from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable, remove_heavy
 from nightshift.errors import EngineError
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
@@ -237,7 +232,7 @@ def test_a_folder_with_markers_only_is_refused(tmp_path: Path) -> None:
 
 
 def test_checking_weights_does_not_load_torch() -> None:
-    code = "import sys, nightshift.engines.prime_rl_weights; print('torch' in sys.modules)"
+    code = "import sys, nightshift.engines.prime_rl.weights; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

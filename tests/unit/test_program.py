@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import health, keys
+from nightshift import health
 from nightshift.cli import commands
 from nightshift.command import TIMED_OUT
 from nightshift.console import summary
 from nightshift.errors import ExitCode
 from nightshift.records import Judgement, Record, Verdict
+from nightshift.train_toml import keys
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()

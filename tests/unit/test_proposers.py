@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import config
+from nightshift.campaign.ledger import Ledger
 from nightshift.engines import used_keys
-from nightshift.engines.trl import TrlEngine
-from nightshift.ledger import Ledger
-from nightshift.night.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.proposers.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.train_toml import config
 from tests.campaigns import BASELINE, campaign
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nightshift import replay as replays
-from nightshift.ledger import Ledger
+from nightshift.campaign import replay as replays
+from nightshift.campaign.ledger import Ledger
 from nightshift.records import Verdict
 
 ROOT = Path(__file__).parents[2]

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import decision
-from nightshift.decision import Comparison, Decision
+from nightshift.campaign import decision
+from nightshift.campaign.decision import Comparison, Decision
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.replay import Options, campaigns, replay, table
 from nightshift.engines import ProgressCallback
-from nightshift.engines.trl import TrlEngine
+from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import Request, run_experiment
-from nightshift.lab import Lab
-from nightshift.ledger import Ledger
+from nightshift.git.repo import Repo
 from nightshift.records import Record, Run, Side, Verdict
-from nightshift.replay import Options, campaigns, replay, table
-from nightshift.repo import Repo
 from nightshift.rules import ARITHMETIC_TRL, DecisionRules
+from nightshift.setup import Lab
 from tests.conftest import git
 
 STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.repo import Head, Repo, require_clean_start
+from nightshift.git.repo import Head, Repo, require_clean_start
 from tests.conftest import CAMPAIGN, git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"

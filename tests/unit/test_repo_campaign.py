@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.repo import Head, Repo
+from nightshift.git.repo import Head, Repo
 from tests.conftest import CAMPAIGN, git
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.compare import changes_of
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
-from nightshift.ledger import Ledger
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Side, Verdict
 from nightshift.report.data import Morning, gather
+from nightshift.report.diff import changes_of
 from nightshift.report.keys import short_names, study
 from nightshift.report.labels import Flag, Placed, place
 from nightshift.report.text import certificate_line, duration, headline, markdown, markdown_code, points, score, visible

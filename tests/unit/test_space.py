@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from optuna.distributions import json_to_distribution
 
-from nightshift import config, keys
-from nightshift.config import Config, parse, set_values
-from nightshift.night import space
-from nightshift.night.space import Dimension, Scale, SearchSpace
-from nightshift.values import Kind, Value, accept
+from nightshift.proposers import space
+from nightshift.proposers.space import Dimension, Scale, SearchSpace
+from nightshift.train_toml import config, keys
+from nightshift.train_toml.config import Config, parse, set_values
+from nightshift.train_toml.values import Kind, Value, accept
 
 PENALTY = "orchestrator.algo.length_penalty"
 SHIPPED = Path(__file__).parents[2] / "train.toml"

@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.repo import Repo, require_clean_start
-from nightshift.stray import foreign_packages, stray_code, top_modules
+from nightshift.git.repo import Repo, require_clean_start
+from nightshift.guard.untracked import foreign_packages, stray_code, top_modules
 from tests.conftest import git
 
-TRACKED = ("nightshift/__init__.py", "nightshift/decision.py", "environments/one/pkg/__init__.py", "train.toml")
+TRACKED = (
+    "nightshift/__init__.py",
+    "nightshift/campaign/decision.py",
+    "environments/one/pkg/__init__.py",
+    "train.toml",
+)
 
 
 @pytest.fixture
@@ -38,7 +43,7 @@ def plant(top: Path, name: str) -> None:
     [
         "nightshift/decision/__init__.py",
         "nightshift/decision.abi3.so",
-        "nightshift/decision.pyc",
+        "nightshift/campaign/decision.pyc",
         "nightshift/deep/er/module.py",
         "environments/one/pkg/scoring.py",
         "environments/one/sitecustomize.py",
@@ -66,7 +71,7 @@ def test_a_link_among_the_code_is_named(top: Path) -> None:
 def test_notes_data_caches_and_own_programs_are_free(top: Path) -> None:
     for name in ("nightshift/notes.md", "environments/one/data.json", "mine.py", "tests/test_mine.py", "runs/x.py"):
         plant(top, name)
-    py_compile.compile(str(top / "nightshift" / "decision.py"))
+    py_compile.compile(str(top / "nightshift" / "campaign" / "decision.py"))
     plant(top, "nightshift/__pycache__/gone.cpython-311.pyc")  # of no source: never loaded
     assert stray_code(top, TRACKED) == []
 
@@ -102,13 +107,13 @@ def value_in_python(top: Path) -> str:
 
 @pytest.mark.parametrize("flags", [0, 1, 3])
 def test_forged_bytecode_that_python_loads_is_named(top: Path, flags: int) -> None:
-    path = forge(top / "nightshift" / "decision.py", flags)
+    path = forge(top / "nightshift" / "campaign" / "decision.py", flags)
     assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
     assert value_in_python(top) == "True\n"  # what the check is for
 
 
 def test_bytecode_that_python_does_not_load_or_that_is_honest_is_free(top: Path) -> None:
-    source = top / "nightshift" / "decision.py"
+    source = top / "nightshift" / "campaign" / "decision.py"
     forge(source)
     os.utime(source, (1, 1))
     assert stray_code(top, TRACKED) == []
@@ -119,13 +124,13 @@ def test_bytecode_that_python_does_not_load_or_that_is_honest_is_free(top: Path)
 
 
 def test_torn_bytecode_is_named(top: Path) -> None:
-    path = forge(top / "nightshift" / "decision.py")
+    path = forge(top / "nightshift" / "campaign" / "decision.py")
     path.write_bytes(path.read_bytes()[:20])
     assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
 
 
 def test_a_campaign_does_not_start_beside_stray_code(checkout: Path) -> None:
-    plant(checkout, "nightshift/decision.py")
+    plant(checkout, "nightshift/campaign/decision.py")
     git(checkout, "add", "nightshift")
     git(checkout, "commit", "--quiet", "-m", "code")
     repo, config = Repo(checkout), (checkout / "train.toml").read_bytes()

@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift import supervise
 from nightshift.errors import EngineError, Interrupted
-from nightshift.supervise import Child, ProcessGroup, engine_environment, free_disk_gb, interruptible
-from nightshift.watchdog import ProcessTree, is_alive
+from nightshift.processes import supervise
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment, free_disk_gb, interruptible
+from nightshift.processes.watchdog import ProcessTree, is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
 
@@ -363,8 +363,8 @@ def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
     group = make_group(grace_seconds=0.0)
     child = launch(group, READY + SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr("nightshift.watchdog.KILL_SECONDS", 0.1)
-        patch.setattr("nightshift.watchdog._kill", lambda process: None)
+        patch.setattr("nightshift.processes.watchdog.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.processes.watchdog._kill", lambda process: None)
         [left] = group.stop()
     assert left.startswith(f"pid {child.pid} 'python")
     assert group.stop() == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.night import surroundings
+from nightshift.guard import surroundings
 from tests.unit.test_stray import forge
 
 

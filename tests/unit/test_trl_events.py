@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nightshift.engines.trl import _event
+from nightshift.engines.trl.engine import _event
 from nightshift.errors import EngineError
 
 TRAINED = {

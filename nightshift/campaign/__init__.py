@@ -1,0 +1,1 @@
+"""What a campaign has decided and believes: ledger, fold, decision rule."""

@@ -1,0 +1,1 @@
+"""prime-rl on two GPUs."""

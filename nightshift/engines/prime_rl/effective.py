@@ -1,0 +1,108 @@
+"""What prime-rl trains with: the allow-listed train.toml plus what the rules and the engine fix.
+
+A nested tree in prime-rl's own names that its RLConfig accepts, without anything that depends on a single
+run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nightshift.errors import ConfigError
+from nightshift.rules import EnvironmentRules, Rules
+from nightshift.train_toml import config as configs
+from nightshift.train_toml import keys
+from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.config import Config
+
+HOST = "127.0.0.1"
+TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
+# Room for a prompt beside the longest completion. GSM8K's longest question has 985 characters in 183 words;
+# the instruction and the chat template add about 60 tokens.
+PROMPT_TOKENS = 448
+NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
+ADAPTER = "trainer.model.lora"
+_SAMPLER = f"{keys.SOURCE}.curriculum.sampler.type"
+_LENGTH = "orchestrator.train.sampling.max_completion_tokens"
+
+
+def effective(config: Config, rules: Rules) -> dict[str, Any]:
+    """The RLConfig tree of a checked train.toml under `rules`: JSON values only, the same for every run.
+
+    Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
+
+    Raises:
+        ConfigError: a value that these rules do not allow.
+    """
+    _check_length(config, rules)
+    values = {**config.resolved, **configs.effective(config, fixed(rules))}
+    if values.get(_SAMPLER) == "standard":
+        del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
+    if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
+        rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
+        values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
+    return configs.nested({path: sorted(v) if isinstance(v, tuple) else v for path, v in values.items()})
+
+
+def fixed(rules: Rules) -> dict[str, Any]:
+    """The values that train.toml cannot name, dotted; all of them are locked keys."""
+    return {
+        "clean": False,  # a run folder is used once; with true, even a dry run deletes it
+        "model.name": rules.model,
+        # Qwen2.5 is no key of the renderers' own map, so "auto" is refused (C/orchestrator.py:584).
+        "orchestrator.renderer.name": "default",
+        # "auto" is flash attention 3 on Hopper and 4 on Blackwell, which the Hugging Face implementation,
+        # the only one of Qwen2, refuses (P/trainer/model.py:734,1293).
+        "trainer.model.attn": "flash_attention_2",
+        keys.SOURCE: [_source(environment) for environment in rules.environments],
+        "deployment.type": "single_node",
+        "deployment.gpus_per_node": 2,
+        "deployment.num_infer_gpus": 1,
+        "deployment.num_train_gpus": 1,
+        # The default, NCCL, leaves no file to evaluate, and never sends the last step (P/trainer/rl/train.py:582).
+        "weight_broadcast.type": "filesystem",
+        "rollout_transport.type": "zmq",
+        "rollout_transport.host": HOST,
+        "inference.server.host": HOST,
+        # One engine needs no router in front, and its program is in another extra.
+        "inference.router": None,
+        # Without a length the server reckons with the model's 32,768 tokens for each rollout.
+        "inference.vllm.max_model_len": PROMPT_TOKENS
+        + max(rules.max_completion_tokens, rules.decoding.max_completion_tokens),
+        # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
+        "inference.vllm.generation_config": "vllm",
+        # Safe: the orchestrator salts with the policy's version, the evaluation with one of its own, and a
+        # server serves one run.
+        "inference.vllm.enable_prefix_caching": True,
+        "trainer.monitors.file.path": TRAINER_METRICS,
+        "orchestrator.monitors.file.path": ORCHESTRATOR_METRICS,
+    }
+
+
+def adapter_name(tree: dict[str, Any]) -> str | None:
+    """The name under which the policy's adapter is served; None where all weights are trained."""
+    lora = tree["orchestrator"].get("model", {}).get("lora")
+    return None if lora is None else str(lora["name"])
+
+
+def _source(environment: EnvironmentRules) -> dict[str, Any]:
+    """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker."""
+    taskset = {"id": environment.package, "split": "train", "size": environment.num_train}
+    return {
+        "name": environment.package.removeprefix("nightshift_"),
+        "env": {
+            "taskset": taskset,
+            # The default runtime is a paid sandbox elsewhere (V/configs/agent.py:29); ours starts nothing.
+            "agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}},
+        },
+        "serve": {"pool": {"type": "static", "num_workers": NUM_ENV_WORKERS}},
+    }
+
+
+def _check_length(config: Config, rules: Rules) -> None:
+    """A rollout that the server's context cannot hold would be refused there, one request at a time."""
+    length, cap = config.get(_LENGTH), rules.max_completion_tokens
+    if length is not None and length > cap:
+        line = toml_text.line_of(config.source.decode(), tuple(_LENGTH.split(".")))
+        cause = f"train.toml:{line}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
+        raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

@@ -1,0 +1,301 @@
+"""Where prime-rl is installed, and whether it is what pyproject.toml pins. Never changes anything.
+
+An installation is prime-rl's own checkout with its own environment in `.venv`. All that Nightshift adds
+lies in one folder of it, `.nightshift`: compile caches, the environments, the pinned model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nightshift.engines.prime_rl.git import read_git
+from nightshift.errors import EngineError
+from nightshift.processes.gpus import Gpu
+from nightshift.processes.supervise import free_disk_gb
+from nightshift.rules import Rules
+
+ENV_VAR = "NIGHTSHIFT_PRIME_RL"
+PREPARE = "Run: uv run prepare.py --engine prime-rl"
+# The fifth one, prime-kernels, is for other models.
+SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
+PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun")
+# One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
+RUN_DISK_GB = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """`[tool.nightshift.prime-rl]` of pyproject.toml."""
+
+    repository: str
+    commit: str
+    python: str
+    torch: str
+    vllm: str
+    flash_attn: str
+
+    @classmethod
+    def read(cls, pyproject: Path) -> Pins:
+        """The pins of this version of Nightshift."""
+        table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["nightshift"]["prime-rl"]
+        return cls(**{name: table[name.replace("_", "-")] for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """prime-rl's checkout at `root` (absolute), there or not."""
+
+    root: Path
+    pins: Pins
+
+    @classmethod
+    def find(cls, pins: Pins, environ: Mapping[str, str], flag: Path | None = None) -> Installation:
+        """The folder of `--prime-rl`, else of NIGHTSHIFT_PRIME_RL, else one in the user's cache."""
+        named = flag or (Path(environ[ENV_VAR]) if environ.get(ENV_VAR) else None)
+        if named is None:
+            cache = Path(environ["XDG_CACHE_HOME"]) if environ.get("XDG_CACHE_HOME") else Path.home() / ".cache"
+            named = cache / "nightshift" / "prime-rl" / pins.commit
+        return cls(named.expanduser().absolute(), pins)
+
+    @property
+    def venv(self) -> Path:
+        return self.root / ".venv"
+
+    @property
+    def bin_dir(self) -> Path:
+        """prime-rl's programs; its processes start each other by bare name, so it comes first on their PATH."""
+        return self.venv / "bin"
+
+    @property
+    def python(self) -> Path:
+        return self.bin_dir / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return self.venv / "lib" / f"python{self.pins.python}" / "site-packages"
+
+    @property
+    def state_dir(self) -> Path:
+        """Everything that Nightshift adds to the checkout."""
+        return self.root / ".nightshift"
+
+    @property
+    def caches_dir(self) -> Path:
+        return self.state_dir / "caches"
+
+    @property
+    def hub_dir(self) -> Path:
+        """A Hugging Face cache whose only model is the pinned one, as its `main`: prime-rl has no revision key."""
+        return self.state_dir / "hub"
+
+    @property
+    def unfinished_sync(self) -> Path:
+        """Exists while packages are being installed, and after that was interrupted."""
+        return self.state_dir / "sync.unfinished"
+
+    def environments_dir(self, root: Path) -> Path:
+        """The copy of the environments of the Nightshift checkout at `root`, named by their bytes.
+
+        So two checkouts with different environments share an installation. It goes on PYTHONPATH.
+        """
+        return self.state_dir / "environments" / environments_hash(environment_packages(root))
+
+    def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
+        """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
+        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in gpus)
+        return self.caches_dir / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+
+    def environment(self, root: Path, path: str) -> dict[str, str]:
+        """Variables that make a process use this installation; `path` is the caller's PATH."""
+        return {
+            "PATH": f"{self.bin_dir}{os.pathsep}{path}",
+            "VIRTUAL_ENV": str(self.venv),
+            "PYTHONPATH": str(self.environments_dir(root)),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.caches_dir / "inductor"),
+            "TRITON_CACHE_DIR": str(self.caches_dir / "triton"),
+            "VLLM_CACHE_ROOT": str(self.caches_dir / "vllm"),
+            "HF_HUB_CACHE": str(self.hub_dir),
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+        }
+
+
+def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
+    """What keeps this installation from running `rules` on `gpus` for the Nightshift checkout at `root`, with fixes.
+
+    Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
+    """
+    return [str(problem) for _, problem in examine(installation, rules, root, gpus) if problem is not None]
+
+
+def examine(
+    installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]
+) -> list[tuple[str, EngineError | None]]:
+    """Each part that was checked, with the first thing wrong with it. Without a checkout its parts are not checked."""
+    findings: list[tuple[str, EngineError | None]] = [("checkout", checkout_problem(installation))]
+    if findings[0][1] is None:
+        findings += [
+            ("submodules", submodules_problem(installation)),
+            ("packages", packages_problem(installation, has_gpus=bool(gpus))),
+            ("environments", environments_problem(installation, root)),
+            ("model", model_problem(installation, rules)),
+            ("warm caches", warm_problem(installation, gpus)),
+        ]
+    return [*findings, ("data", data_problem(rules)), ("disk", disk_problem(root))]
+
+
+def checkout_problem(installation: Installation) -> EngineError | None:
+    """Another commit than the pinned one, or files that differ from it."""
+    root, commit = installation.root, installation.pins.commit
+    if not (root / ".git").exists():
+        return EngineError(f"prime-rl is not installed in {root}", f"{PREPARE}.")
+    try:
+        head = read_git(root, "rev-parse", "HEAD")
+        if head != commit:
+            return EngineError(
+                f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
+                f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
+            )
+        changed = read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    except EngineError as error:
+        return error
+    return _changed(root, changed)
+
+
+def submodules_problem(installation: Installation) -> EngineError | None:
+    """A submodule that is missing, at another commit than the pinned one asks for, or changed."""
+    root = installation.root
+    for name in SUBMODULES:
+        if not (root / name / ".git").exists():
+            return EngineError(f"{root / name} is empty: a submodule is missing", f"{PREPARE}.")
+    try:
+        changed = read_git(
+            root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked", "--", *SUBMODULES
+        )
+    except EngineError as error:
+        return error
+    return _changed(root, changed)
+
+
+def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
+    """A Python, a program or a package that is missing or not the pinned one."""
+    pins = installation.pins
+    if installation.unfinished_sync.exists():
+        return EngineError("prime-rl's packages are not all installed: uv sync did not end well", f"{PREPARE}.")
+    if not os.access(installation.python, os.X_OK) or not installation.site_packages.is_dir():
+        return EngineError(f"{installation.venv} has no Python {pins.python}", f"{PREPARE}.")
+    for program in PROGRAMS:
+        if not os.access(installation.bin_dir / program, os.X_OK):
+            return EngineError(f"{installation.bin_dir / program} is missing", f"{PREPARE}.")
+    if has_gpus:
+        for name, pinned in (("torch", pins.torch), ("vllm", pins.vllm), ("flash_attn", pins.flash_attn)):
+            version = _version(installation.site_packages, name)
+            if version is None or pinned not in (version, version.partition("+")[0]):
+                return EngineError(f"prime-rl's environment has {name} {version}, pinned is {pinned}", f"{PREPARE}.")
+    return None
+
+
+def environments_problem(installation: Installation, root: Path) -> EngineError | None:
+    """The copy of this checkout's environments is missing or was changed."""
+    folder = installation.environments_dir(root)
+    packages = sorted(path for path in folder.glob("*") if path.is_dir())
+    if environments_hash(packages) != folder.name:
+        return EngineError(f"{folder} is not the copy of {root / 'environments'}", f"{PREPARE}.")
+    return None
+
+
+def model_problem(installation: Installation, rules: Rules) -> EngineError | None:
+    """The hub cache of the installation lacks the rules' model, or its `main` is another revision."""
+    if rules.model_revision is None:
+        return None
+    folder = model_folder(installation, rules)
+    snapshot = folder / "snapshots" / rules.model_revision
+    main = folder / "refs" / "main"
+    if not is_whole_model(snapshot):
+        return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", f"{PREPARE}.")
+    if not main.is_file() or main.read_text() != rules.model_revision:
+        return EngineError(f"{main} does not name {rules.model_revision[:9]}", f"{PREPARE}.")
+    return None
+
+
+def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError | None:
+    """No unscored run has filled the compile caches for these GPUs: the first experiment would pay for it."""
+    if not gpus or installation.warm_mark(gpus).is_file():
+        return None
+    return EngineError(f"the compile caches are cold for {gpus[0].name}", f"{PREPARE}.")
+
+
+def data_problem(rules: Rules) -> EngineError | None:
+    """The official data is missing or is not the official one."""
+    for environment in rules.environments:
+        data: Any = importlib.import_module(f"{environment.package}.data")
+        if hasattr(data, "prepare"):  # generated data needs none
+            try:
+                data.load("selection", size=1)
+            except ValueError as error:  # the environments' own error, one line with its fix
+                return EngineError(str(error))
+    return None
+
+
+def disk_problem(root: Path) -> EngineError | None:
+    """Too little space below `root` for one run."""
+    free = free_disk_gb(root)
+    if free >= RUN_DISK_GB:
+        return None
+    return EngineError(
+        f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}",
+        "Delete old folders in runs/.",
+    )
+
+
+def model_folder(installation: Installation, rules: Rules) -> Path:
+    """Where a Hugging Face cache keeps the rules' model."""
+    return installation.hub_dir / f"models--{rules.model.replace('/', '--')}"
+
+
+def is_whole_model(snapshot: Path) -> bool:
+    """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    return all((snapshot / name).is_file() for name in names) and any(
+        path.is_file() for path in snapshot.glob("*.safetensors")
+    )
+
+
+def environment_packages(root: Path) -> list[Path]:
+    """The folders of Nightshift's environment packages, sorted by name."""
+    return sorted((path.parent for path in root.glob("environments/*/*/__init__.py")), key=lambda path: path.name)
+
+
+def environments_hash(packages: list[Path]) -> str:
+    """16 hex digits over the names and bytes of all files of the packages, but compiled ones."""
+    digest = hashlib.sha256()
+    for package in packages:
+        for file in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            data = file.read_bytes()
+            digest.update(f"{file.relative_to(package.parent).as_posix()}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def _version(site_packages: Path, name: str) -> str | None:
+    """The version of an installed package, from the name of its metadata folder; None if it is not there."""
+    for path in site_packages.glob(f"{name}-*.dist-info"):
+        return path.name.removesuffix(".dist-info").rpartition("-")[2]
+    return None
+
+
+def _changed(root: Path, status: str) -> EngineError | None:
+    if not status:
+        return None
+    lines = status.splitlines()
+    more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+    return EngineError(
+        f"{root}: {lines[0][2:].strip()}{more} differs from the pinned commit",
+        f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
+    )

@@ -1,0 +1,280 @@
+"""How one prime-rl run is started: its files, command lines, environment variables, ports and GPUs.
+
+Command lines and variables are those of prime-rl's own launcher (src/prime_rl/entrypoints/rl.py at the
+pinned commit, P/), which is not used: it waits half a minute before it stops anything, and always stops
+the server first. Nothing is started here.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nightshift.engines.prime_rl.effective import HOST, ORCHESTRATOR_METRICS, TRAINER_METRICS, adapter_name, effective
+from nightshift.engines.prime_rl.ports import Ports, free_ports
+from nightshift.processes.gpus import GpuIds
+
+__all__ = ["Command", "Launch", "Ports", "describe", "effective", "free_ports", "plan"]
+
+VALIDATOR = Path(__file__).with_name("validator.py")
+PRIME_DIR = "prime-rl"  # prime-rl's own run folder, below the run's folder
+
+# P/utils/process.py:17
+_COMMON = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTHONUNBUFFERED": "1",
+    "OMP_NUM_THREADS": "1",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+}
+_INFERENCE = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
+    "UCX_TLS": "all",
+}
+_TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+# Nothing is asked of a hub and nothing is reported to anybody. vLLM would ask the network for its own address.
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": HOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process: `env` is what is added to the harness's own environment, `log_name` a file in the run's folder."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that one run needs before its first process starts.
+
+    `commands`: inference, validator, env-server, orchestrator, trainer. `inference` reads `inference_json`
+    and may start at once; the validator writes the configs of the other three, and its verdict to `verdict`.
+    `served_model` is the policy's name in requests: the adapter's with LoRA, else the model's.
+    """
+
+    tree: Mapping[str, Any]
+    inference_json: Mapping[str, Any]
+    commands: tuple[Command, ...]
+    ports: Ports
+    gpu_ids: GpuIds
+    run_dir: Path
+    base_model_name: str
+    served_model: str
+
+    @property
+    def prime_dir(self) -> Path:
+        """prime-rl's run folder."""
+        return self.run_dir / PRIME_DIR
+
+    @property
+    def broadcasts_dir(self) -> Path:
+        return self.prime_dir / "broadcasts"
+
+    @property
+    def rollouts_dir(self) -> Path:
+        return self.prime_dir / "rollouts"
+
+    @property
+    def trainer_metrics(self) -> Path:
+        return self.prime_dir / TRAINER_METRICS
+
+    @property
+    def orchestrator_metrics(self) -> Path:
+        return self.prime_dir / ORCHESTRATOR_METRICS
+
+    @property
+    def tree_path(self) -> Path:
+        return _tree_path(self.run_dir)
+
+    @property
+    def verdict(self) -> Path:
+        """The validator's JSON: {"ok": true, ...} or {"ok": false, "errors": [...]}."""
+        return _verdict(self.run_dir)
+
+    def write(self) -> None:
+        """Create the folders and the two files that the first processes read."""
+        configs_dir = _configs_dir(self.run_dir)
+        configs_dir.mkdir(exist_ok=True)
+        self.prime_dir.mkdir(exist_ok=True)
+        self.tree_path.write_text(json.dumps(self.tree, indent=1))
+        (configs_dir / "inference.json").write_text(json.dumps(self.inference_json, indent=1))
+
+
+def plan(
+    settings: Mapping[str, Any],
+    *,
+    seed: int,
+    run_dir: Path,
+    ports: Ports,
+    gpu_ids: GpuIds,
+    bin_dir: Path,
+    environment: Mapping[str, str],
+) -> Launch:
+    """How to run `settings` (from `effective`) once; starts and writes nothing.
+
+    `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process
+    use that installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer;
+    () hides every GPU from both.
+    """
+    if not run_dir.is_absolute() or not bin_dir.is_absolute():
+        raise ValueError(f"relative path: {run_dir} or {bin_dir}")
+    tree = _tree(settings, seed, run_dir, ports)
+    model = str(tree["model"]["name"])
+    return Launch(
+        tree=tree,
+        inference_json=_inference(tree),
+        commands=_commands(tree, run_dir, ports, gpu_ids, bin_dir, environment),
+        ports=ports,
+        gpu_ids=gpu_ids,
+        run_dir=run_dir,
+        base_model_name=model,
+        served_model=adapter_name(tree) or model,
+    )
+
+
+def describe(launch: Launch) -> list[str]:
+    """The whole launch as text for --dry-run: GPUs, ports, processes with the variables set for them, config."""
+    gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
+    ports = launch.ports
+    lines = [
+        f"GPUs:     {gpus}",
+        f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
+        f"env-server {ports.env_server}, torchrun {ports.rendezvous}",
+        f"model:    {launch.served_model}",
+    ]
+    shared = dict(set.intersection(*(set(command.env.items()) for command in launch.commands)))
+    lines += [f"env:      all: {_assignments(shared)}"]
+    for command in launch.commands:
+        own = {name: value for name, value in command.env.items() if name not in shared}
+        lines.append(f"{command.name + ':':<14}{shlex.join(command.argv)}")
+        lines += [f"{'':<14}with {_assignments(own)}"] if own else []
+        lines.append(f"{'':<14}log {command.log_name}")
+    return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree with its dotted path; `[0]` counts in lists of tables."""
+    if isinstance(node, Mapping) and node:
+        for name, value in node.items():
+            yield from leaves(value, f"{path}.{name}" if path else name)
+    elif isinstance(node, list) and node and isinstance(node[0], Mapping):
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, node
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+
+
+def _tree(settings: Mapping[str, Any], seed: int, run_dir: Path, ports: Ports) -> dict[str, Any]:
+    """`settings` with what belongs to this run: folder, ports, seeds."""
+    tree: dict[str, Any] = copy.deepcopy(dict(settings))
+    tree["output_dir"] = str(run_dir)
+    tree["run"] = {"name": PRIME_DIR}
+    tree["rollout_transport"]["port"] = ports.rollouts
+    tree["inference"]["server"]["port"] = ports.inference
+    tree["inference"]["vllm"]["seed"] = seed
+    orchestrator = tree["orchestrator"]
+    orchestrator["env_server_base_port"] = ports.env_server
+    orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{ports.inference}/v1"}
+    [source] = orchestrator["train"]["source"]  # one env server a run, on one port
+    source["env"]["taskset"]["seed"] = seed
+    sampler = source.get("curriculum", {}).get("sampler", {})
+    if sampler.get("type") == "difficulty_pool":
+        sampler["seed"] = seed
+    return tree
+
+
+def _inference(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's own config, as RLConfig will resolve it: the validator compares the two."""
+    inference: dict[str, Any] = copy.deepcopy(tree["inference"])
+    inference["weight_broadcast"] = dict(tree["weight_broadcast"])
+    inference["vllm"]["model"] = tree["model"]["name"]
+    lora = tree["trainer"].get("model", {}).get("lora")
+    if lora is not None:
+        inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
+    return inference
+
+
+def _commands(
+    tree: Mapping[str, Any],
+    run_dir: Path,
+    ports: Ports,
+    gpu_ids: GpuIds,
+    bin_dir: Path,
+    environment: Mapping[str, str],
+) -> tuple[Command, ...]:
+    # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
+    run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex
+    common = {**environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
+    configs_dir = _configs_dir(run_dir)
+    [source] = tree["orchestrator"]["train"]["source"]
+
+    def command(name: str, argv: Sequence[object], **variables: str) -> Command:
+        program, *arguments = argv
+        words = (str(bin_dir / str(program)), *map(str, arguments))
+        return Command(name, words, {**common, **variables}, f"{name}.log")
+
+    trainer = [
+        "torchrun",
+        "--role=trainer",
+        f"--rdzv-endpoint=localhost:{ports.rendezvous}",
+        f"--rdzv-id={run_id}",
+        f"--log-dir={run_dir / 'torchrun'}",
+        "--local-ranks-filter=0",
+        "--redirect=3",
+        "--tee=3",
+        "--nproc-per-node=1",
+        "-m",
+        "prime_rl.trainer.rl.train",
+        "@",
+        configs_dir / "trainer.json",
+    ]
+    inference_gpu, trainer_gpu = map(str, gpu_ids) if gpu_ids else ("", "")
+    env_config = configs_dir / "envs" / "train" / f"{source['name']}.json"
+    # -P: nothing from beside the validator is importable, which is Nightshift.
+    validator = ["python", "-P", VALIDATOR, _tree_path(run_dir), configs_dir, _verdict(run_dir)]
+    return (
+        command(
+            "inference",
+            ["inference", "@", configs_dir / "inference.json"],
+            **_INFERENCE,
+            CUDA_VISIBLE_DEVICES=inference_gpu,
+        ),
+        command("validator", validator),
+        command("env-server", ["env-server", "@", env_config]),
+        command("orchestrator", ["orchestrator", "@", configs_dir / "orchestrator.json"]),
+        command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
+    )
+
+
+def _configs_dir(run_dir: Path) -> Path:
+    return run_dir / "configs"
+
+
+def _tree_path(run_dir: Path) -> Path:
+    return run_dir / "rl.json"
+
+
+def _verdict(run_dir: Path) -> Path:
+    return run_dir / "validator.json"

@@ -1,0 +1,282 @@
+"""One prime-rl run: its processes from start-up to the last completion.
+
+Three process groups, because they end at different moments: the trainer first (only it deletes
+broadcasts), then what makes rollouts, and the server last, after it has answered the evaluation.
+Numbers come from structured files; logs are read for the sign that the orchestrator's loop runs, which
+prime-rl writes nowhere else, and for the cause of a death.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift.engines import Message, ProgressCallback
+from nightshift.engines.prime_rl.causes import diagnose
+from nightshift.engines.prime_rl.errors import explain, is_config_fault
+from nightshift.engines.prime_rl.launch import Launch
+from nightshift.engines.prime_rl.metrics import MetricsTail
+from nightshift.engines.prime_rl.rollouts import sample_rollouts
+from nightshift.engines.prime_rl.server import Server
+from nightshift.engines.prime_rl.weights import (
+    Broadcast,
+    build_model_folder,
+    check_weights,
+    latest_stable,
+    remove_heavy,
+)
+from nightshift.errors import EngineError
+from nightshift.metrics import METRICS_NAME
+from nightshift.processes.gpus import PeakMemory
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
+from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
+from nightshift.train_toml.config import Config
+
+# Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
+# gets no grace at all: it would go on to delete the very weights that are to be evaluated.
+GRACE_SECONDS = 5.0
+HANG_SECONDS = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
+POLL_SECONDS = 0.5
+SETTLE_SECONDS = 1.0  # after a death
+LOG_LINES = 400  # of a log's end, for the cause of a death
+NUM_ROLLOUTS = 12  # that a run keeps for people to read
+LOOP_STARTED = b"Starting orchestrator loop"  # P/orchestrator/orchestrator.py:463
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Limits of a run, in seconds; tests shorten them."""
+
+    startup_seconds: float
+    hang_seconds: float = HANG_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+    poll_seconds: float = POLL_SECONDS
+
+
+class PrimeRlSession:
+    """The processes of one run. `open` first; `close` is safe at any moment, and twice."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        run_dir: Path,
+        base_model: Path,
+        environment: Mapping[str, str],
+        timing: Timing,
+        deadline: float,
+        keep_all: bool,
+    ) -> None:
+        """`deadline`: on the clock of time.monotonic. `base_model`: the snapshot that completes a model folder."""
+        self._launch, self._run_dir, self._base_model = launch, run_dir, base_model
+        self._environment, self._timing, self._keep_all = environment, timing, keep_all
+        self._startup_ends = min(deadline, time.monotonic() + timing.startup_seconds)
+        run_id = f"{run_dir.parent.name}-{uuid.uuid4().hex}"
+        self._groups = {  # in the order in which they are stopped
+            name: ProcessGroup(f"{run_id}-{name}", grace_seconds)
+            for name, grace_seconds in (
+                ("trainer", 0.0),
+                ("rollouts", timing.grace_seconds),
+                ("server", timing.grace_seconds),
+            )
+        }
+        self._children: dict[str, Child] = {}
+        self._server = Server(launch.ports.inference, deadline)
+        self._tail = MetricsTail(launch.trainer_metrics, launch.orchestrator_metrics)
+        self._final: Broadcast | None = None
+        # With max_steps both end with 0, the orchestrator first.
+        self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
+        self._resources = ExitStack()
+        self._resources.callback(self._server.close)
+        self._memory = self._resources.enter_context(PeakMemory(launch.gpu_ids))
+
+    def open(self, config: Config | None) -> None:
+        """Start everything and wait until it can train. EngineError names the part that failed, and why.
+
+        prime-rl's own validation runs while the server starts; `config` puts its errors into lines of train.toml.
+        """
+        self._launch.write()
+        self._start("server", "inference")
+        self._validate(config)
+        for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
+            self._start(group, name)
+        for part, name, is_ready in self._parts():
+            while not is_ready():
+                self._raise_if_dead()
+                self._wait_for(f"{part} was not ready", name)
+
+    def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
+        """Train until the budget ends or max_steps is reached; then stop all but the server."""
+        began, began_epoch, problem = time.monotonic(), time.time(), None
+        outcome = Outcome.CRASHED
+        try:
+            outcome = self._watch(began, budget_seconds, progress)
+            # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
+            self._final = latest_stable(self._launch.broadcasts_dir)
+        except EngineError as error:
+            problem = error
+        seconds = time.monotonic() - began
+        self._stop("trainer", "rollouts")
+        self._tail.poll()
+        if problem is None and (self._final is None or self._final.step == 0):
+            outcome = Outcome.CRASHED
+            fix = "Lower orchestrator.batch_size or max_completion_tokens."
+            problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
+        last_step = self._final.step if self._final and not problem else None
+        self._tail.write(self._run_dir / METRICS_NAME, began_epoch, last_step)
+        return Training(
+            outcome,
+            num_steps=self._tail.num_steps if last_step is None else last_step,
+            training_seconds=seconds,
+            reward_mean=self._tail.reward_mean(last_step),
+            peak_memory_gb=self._memory.peak_gb,
+            cause=None if problem is None else str(problem),
+            failure=None if problem is None else Failure.TRAINING if problem.is_config_fault else Failure.MACHINERY,
+        )
+
+    def load_final_weights(self) -> Weights:
+        """Load the last weights published before the end into the server, from a folder of this run's own."""
+        if self._final is None:
+            raise EngineError("there are no final weights: training did not succeed")
+        folder = self._run_dir / "weights"
+        if folder.exists():
+            files = check_weights(folder)
+        else:
+            files = build_model_folder(self._final.folder, self._base_model, folder)
+        self._server.load_weights(folder, self._launch.served_model, is_adapter=files.is_adapter)
+        return Weights(self._final.step, files.sha256)
+
+    def complete(
+        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
+    ) -> list[Completion]:
+        """One completion a prompt, in order. The salt keeps answers of other weights out of the prefix cache."""
+        step = self._final.step if self._final else 0
+        completions = self._server.complete(
+            prompts,
+            decoding,
+            self._launch.served_model,
+            cache_salt=uuid.uuid4().hex,
+            progress=lambda num_done: progress(Progress(Phase.EVALUATING, step, num_done=num_done)),
+        )
+        self._memory.sample()
+        return completions
+
+    def close(self) -> None:
+        """Stop every process, then delete what is heavy. EngineError if something survives SIGKILL."""
+        try:
+            self._stop(*self._groups)
+        finally:
+            self._resources.close()
+            rollouts = sample_rollouts(self._launch.rollouts_dir, NUM_ROLLOUTS)
+            if rollouts:
+                text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
+                (self._run_dir / "rollouts.jsonl").write_text(text)
+            if not self._keep_all:
+                remove_heavy(self._launch.prime_dir)
+
+    def _start(self, group: str, name: str) -> None:
+        command = next(command for command in self._launch.commands if command.name == name)
+        self._children[name] = self._groups[group].start(
+            name,
+            command.argv,
+            log_path=self._run_dir / command.log_name,
+            env=engine_environment(self._environment, command.env),
+            cwd=self._run_dir,
+        )
+
+    def _validate(self, config: Config | None) -> None:
+        """Have prime-rl's own classes resolve the tree into the files that its programs read."""
+        self._start("rollouts", "validator")
+        child = self._children["validator"]
+        while child.poll() is None:
+            self._raise_if_dead()
+            self._wait_for("prime-rl's validation did not end", "validator")
+        try:
+            answer = json.loads(self._launch.verdict.read_bytes())
+        except (OSError, ValueError):
+            raise self._death(child) from None
+        if not answer["ok"]:
+            errors = answer["errors"]
+            raise EngineError(explain(errors, config), is_config_fault=is_config_fault(errors, config))
+
+    def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
+        """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
+        log = self._children["orchestrator"].log_path
+        broadcasts = self._launch.broadcasts_dir
+        base = self._launch.base_model_name
+        return [
+            ("the inference server", "inference", self._server.is_healthy),
+            (f"model {base}", "inference", lambda: base in self._server.model_ids()),
+            # Any step's: a fast trainer may have deleted step 0 between two looks.
+            ("the first broadcast of weights", "trainer", lambda: latest_stable(broadcasts) is not None),
+            ("the orchestrator's loop", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()),
+        ]
+
+    def _wait_for(self, what: str, name: str) -> None:
+        """One pause of waiting; EngineError once start-up has taken too long."""
+        if time.monotonic() >= self._startup_ends:
+            words = " | ".join(self._children[name].tail(3))
+            raise EngineError(f"{what} after {self._timing.startup_seconds:g} s: {name} says: {words or 'nothing'}")
+        self._memory.sample()
+        time.sleep(self._timing.poll_seconds)
+
+    def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
+        """Follow the run to its end. EngineError if it dies, hangs or can no longer learn."""
+        activity, active = (0, 0), began
+        reward: float | None = None
+        while True:
+            now = time.monotonic()
+            if self._leavers and self._children["trainer"].poll() == 0:
+                return Outcome.FINISHED
+            self._raise_if_dead()
+            if self._tail.poll():
+                if step := self._tail.not_finite_step():
+                    fix = "Lower trainer.optim.lr or trainer.optim.max_norm."
+                    raise EngineError(f"the loss was not a number at step {step}", fix, is_config_fault=True)
+                steps = self._tail.steps(0.0)
+                reward = steps[-1].reward_mean if steps else None
+            left = began + budget_seconds - now
+            progress(Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward))
+            if left <= 0:
+                return Outcome.BUDGET
+            latest = (self._tail.num_steps, _size(self._launch.rollouts_dir))
+            if latest != activity:
+                activity, active = latest, now
+            elif now - active >= self._timing.hang_seconds:
+                raise EngineError(
+                    f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs",
+                    "Run it again; if it repeats, undo the last change.",
+                )
+            self._memory.sample()
+            time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
+
+    def _raise_if_dead(self) -> None:
+        """EngineError with the likeliest cause if a process of the run has ended that should not have."""
+        if not self._dead():
+            return
+        time.sleep(SETTLE_SECONDS)  # one death brings on others, and they are not always seen in their order
+        problems = [self._death(child) for child in self._dead()]
+        raise next((problem for problem in problems if problem.fix), problems[0])
+
+    def _dead(self) -> list[Child]:
+        """Processes that have ended too early, the server first: nothing else makes it die."""
+        ended = [child for group in reversed(self._groups.values()) for child in group.check()]
+        return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
+
+    def _death(self, child: Child) -> EngineError:
+        cause = diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES))
+        return EngineError(cause.text, cause.fix, is_config_fault=cause.is_config_fault)
+
+    def _stop(self, *groups: str) -> None:
+        left = [process for name in groups for process in self._groups[name].stop()]
+        if left:
+            raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
+
+
+def _size(rollouts_dir: Path) -> int:
+    """Bytes of all rollouts so far: grows while any is finished."""
+    return sum(path.stat().st_size for path in rollouts_dir.glob("step_*/train/all/traces.jsonl"))

@@ -1,0 +1,1 @@
+"""TRL's GRPO in one child process, on a CPU or one GPU."""

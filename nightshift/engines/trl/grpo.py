@@ -1,0 +1,311 @@
+"""TRL's GRPOTrainer as the worker uses it: prime-rl's meaning of every setting, one metrics row a step.
+
+What differs from a bare GRPOTrainer, and why:
+- sampling goes through sampler.py (or vLLM on a GPU): `generate` costs more than the rest of a step;
+- rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
+- the optimizer and the schedule are built here, as prime-rl's trainer/optim and trainer/scheduler.py do;
+- training ends at a moment, not at a step: an update that would begin after it does not happen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+Settings = Mapping[str, Any]
+EventCallback = Callable[[dict[str, Any]], None]
+
+NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
+CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
+VLLM_MEMORY_SHARE = 0.3  # of the GPU, for vLLM's weights and cache beside the trainer
+
+
+class TrainingError(Exception):
+    """Training became impossible; the text is the one-line cause."""
+
+
+class _BudgetEnd(Exception):
+    """Unwinds the trainer between generation and update."""
+
+
+class Trainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPO on one device for a number of seconds; `train_for` is the only entry."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        tokenizer: Any,
+        examples: Sequence[Any],
+        messages: Callable[[Any], list[dict[str, str]]],
+        score: Callable[[str, str], float],
+        sample: Callable[..., list[Any]],
+        settings: Settings,
+        seed: int,
+        output_dir: Path,
+        metrics_path: Path,
+        send: EventCallback,
+    ) -> None:
+        self._settings, self._score, self._sample, self._send = settings, score, sample, send
+        self._metrics_path = metrics_path
+        self._row: dict[str, Any] = {}
+        self._reward_means: list[float] = []  # one a step
+        self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
+        prompts = [
+            tokenizer.apply_chat_template(messages(example), tokenize=False, add_generation_prompt=True)
+            for example in examples
+        ]
+        longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
+        limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
+        if limit < 1:
+            raise TrainingError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
+        optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
+        scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
+        super().__init__(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=self._reward,
+            args=_config(settings, limit, seed, output_dir, model.device.type == "cuda"),
+            train_dataset=Dataset.from_dict({"prompt": prompts, "answer": [example.answer for example in examples]}),
+            optimizers=(optimizer, scheduler),
+            callbacks=[_StepCallback(self)],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def train_for(self, budget_seconds: float) -> dict[str, Any]:
+        """Train until the budget ends or max_steps is reached; the fields of the `trained` event."""
+        self._started = self._last_row = time.monotonic()
+        self._ends = self._started + budget_seconds
+        try:
+            self.train()
+            outcome = "finished" if self.state.global_step == self._settings["max_steps"] else "budget"
+        except _BudgetEnd:
+            outcome = "budget"
+        return {
+            "outcome": outcome,
+            "num_steps": self.state.global_step,
+            "training_seconds": time.monotonic() - self._started,
+            "reward_mean": fmean(self._reward_means) if self._reward_means else None,
+        }
+
+    def _reward(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        """What TRL subtracts the group mean from: the reward for grpo, (r - mean) / mean for max_rl.
+
+        Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
+        """
+        rewards = torch.tensor([self._score(text, gold) for text, gold in zip(completions, answer, strict=True)])
+        groups = rewards.view(-1, self.num_generations)
+        self._row |= {
+            "reward_mean": rewards.mean().item(),
+            "reward_std": rewards.std(correction=0).item(),
+            "all_right_share": (groups == 1).all(1).float().mean().item(),
+            "all_wrong_share": (groups == 0).all(1).float().mean().item(),
+        }
+        if self._settings["algo"]["type"] == "max_rl":
+            mean = groups.mean(1, keepdim=True)
+            rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
+        return rewards.tolist()
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)  # type: ignore[no-any-return]
+        group_size = self.num_generations
+        self.model.eval()
+        with self.accelerator.autocast():
+            samples = self._sample(
+                self.accelerator.unwrap_model(self.model), prompt_ids[::group_size], group_size,
+                self.max_completion_length, self.temperature, set(self.eos_token_ids),
+            )  # fmt: skip
+        self.model.train()
+        return [sample.ids for sample in samples], None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        began = time.monotonic()
+        if began >= self._ends:
+            raise _BudgetEnd
+        batch = super()._generate_and_score_completions(inputs)
+        now = time.monotonic()
+        if now >= self._ends:
+            raise _BudgetEnd
+        metrics = self._metrics["train"]
+        self._row |= {
+            "completion_tokens_mean": metrics["completions/mean_length"][-1],
+            "truncated_share": metrics["completions/clipped_ratio"][-1],
+            "generate_seconds": now - began,
+            "num_tokens": batch["completion_mask"].sum().item(),
+        }
+        return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
+
+    def _without_zero_advantages(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The rows that teach something, and as few others as the equal split into micro-batches needs.
+
+        The loss is averaged over the tokens of the rows that teach, as prime-rl does. (Where prime-rl
+        repeats a batch in which no row does, this one makes an update without a gradient.)
+        """
+        chunks = self.args.steps_per_generation
+        is_useful = batch["advantages"] != 0
+        num_kept = max(chunks, math.ceil(is_useful.sum().item() / chunks) * chunks)
+        kept = is_useful.float().argsort(descending=True, stable=True)[:num_kept]
+        rows = {name: value[kept] if value.ndim > 0 else value for name, value in batch.items()}
+        rows["num_items_in_batch"] = batch["completion_mask"][is_useful].sum()
+        return rows
+
+    def finish_row(self, logs: Mapping[str, float]) -> None:
+        """Write the metrics row of the step that TRL has just logged; the figures are of its rollouts."""
+        now, row = time.monotonic(), self._row
+        step, lr = self.state.global_step, logs["learning_rate"]
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(logs[name]):
+                raise TrainingError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
+        seconds, self._last_row = now - self._last_row, now
+        num_tokens = row.pop("num_tokens")
+        row = {
+            "step": step,
+            "time": now - self._started,
+            **row,
+            "entropy": logs["entropy"],  # per token, of the rows trained on, at the sampling temperature
+            "kl": None,
+            "grad_norm": logs["grad_norm"],
+            "lr": lr,
+            "loss": logs["loss"],
+            "tokens_per_second": num_tokens / seconds,
+            "train_seconds": seconds - row["generate_seconds"],
+        }
+        self._reward_means.append(row["reward_mean"])
+        with self._metrics_path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self._send({"event": "step", **row})
+
+
+class _StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes the metrics row once TRL has logged a step."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        if "grad_norm" in logs:  # not the summary at the end of training
+            self._trainer.finish_row(logs)
+
+
+class _MuonWithAdamW(Optimizer):
+    """Muon and AdamW behind the interface of one optimizer, as prime-rl's Muon is."""
+
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
+        self._optimizers = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        # The schedule writes into this optimizer's groups, which accelerate replaces by copies.
+        for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
+            optimizer.param_groups[0]["lr"] = group["lr"]
+            optimizer.step()
+
+
+def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any]]) -> Optimizer:
+    """As prime-rl's trainer/optim: every parameter has the same decay; Muon takes the matrices of the blocks.
+
+    torch's Muon stands in for dion's: the same learning-rate adjustment and no Nesterov, other
+    Newton-Schulz coefficients.
+    """
+    lr, weight_decay = settings["lr"], settings["weight_decay"]
+    parameters = [parameter for _, parameter in named_parameters]
+    if settings["type"] == "sgd":
+        momentum, nesterov = settings["momentum"], settings["nesterov"]
+        return torch.optim.SGD(parameters, lr, momentum, weight_decay=weight_decay, nesterov=nesterov)
+    betas = (settings["betas1"], settings["betas2"])
+    if settings["type"] == "adamw":
+        return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
+    if settings["type"] != "muon":
+        raise TrainingError(f"optimizer {settings['type']!r} is unknown")
+    is_matrix = {
+        name: parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
+        for name, parameter in named_parameters
+    }
+    muon = torch.optim.Muon(
+        [parameter for name, parameter in named_parameters if is_matrix[name]],
+        lr,
+        weight_decay,
+        momentum=settings["mu"],
+        nesterov=False,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    rest = [parameter for name, parameter in named_parameters if not is_matrix[name]]
+    return _MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
+
+
+def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: int | None, lr: float) -> LRScheduler:
+    """The same torch schedules, composed in the same way, as prime-rl's trainer/scheduler.py."""
+    if settings["type"] == "constant":
+        return ConstantLR(optimizer, factor=1.0)
+    warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
+    lowest = min_lr / lr if min_lr > 0 else 1e-8
+    phases: list[LRScheduler] = []
+    milestones: list[int] = []
+    if warmup_steps > 0:
+        phases.append(LinearLR(optimizer, start_factor=lowest, end_factor=1.0, total_iters=warmup_steps))
+        milestones.append(warmup_steps)
+    if settings["type"] == "cosine":
+        if max_steps is None:
+            raise TrainingError("a cosine schedule needs max_steps")
+        phases.append(CosineAnnealingLR(optimizer, T_max=max_steps - warmup_steps, eta_min=min_lr))
+    elif settings["type"] != "linear":
+        raise TrainingError(f"scheduler {settings['type']!r} is unknown")
+    elif decay_steps := settings["decay_steps"]:
+        if max_steps is None:
+            raise TrainingError("decay_steps needs max_steps")
+        constant_steps = max_steps - decay_steps - warmup_steps
+        phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=1.0, total_iters=constant_steps))
+        phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=lowest, total_iters=decay_steps - 1))
+        milestones.append(max_steps - decay_steps)
+    if not phases:
+        raise TrainingError("a linear schedule needs warmup_steps or decay_steps")
+    return phases[0] if len(phases) == 1 else SequentialLR(optimizer, phases, milestones=milestones)
+
+
+def _config(settings: Settings, limit: int, seed: int, output_dir: Path, cuda: bool) -> GRPOConfig:
+    """Everything that TRL decides; `limit` is the completion limit in tokens."""
+    batch_size = settings["batch_size"]
+    micro_batch = math.gcd(batch_size, CUDA_MICRO_BATCH) if cuda else batch_size
+    max_norm = settings["optimizer"]["max_norm"]
+    return GRPOConfig(
+        output_dir=str(output_dir),
+        seed=seed,
+        max_steps=settings["max_steps"] or NO_LIMIT_STEPS,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=batch_size // micro_batch,
+        num_generations=settings["group_size"],
+        temperature=settings["temperature"],
+        max_completion_length=limit,
+        # The advantage is reward minus group mean, and the loss a mean over all tokens of the batch.
+        scale_rewards="none",
+        loss_type="dapo",
+        beta=0.0,
+        max_grad_norm=math.inf if max_norm is None else max_norm,
+        bf16=cuda,
+        gradient_checkpointing=cuda,
+        use_cpu=not cuda,
+        use_vllm=cuda and importlib.util.find_spec("vllm") is not None,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=VLLM_MEMORY_SHARE,
+        # A row a step, nothing else: no progress bars, reports, checkpoints or completions.
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=cuda,
+    )

@@ -1,0 +1,192 @@
+"""The child process of the trl engine: `python -I trainer.py SPEC.json`.
+
+Commands arrive as JSON lines on stdin, events leave as JSON lines on stdout; everything that a library
+prints goes to stderr, the run's log. Any failure is one `error` event with its cause, a traceback on
+stderr, and exit code 1. Of nightshift it imports the two modules beside it only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TextIO
+
+GIGABYTE = 1e9
+
+
+def main() -> int:
+    """Take over the pipes, get ready, obey; the exit code."""
+    # Libraries may print to stdout while they are imported, so it becomes the log before anything else.
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    # Threads that spin while they wait stall each other as soon as anything else wants a core.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    _import_own_package()
+    try:
+        worker = Worker(json.loads(Path(sys.argv[1]).read_text()), events)
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["command"] == "exit":
+                break
+            worker.obey(command)
+    except Exception as error:
+        traceback.print_exc()
+        cause = " ".join(str(error).split()) or type(error).__name__
+        _send(events, {"event": "error", "cause": cause})
+        return 1
+    return 0
+
+
+def _import_own_package() -> None:
+    """This checkout's nightshift, and no more of the checkout: a file at its top must not pass for a library that
+    others import if it is there (wandb)."""
+    top = str(Path(__file__).resolve().parents[3])
+    sys.path[:] = [top, *(folder for folder in sys.path if folder != top)]
+    importlib.import_module("nightshift.engines.trl")
+    del sys.path[0]
+
+
+class Worker:
+    """A policy with its trainer; one method a command."""
+
+    def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
+        self._events, self._spec = events, spec
+        began = time.monotonic()
+        from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
+
+        self._sampler = sampler
+        data = importlib.import_module(f"{spec['environment']}.data")
+        scoring = importlib.import_module(f"{spec['environment']}.scoring")
+        imported = time.monotonic()
+        import torch
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        torch.set_num_threads(spec["num_threads"])
+        self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec.get("model_revision"))
+        self._policy = self._load_policy(spec["model"])
+        loaded = time.monotonic()
+        self._trainer = grpo.Trainer(
+            model=self._policy,
+            tokenizer=self._tokenizer,
+            examples=data.load("train", spec["train_size"]),
+            messages=data.messages,
+            score=scoring.score,
+            sample=self._sampler.sample,
+            settings=spec["settings"],
+            seed=spec["train_seed"],
+            output_dir=Path(spec["weights_dir"]),
+            metrics_path=Path(spec["metrics_path"]),
+            send=self._send,
+        )
+        seconds = {"import": imported - began, "model": loaded - imported, "trainer": time.monotonic() - loaded}
+        self._send({"event": "ready", "seconds": seconds})
+
+    def obey(self, command: Mapping[str, Any]) -> None:
+        """Carry out one command up to its last event."""
+        match command:
+            case {"command": "train", "budget_seconds": budget_seconds}:
+                self._train(budget_seconds)
+            case {"command": "load_final_weights"}:
+                self._load_final_weights()
+            case {"command": "complete"}:
+                self._complete(command)
+            case _:
+                raise ValueError(f"unknown command {json.dumps(command)}")
+
+    def _train(self, budget_seconds: float) -> None:
+        fields = self._trainer.train_for(budget_seconds)
+        self._send({"event": "trained", **fields, "peak_memory_gb": _peak_memory_gb(self._spec["device"])})
+
+    def _load_final_weights(self) -> None:
+        """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
+        import torch
+
+        model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
+        if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+            raise ValueError(f"the weights after step {step} are not finite")
+        final = Path(self._spec["weights_dir"])
+        partial = final.with_name(f"{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial, max_shard_size="1TB")
+        self._trainer.processing_class.save_pretrained(partial)
+        for path in (partial / "model.safetensors", partial):
+            _sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _sync(final.parent)
+        self._policy = self._load_policy(str(final))
+        with (final / "model.safetensors").open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._send({"event": "weights", "step": step, "sha256": digest})
+
+    def _complete(self, command: Mapping[str, Any]) -> None:
+        """One completion a prompt, in order, as JSON lines in `output_path`."""
+        import torch
+
+        prompts = json.loads(Path(command["prompts_path"]).read_text())
+        ids = self._tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
+        ends = set(self._trainer.eos_token_ids)
+        is_cuda = self._spec["device"] == "cuda"
+        self._policy.eval()
+        with Path(command["output_path"]).open("w", encoding="utf-8") as file:
+            for start in range(0, len(ids), command["batch_size"]):
+                batch = ids[start : start + command["batch_size"]]
+                with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
+                    samples = self._sampler.sample(
+                        self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends
+                    )
+                texts = self._tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
+                for text, sample in zip(texts, samples, strict=True):
+                    line = {"text": text, "num_tokens": len(sample.ids), "truncated": sample.truncated}
+                    file.write(json.dumps(line) + "\n")
+                self._send({"event": "completing", "num_done": start + len(batch)})
+        self._send({"event": "completed"})
+
+    def _load_policy(self, model: str) -> Any:
+        """The model in float32 on the device; a GPU computes in bfloat16 by autocast."""
+        from transformers import AutoModelForCausalLM
+
+        revision = self._spec.get("model_revision")
+        policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32")
+        return policy.to(self._spec["device"])
+
+    def _send(self, event: Mapping[str, Any]) -> None:
+        _send(self._events, event)
+
+
+def _send(events: TextIO, event: Mapping[str, Any]) -> None:
+    events.write(json.dumps(event, allow_nan=False) + "\n")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _peak_memory_gb(device: str) -> float:
+    """GPU: the most that torch has held; CPU: the largest resident size of this process."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / GIGABYTE
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIGABYTE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The few git facts and deeds."""

@@ -1,0 +1,1 @@
+"""What an agent may not touch, and how it is noticed."""

@@ -1,0 +1,108 @@
+"""The throw-away clone in which an agent works, and what it changed there beside train.toml.
+
+It lies outside the checkout, in a folder of the temporary folder that is this user's alone, always at the
+same place for one checkout: what a killed night left there is cleared by the next proposal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.git.repo import CONFIG_NAME, Repo
+from nightshift.guard.seal import digest
+from nightshift.train_toml.values import quoted, shorten
+
+ANSWER_NAME = "hypothesis.txt"
+_HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
+_MAX_FILES = 20_000  # looked at; an agent may unpack anything
+_MAX_NAMED = 8
+_CLEAR_SECONDS = 120.0
+
+
+class Workplace:
+    """One clone at a time, in `folder`."""
+
+    def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
+        """`temporary` replaces the system's temporary folder."""
+        self._repo = repo
+        base = (temporary or Path(tempfile.gettempdir())).resolve()
+        if base.is_relative_to(repo.root.resolve()):
+            raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
+        self._own = base / f"nightshift-{os.getuid()}"
+        self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
+        self.clone = self.folder / "clone"
+
+    def open(self, source: bytes) -> dict[str, str]:
+        """Clone the branch afresh and put `source` there as train.toml; what every file is now."""
+        self.clear()
+        self._own.mkdir(mode=0o700, exist_ok=True)
+        status = self._own.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
+        self.folder.mkdir()
+        self.clone = self._repo.clone(self._repo.head(), self.folder / "clone")
+        (self.clone / CONFIG_NAME).write_bytes(source)
+        return self._listing()
+
+    def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
+        """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""
+        after = self._listing()
+        wanted = {os.path.relpath(self.clone / name, self.folder / "clone") for name in (CONFIG_NAME, ANSWER_NAME)}
+        changed = {name for name in {*before, *after} if before.get(name) != after.get(name)} - wanted
+        history = {name for name in changed if name.startswith(_HISTORY)}
+        notes = []
+        if not (self.folder / "clone" / ".git").is_dir():
+            notes.append("deleted .git of its clone")
+        elif history:
+            notes.append("made commits or branches of its own in its clone: dropped")
+        if files := sorted(changed - history):
+            more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+            named = ", ".join(shorten(quoted(name)[1:-1], 60) for name in files[:_MAX_NAMED])
+            notes.append(f"changed files other than train.toml: {named}{more}: dropped")
+        return tuple(notes)
+
+    def clear(self) -> None:
+        """Remove the clone, however it was left. Raises EngineError when something refuses to go."""
+        if self.folder.is_symlink():  # chmod would follow it, to what the agent chose
+            self.folder.unlink()
+        if not os.path.lexists(self.folder):
+            return
+        # Not shutil.rmtree: it recurses, and a tree that is deep enough ends it.
+        for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+            subprocess.run([*command, "--", str(self.folder)], capture_output=True, check=False, timeout=_CLEAR_SECONDS)
+        if os.path.lexists(self.folder):
+            raise EngineError(f"{self.folder} cannot be removed", "Remove it by hand.")
+
+    def _listing(self) -> dict[str, str]:
+        """Relative name -> kind and content, of the files of the clone and of its git history."""
+        top = self.folder / "clone"
+        found = {}
+        for path in _files(top):
+            name = os.path.relpath(path, top)
+            if not name.startswith(".git/") or name.startswith(_HISTORY):
+                found[name] = digest(path)
+            if len(found) >= _MAX_FILES:
+                break
+        return found
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """Everything below `top` that is no folder. Folders that cannot be read are passed over."""
+    folders = [top]
+    while folders:
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            else:
+                yield Path(entry.path)

@@ -1,0 +1,116 @@
+"""Is the checkout as it was before an agent's process ran?
+
+An agent runs as the same user as the harness, with the person's environment: no wall of the operating
+system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
+lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
+tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), uv.lock, the
+measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
+What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
+outside this checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeVar
+
+from nightshift.errors import ConfigError, UsageError
+from nightshift.files import write_atomically
+from nightshift.git.repo import CONFIG_NAME
+from nightshift.guard.untracked import top_modules
+from nightshift.setup import Lab
+from nightshift.train_toml import text as toml_text
+
+_MAX_NAMES = 5
+_MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The checkout at one moment: named parts with their state, and the two files that can be put back."""
+
+    parts: Mapping[str, str]
+    config: bytes | None  # train.toml; None: not there, or no regular file
+    tsv: bytes | None
+
+
+def take(lab: Lab) -> Seal:
+    """The state of the checkout now. Raises EngineError when git does not answer."""
+    head = lab.repo.head()
+    parts = dict(lab.repo.state())
+    parts["the measuring code or the shipped model"] = lab.rules.hash(lab.root)
+    if head.commit is not None:
+        parts |= dict.fromkeys(lab.repo.changed_harness_files(head.commit), "changed")
+    for path in (*top_modules(lab.root), lab.root / "uv.lock"):
+        parts[path.relative_to(lab.root).as_posix()] = digest(path)
+    for number in lab.ledger.numbers():
+        for name in ("record.json", CONFIG_NAME):
+            parts[f"runs/{number:04d}/{name}"] = digest(lab.ledger.run_dir(number) / name)
+    return Seal(parts, _config(lab.root), _bytes(lab.ledger.tsv_path))
+
+
+def mend(before: Seal, lab: Lab) -> tuple[str, ...]:
+    """Put train.toml and results.tsv back if they were touched; the notes that name it.
+
+    Raises UsageError when anything else was touched: a person has to look at that.
+    """
+    after = take(lab)
+    names = sorted(name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name))
+    if names:
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        raise UsageError(
+            f"{', '.join(names[:_MAX_NAMES])}{more} changed in this checkout while the agent was at work in its clone",
+            "Look at the change and undo it; then start the night again.",
+        )
+    notes = []
+    if after.config != before.config and before.config is not None:
+        write_atomically(lab.root / CONFIG_NAME, before.config)
+        notes.append("changed train.toml in the checkout itself: put back")
+    if after.tsv != before.tsv:
+        lab.ledger.tsv_path.unlink(missing_ok=True)
+        lab.ledger.sync_tsv()
+        notes.append("changed results.tsv in the checkout itself: rebuilt from the records")
+    return tuple(notes)
+
+
+def _config(root: Path) -> bytes | None:
+    try:
+        return toml_text.read(root / CONFIG_NAME)
+    except ConfigError:
+        return None
+
+
+def _bytes(path: Path) -> bytes | None:
+    return _opened(path, lambda file: file.read())
+
+
+def digest(path: Path) -> str:
+    """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link."""
+    if path.is_symlink():
+        return f"link to {path.readlink()}"
+    found = _opened(path, _content)
+    return "absent, or no readable file" if found is None else found
+
+
+def _content(file: BufferedReader) -> str:
+    status = os.fstat(file.fileno())
+    if status.st_size > _MAX_HASHED_BYTES:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    return f"{status.st_mode & 0o777:o} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _opened(path: Path, read: Callable[[BufferedReader], T]) -> T | None:
+    """What `read` makes of a regular file; None for anything else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return read(file) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None

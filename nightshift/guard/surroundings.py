@@ -1,0 +1,106 @@
+"""The Python environment, outside the checkout's own code: is it the same after an agent's work as before?
+
+Every worker is a fresh process that imports it. Whoever can write there (the person, so the agent too) can
+have the next worker do anything, and neither git nor the rules hash would know. Looking at the size, times and
+inode number of 30,000 files takes 0.2 s. A change time cannot be set back, but it also moves when uv links the
+file into another environment: of a file with several links it does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nightshift.errors import UsageError
+from nightshift.guard.untracked import is_forged
+
+_SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
+_PACKAGES = ("site-packages", "dist-packages")
+_MAX_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Times in nanoseconds."""
+
+    size: int
+    modified: int
+    changed: int
+    inode: int
+    num_links: int
+
+    def is_same(self, other: FileState) -> bool:
+        """True if the file was not written to, as far as this tells."""
+        one, two = ((state.size, state.modified, state.inode) for state in (self, other))
+        return one == two and (self.changed == other.changed or max(self.num_links, other.num_links) > 1)
+
+
+def take(root: Path) -> Mapping[str, FileState]:
+    """The state of every file that Python could import from outside the checkout at `root`, and of its programs."""
+    state = {}
+    for file in _files(root):
+        try:
+            status = file.stat()  # of what a link leads to
+        except OSError:
+            continue
+        state[os.fspath(file)] = FileState(
+            status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_nlink
+        )
+    return state
+
+
+def require_same(before: Mapping[str, FileState], root: Path) -> None:
+    """Raise UsageError with the first names of what is new, gone or changed since `before`.
+
+    Bytecode that Python has written meanwhile is no change, if it is that of its source.
+    """
+    after = take(root)
+    edited = {path for path, state in after.items() if path in before and not state.is_same(before[path])}
+    others = {path for path in before.keys() ^ after.keys() if not path.endswith(".pyc") or _is_bad(path)}
+    changed = sorted(edited | others)
+    if changed:
+        more = f" and {len(changed) - _MAX_NAMES} more" if len(changed) > _MAX_NAMES else ""
+        raise UsageError(
+            f"{', '.join(changed[:_MAX_NAMES])}{more} changed while the agent worked: workers would import it",
+            "Look at the change and undo it (uv sync --reinstall); then start the night again.",
+        )
+
+
+def _is_bad(path: str) -> bool:
+    """True for bytecode that is there and is not its source's."""
+    cached = Path(path)
+    if cached.parent.name != "__pycache__":
+        return cached.exists()  # a module of its own
+    source = cached.parent.parent / f"{cached.name.partition('.')[0]}.py"
+    return cached.exists() and source.exists() and is_forged(source, cached)
+
+
+def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
+    # The harness's own checkout is another one where a program drives this one, as tests do.
+    checkouts = [path for path in (root, Path(__file__).resolve().parents[2]) if (path / "run.py").is_file()]
+    own = {path for top in checkouts for path in (top, *(top / "environments").glob("*"))}
+    folders = [path for path in map(Path, sys.path) if path.is_dir() and path not in own]
+    if sys.prefix != sys.base_prefix:  # a virtual environment; the system's programs are not ours to watch
+        yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
+        yield Path(sys.prefix, "pyvenv.cfg")
+    for folder in folders:
+        yield from _below(str(folder))
+
+
+def _below(top: str) -> Iterator[os.DirEntry[str]]:
+    folders = [top]
+    while folders:
+        try:
+            entries = os.scandir(folders.pop())
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _PACKAGES:  # of the interpreter that the environment was made from
+                    folders.append(entry.path)
+            elif entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
+                yield entry

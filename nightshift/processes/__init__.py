@@ -1,0 +1,1 @@
+"""Processes and GPUs: who owns them, and that none is left."""

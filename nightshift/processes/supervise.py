@@ -1,0 +1,343 @@
+"""Starts, watches and stops the processes of a run; nothing is ever left behind.
+
+    group = ProcessGroup(marker=run_id, grace_seconds=10)
+    try:
+        trainer = group.start("trainer", argv, log_path=run_dir / "trainer.log", env=engine_environment(os.environ, {}))
+        while training:
+            for child in group.check():
+                raise EngineError(f"{child.name} ended: {child.exit_cause()}", ...)
+    finally:
+        left = group.stop()
+
+Each child gets its own session, the group's marker in its environment, and a log file. While a group
+is open a watchdog process (watchdog.py) stands by, which ends the tree if the harness dies without doing so.
+
+Linux first. On macOS there is no child subreaper: an orphan is found by memory and marker only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import psutil
+
+from nightshift.errors import EngineError, Interrupted
+from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
+
+GB = 1e9
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TAIL_BYTES = 64 * 1024
+TAIL_LINE_LENGTH = 200
+
+# What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
+# Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
+ENVIRONMENT_NAMES = """
+    PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TMP TEMP LD_LIBRARY_PATH
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_CACHE_PATH CUDA_CACHE_DISABLE
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES
+    HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_ASSETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
+    TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
+    OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS
+    NIGHTSHIFT_GSM8K
+"""
+ENVIRONMENT_PREFIXES = ("LC_", "XDG_")
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
+# Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and the two-character ones.
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+
+
+def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an engine's child: the named variables of `base`, then `extra` as it is.
+
+    Left out on purpose: keys and tokens, what injects code into children (PYTHONPATH, LD_PRELOAD,
+    GIT_*), and proxies, because an engine talks to the loopback only.
+    """
+    names = frozenset(ENVIRONMENT_NAMES.split())
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name in names or (name.startswith(ENVIRONMENT_PREFIXES) and not SECRET_NAME.search(name))
+    }
+    return {**kept, **extra}
+
+
+def free_disk_gb(path: Path) -> float:
+    """Free space, in 1e9 bytes, of the file system where `path` is or would be created."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free / GB
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
+
+    So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
+    grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest. A signal that the
+    caller ignores (nohup) stays ignored. Main thread only, like signal.signal.
+    """
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            raise Interrupted(f"stopped by {signal.Signals(number).name}")
+
+    previous = _install(interrupt)
+    try:
+        yield
+    finally:
+        _restore(previous)
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Let no signal handler raise inside; deliver the first signal afterwards."""
+    if threading.current_thread() is not threading.main_thread():  # Python runs handlers in the main thread
+        yield
+        return
+    caught: list[int] = []
+    previous = _install(lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        _restore(previous)
+        if caught:
+            signal.raise_signal(caught[0])
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, handler) for number in handled}
+
+
+def _restore(previous: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that a group started. `create_time` is in seconds since the epoch."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    create_time: float
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal, None while it runs."""
+        return self.popen.poll()
+
+    def exit_cause(self) -> str:
+        """How it ended, for an error line: `exit code 1`, `killed by SIGKILL`, `still running`."""
+        code = self.poll()
+        if code is None:
+            return "still running"
+        if code >= 0:
+            return f"exit code {code}"
+        number = -code
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"killed by {name}"
+
+    def tail(self, num_lines: int) -> list[str]:
+        """The last lines of its log that say something, as plain text of at most TAIL_LINE_LENGTH characters.
+
+        Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
+        """
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                text = log.read(TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return []
+        lines = (_plain(line) for line in text.split("\n"))
+        return [line for line in lines if line][-num_lines:] if num_lines > 0 else []
+
+
+def _plain(line: str) -> str:
+    """One line without escape sequences and without control, format and surrogate characters."""
+    shown = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2].replace("\t", " ")
+    shown = "".join(character for character in shown if unicodedata.category(character)[0] != "C").strip()
+    return shown if len(shown) <= TAIL_LINE_LENGTH else shown[: TAIL_LINE_LENGTH - 3] + "..."
+
+
+class ProcessGroup:
+    """The processes of one part of a run that are stopped together. Not thread-safe.
+
+    Everything in another session than the harness's is taken for part of a run, so start nothing with
+    `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
+    """
+
+    def __init__(
+        self,
+        marker: str,
+        grace_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`marker` must be unique; it stands in the children's environment as NIGHTSHIFT_RUN."""
+        if not re.fullmatch(r"[\w.:-]+", marker, re.ASCII):
+            raise ValueError(f"marker {marker!r} has characters other than letters, digits and _.:-")
+        self.marker = marker
+        self.grace_seconds = grace_seconds
+        self.peak_rss_gb: float | None = None
+        self.children: list[Child] = []
+        self._clock, self._sleep = clock, sleep
+        harness = psutil.Process()
+        self._tree = ProcessTree(harness, lambda process: _owner(process) is self, self._reap)
+        self._tree.markers.add(marker)
+        self._strangers = frozenset(harness.children())
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        log_path: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdin: int | IO[bytes] | None = None,
+        stdout: int | IO[bytes] | None = None,
+    ) -> Child:
+        """Start a child in its own session; stderr, and stdout unless given, are appended to `log_path`.
+
+        stdin is empty unless given. Raises EngineError when the program cannot be started.
+        """
+        with _signals_deferred():
+            _open_groups[self] = None
+            try:
+                _watch_over(self)
+                with log_path.open("ab") as log:
+                    popen = subprocess.Popen(
+                        [os.fspath(word) for word in argv],
+                        stdin=subprocess.DEVNULL if stdin is None else stdin,
+                        stdout=log if stdout is None else stdout,
+                        stderr=log,
+                        env={**env, MARKER_NAME: self.marker},
+                        cwd=cwd,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise EngineError(
+                    f"{name} cannot be started: {error.strerror}: {error.filename!r}",
+                    "Run prepare.py, which names what is missing.",
+                ) from error
+            # Not reaped yet, so the pid is still this child's, even if it has ended.
+            child = Child(name, popen, psutil.Process(popen.pid).create_time(), log_path)
+            self.children.append(child)
+            return child
+
+    def check(self) -> list[Child]:
+        """The children that have ended by themselves, whatever their exit code. Call about once a second.
+
+        Also looks at the whole tree: remembers its processes, reaps orphans, and updates `peak_rss_gb`:
+        the largest sum seen of the resident sizes, in 1e9 bytes. Pages that processes share count once
+        for each, peaks between two calls are missed, and GPU memory is not in it.
+        """
+        rss_bytes = 0
+        for process in self._tree.sample():
+            with suppress(psutil.Error):  # it ended meanwhile
+                rss_bytes += process.memory_info().rss
+        if rss_bytes:
+            self.peak_rss_gb = max(self.peak_rss_gb or 0.0, rss_bytes / GB)
+        return [child for child in self.children if child.poll() is not None]
+
+    def stop(self) -> list[str]:
+        """End every process of the group; returns descriptions of what could not be killed, normally none.
+
+        SIGTERM, grace, SIGKILL, as ProcessTree.end says. Safe to call twice. A signal that arrives
+        meanwhile is delivered afterwards.
+        """
+        with _signals_deferred():
+            left = self._tree.end(self.grace_seconds, self._clock, self._sleep)
+            for child in self.children:
+                child.poll()
+                for pipe in (child.popen.stdin, child.popen.stdout):
+                    if pipe is not None:
+                        with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
+                            pipe.close()
+            _open_groups.pop(self, None)
+            if not _open_groups:
+                _dismiss_watchdog()
+            return left
+
+    def _reap(self, process: psutil.Process) -> None:
+        """Collect a zombie: a child's exit code belongs to its Popen, an orphan's to nobody else."""
+        for child in self.children:
+            if child.pid == process.pid and child.popen.returncode is None:
+                child.poll()
+                return
+        if process.is_running():  # a zombie still; its pid is not somebody else's by now
+            with suppress(ChildProcessError):  # another process's child: that one reaps it
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+_open_groups: dict[ProcessGroup, None] = {}  # those that have started something and are not stopped
+_watchdog: Watchdog | None = None
+
+
+def _owner(process: psutil.Process) -> ProcessGroup | None:
+    """The open group to which a direct child of the harness belongs: started by it, or its orphan."""
+    session = session_of(process)
+    if session in (None, os.getsid(0)) or (_watchdog is not None and process.pid == _watchdog.pid):
+        return None
+    for group in _open_groups:
+        if process in group._tree.seen or any(session == child.pid for child in group.children):
+            return group
+    marker = marker_of(process)
+    for group in _open_groups:
+        if marker == group.marker:
+            return group
+    # An orphan that was never seen before, cleared its environment and made its own session.
+    last = next(iter(_open_groups)) if len(_open_groups) == 1 else None
+    return last if last is not None and process not in last._strangers else None
+
+
+def _watch_over(group: ProcessGroup) -> None:
+    """See to it that a living watchdog knows the group's marker."""
+    global _watchdog
+    if _watchdog is not None and _watchdog.is_alive():
+        _watchdog.watch(group.marker, group.grace_seconds)
+        return
+    if _watchdog is not None:  # somebody killed it
+        _watchdog.dismiss()
+    else:
+        become_subreaper()
+        atexit.unregister(_stop_open_groups)
+        atexit.register(_stop_open_groups, os.getpid())
+    _watchdog = Watchdog(engine_environment(os.environ, {}))
+    for each in _open_groups:
+        _watchdog.watch(each.marker, each.grace_seconds)
+
+
+def _dismiss_watchdog() -> None:
+    global _watchdog
+    if _watchdog is not None:
+        _watchdog.dismiss()
+        _watchdog = None
+
+
+def _stop_open_groups(harness_pid: int) -> None:
+    """The last resort when an exception got past the caller's own stop()."""
+    if os.getpid() == harness_pid:  # not in a forked copy of the harness
+        for group in list(_open_groups):
+            group.stop()
