@@ -1,28 +1,83 @@
-"""Files that are replaced whole or not at all, whatever kills their writer."""
+"""Files that are replaced whole or not at all, whatever kills their writer; and files that are read though anybody
+may have put anything in their place."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import psutil
 
+from nightshift.errors import EngineError, UsageError
+
+MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
 _NAME = re.compile(r"\.(.+)\.(\d{1,9})\.tmp")
+T = TypeVar("T")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder."""
+def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
+
+    Without `sync` a loss of power may bring back what was there before; a kill does not.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A dataclass, mapping or list as JSON, whole or not at all. EngineError when the disk refuses."""
+    try:
+        write_atomically(path, msgspec.json.encode(value) + b"\n")
+    except OSError as error:
+        raise disk_error(error, path) from None
+
+
+def disk_error(error: OSError, path: Path) -> EngineError:
+    """One line for what the disk refused."""
+    return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
+
+
+def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file. Never follows a link, never waits for a pipe.
+
+    Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
+    is no regular file, EFBIG for one that is larger than `max_bytes`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes", os.fspath(path))
+        return file.read(max_bytes + 1)
+
+
+def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
+    """What a JSON file holds, checked against `kind`; None where there is none. UsageError, with `fix`, if damaged."""
+    try:
+        return msgspec.json.decode(read_file(path, max_bytes), type=kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} is damaged: {reason}", fix) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+RECORD_VERSION = 2
+CURVE_POINTS = 32
 
 
 class Outcome(StrEnum):
@@ -39,13 +42,6 @@ class Failure(StrEnum):
     TRAINING = "training"  # not-a-number, out of memory, deadline: the config's own doing
     MACHINERY = "machinery"  # a process was killed, a disk was full: try the same config again
     INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
-
-
-class Side(StrEnum):
-    """Whose config a run trained."""
-
-    CANDIDATE = "candidate"
-    INCUMBENT = "incumbent"
 
 
 class Phase(StrEnum):
@@ -129,16 +125,58 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One execution of the engine for one seed. `evaluation` is None unless training succeeded."""
+class Load:
+    """How busy the machine was while a run trained; a slow run is not read as a bad idea without it.
 
-    index: int
-    side: Side
+    `load_average`: runnable processes over the last minute when training ended; `step_seconds`: median time of a step.
+    """
+
+    num_cores: int
+    load_average: float | None = None
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a worker on any machine needs to make one run: `job.json` in the run's folder.
+
+    `hardware` is the campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is
+    part of. A worker with another rules hash, harness or hardware refuses.
+    """
+
+    rules_name: str
+    rules_hash: str
+    harness_tree: str
+    engine: str
+    settings: dict[str, Any]
+    seed: int
+    split: Literal["selection", "sealed"]
+    budget_seconds: float
+    deadline_seconds: float
+    hardware: str | None = None
+    look: int | None = None
+    gpus: str | None = None  # --gpus
+    keep_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded.
+
+    `curve`: mean reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran;
+    `attempt`: whose folder `attempt-N` holds its files, None where they lie in the run's own (version 1).
+    """
+
     seed: int
     training: Training
-    evaluation: Evaluation | None
-    startup_seconds: float | None
-    total_seconds: float
+    evaluation: Evaluation | None = None
+    curve: tuple[float | None, ...] = ()
+    startup_seconds: float | None = None
+    total_seconds: float = 0.0
+    hardware: str = ""
+    load: Load | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    attempt: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +188,33 @@ class Judgement:
     delta: float | None = None  # posterior mean of candidate minus incumbent
     delta_stderr: float | None = None
     p_better: float | None = None
-    incumbent_score: float | None = None  # posterior mean of the incumbent, after the runs of this experiment
+    incumbent_score: float | None = None  # posterior mean of the parent, after the run of this experiment
     diagnostics: dict[str, float] = field(default_factory=dict)
     taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
     taken_back_score: float | None = None  # posterior mean of that one
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRules:
+    """Constants of the keep / discard / take-back rule (campaign/decision.py). Scores are fractions, 0..1.
+
+    Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of
+    what ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild.
+    A keep is taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are,
+    for no more gain.
+    """
+
+    prior_sd: float = 0.0100
+    ideas: tuple[tuple[float, float, float], ...] = (
+        (0.27, 0.7, 0.6),
+        (0.33, 0.0, 0.15),
+        (0.36, -1.5, 1.5),
+        (0.04, -6.0, 10.0),
+    )
+    seed_sd: float = 0.0125
+    seed_df: float = 8.0
+    take_back: float = 0.0010
+    baseline_runs: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +228,7 @@ class Record:
     number: int
     status: str  # started | keep | discard | crash
     branch: str  # "" when HEAD is detached
-    parent: int | None  # experiment number of the incumbent it was compared with
+    parent: int | None  # experiment number of the incumbent it was built on and compared with
     description: str
     started: str  # ISO 8601, UTC
     engine: str
@@ -175,13 +236,16 @@ class Record:
     rules_hash: str
     config_hash: str
     effective_hash: str
-    diff: tuple[str, ...]  # key-level, against the incumbent
+    diff: tuple[str, ...]  # key-level, against the parent
     unused_keys: tuple[str, ...]
     commit: str | None  # HEAD when the experiment started
     versions: dict[str, str]
     hardware: str
-    runs: tuple[Run, ...] = ()
+    decision: DecisionRules
+    harness_tree: str = ""  # sha256 of the harness's bytes
+    runs: tuple[Result, ...] = ()
     judgement: Judgement | None = None
+    decided: int | None = None  # its place in the order of decisions; None: it decides nothing
     kept_commit: str | None = None
     failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
@@ -190,4 +254,15 @@ class Record:
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    health: str | None = None  # what the curves of its runs say is wrong (health.py), in a few lines
+    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
+    version: int = RECORD_VERSION
+
+    @property
+    def is_keep(self) -> bool:
+        """True if its config was kept, taken back since or not."""
+        return self.status == Verdict.KEEP
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Of its runs that were evaluated: one, or several of a baseline."""
+        return [run.evaluation for run in self.runs if run.evaluation is not None]

@@ -1,85 +1,175 @@
-"""What the ledger says of one branch under one set of rules: incumbent, belief, tried configs, seeds.
+"""A campaign: the decided experiments of one branch under one set of rules, folded into what is believed of them.
 
-Recomputed from the records at every start, so it survives anything that the records survive.
+Recomputed from the records at every start, so it survives anything that the records survive. `Campaign.step` is the
+only place where a belief changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from nightshift.campaign import decision
-from nightshift.campaign.decision import Belief
+from nightshift.campaign.decision import Array, Belief, Tested
+from nightshift.campaign.version_1 import require_not_version_1
 from nightshift.errors import UsageError
-from nightshift.git.repo import Head
-from nightshift.records import Failure, Record, Side, Verdict
-from nightshift.rules import Rules
+from nightshift.records import Judgement, Record, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
-    """The decided experiments of one branch under one rules hash, in order."""
+class Standing:
+    """What is believed of incumbent and baseline between two experiments.
 
-    decided: tuple[Record, ...]
-    belief: Belief | None  # None before the baseline
-    kept: tuple[Record, ...]  # in the order of the belief's configs, the baseline first
+    Scores are fractions 0..1, posterior means; the `_sd` are posterior standard deviations. `run_sd` is that of one
+    run's score around its config's true score: seeds and examples.
+    """
+
+    incumbent: float
+    baseline: float
+    incumbent_sd: float
+    difference_sd: float
+    run_sd: float
 
     @property
-    def incumbent(self) -> Record | None:
-        """The experiment whose config is believed best; None before the baseline."""
-        return self.kept[self.belief.incumbent] if self.belief is not None else None
+    def difference(self) -> float:
+        """Incumbent minus baseline, both posterior means."""
+        return self.incumbent - self.baseline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Campaign:
+    """A fold over the ledger in the order of decisions. `kept`: in the order of the belief's configs, the baseline
+    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline."""
+
+    decided: tuple[Record, ...] = ()
+    kept: tuple[Record, ...] = ()
+    belief: Belief | None = None
+    incumbent: Record | None = None
+
+    @classmethod
+    def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+        """The campaign of one branch and rules hash, as its records tell it. UsageError for scores that fit nothing."""
+        return list(cls.steps(records, branch, rules_hash))[-1]
+
+    @classmethod
+    def steps(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Iterator[Campaign]:
+        """The empty campaign, then the campaign after each of its decided experiments."""
+        ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
+        campaign = cls()
+        yield campaign
+        for record in sorted(ours, key=lambda record: record.decided or 0):
+            campaign = campaign.step(record)
+            yield campaign
+
+    @classmethod
+    def last(cls, records: Sequence[Record]) -> Campaign:
+        """The campaign of the last experiment that came to a verdict."""
+        closed = [record for record in records if record.judgement is not None]
+        return cls.of(records, closed[-1].branch, closed[-1].rules_hash) if closed else cls()
+
+    def step(self, record: Record) -> Campaign:
+        """The campaign after one more decided experiment, a child of `record.parent`. UsageError as `test` says."""
+        campaign = replace(self, decided=(*self.decided, record))
+        if record.status == Verdict.CRASH or (self.belief is None and not record.is_keep):
+            return campaign  # in the second case the baseline's record was taken away, and what this was compared with
+        if self.belief is None:
+            scores = [evaluation.scores for evaluation in record.evaluations]
+            means = np.array([np.mean(run) for run in scores])
+            belief = decision.baseline(means, len(scores[0]), record.decision)
+            return replace(campaign, kept=(record,), belief=belief, incumbent=record)
+        belief = decision.settle(self.test(record), record.is_keep, record.decision)
+        kept = (*self.kept, record) if record.is_keep else self.kept
+        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)])
+
+    def test(self, record: Record) -> Tested:
+        """The belief with the record's config as its last one. UsageError for other examples than its parent's."""
+        assert self.belief is not None
+        parent = self._index_of(record.parent)
+        candidate, before = mean_scores(record), mean_scores(self.kept[parent])
+        if len(candidate) != len(before):
+            raise UsageError(
+                f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}",
+                f"Move runs/{record.number:04d} away to go on without it.",
+            )
+        pairing = decision.pairing(candidate, before, len(self.kept[parent].evaluations))
+        return decision.observe(self.belief, parent, float(candidate.mean()), pairing, record.decision)
+
+    def judge(self, record: Record) -> Judgement:
+        """The verdict on a measured experiment, with its numbers."""
+        if self.belief is None:
+            num_runs = len(record.evaluations)
+            score = float(np.mean([np.mean(evaluation.scores) for evaluation in record.evaluations]))
+            plural = "s" if num_runs != 1 else ""
+            return Judgement(Verdict.KEEP, f"baseline: {num_runs} run{plural}", incumbent_score=score)
+        parent = self.kept[self._index_of(record.parent)]
+        numbers = [record.number for record in self.kept]
+        scores = mean_scores(record), mean_scores(parent)
+        return decision.judge(self.test(record), *scores, numbers, record.decision)
+
+    def _index_of(self, number: int | None) -> int:
+        """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
+        numbers = [record.number for record in self.kept]
+        return numbers.index(number if number in numbers else self.incumbent.number) if self.incumbent else 0
+
+    @property
+    def standing(self) -> Standing | None:
+        """What is believed now; None before the baseline."""
+        belief = self.belief
+        if belief is None or self.incumbent is None:
+            return None
+        best, covariance = int(belief.incumbent), belief.covariance
+        difference_variance = covariance[best, best] + covariance[0, 0] - 2 * covariance[0, best]
+        return Standing(
+            incumbent=float(belief.means[best]),
+            baseline=float(belief.means[0]),
+            incumbent_sd=math.sqrt(covariance[best, best]),
+            difference_sd=math.sqrt(max(float(difference_variance), 0.0)),
+            run_sd=math.sqrt(belief.run_variance(self.incumbent.decision)),
+        )
+
+    @property
+    def lineage(self) -> tuple[Record, ...]:
+        """The baseline and the keeps that the incumbent stands on, in order."""
+        kept = {record.number: record for record in self.kept}
+        found: tuple[Record, ...] = ()
+        record = self.incumbent
+        while record is not None:
+            found = (record, *found)
+            record = kept.pop(record.parent, None) if record.parent is not None else None  # pop: never in circles
+        return found
+
+    @property
+    def taken_back(self) -> tuple[Record, ...]:
+        """The keeps that are not part of the incumbent (any more), in order."""
+        standing = {record.number for record in self.lineage}
+        return tuple(record for record in self.kept if record.number not in standing)
 
     def tried(self, config_hash: str) -> Record | None:
-        """The last experiment that decided this config; machinery failures and interruptions decide nothing."""
-        return next((r for r in reversed(self.decided) if r.config_hash == config_hash), None)
+        """The last experiment that decided this config."""
+        return next((record for record in reversed(self.decided) if record.config_hash == config_hash), None)
 
     def num_runs_of(self, config_hash: str) -> int:
         """Evaluated runs of one config so far: the index of its next seed."""
-        hashes = {r.number: r.config_hash for r in self.decided}
-        owners = (
-            record.config_hash if run.side is Side.CANDIDATE else hashes.get(record.parent or 0)
-            for record in self.decided
-            for run in record.runs
-            if run.evaluation is not None
-        )
-        return sum(owner == config_hash for owner in owners)
+        return sum(len(record.evaluations) for record in self.decided if record.config_hash == config_hash)
 
 
-def replay(records: Sequence[Record], rules: Rules) -> Campaign:
-    """Fold the records of one branch and rules hash into the campaign's state."""
-    decided = [
-        r for r in records if r.judgement is not None and r.failure not in (Failure.MACHINERY, Failure.INTERRUPTED)
-    ]
-    belief: Belief | None = None
-    kept: list[Record] = []
-    for record in decided:
-        if record.judgement is None or record.judgement.verdict is Verdict.CRASH:
-            continue
-        scores = [(run.side, run.evaluation.scores) for run in record.runs if run.evaluation is not None]
-        keep = record.judgement.verdict is Verdict.KEEP
-        if belief is None and not keep:
-            continue  # the baseline's record was taken away, and with it what this one was compared with
-        if belief is None:
-            belief = decision.baseline([s for _, s in scores], rules.decision)
-        else:
-            comparison = decision.compare(belief, rules.decision)
-            for side, run_scores in scores:
-                comparison = decision.observe(comparison, side, run_scores, rules.decision)
-            belief = decision.settle(comparison, keep, rules.decision)
-        if keep:
-            kept.append(record)
-    return Campaign(tuple(decided), belief, tuple(kept))
+def mean_scores(record: Record) -> Array:
+    """One score an example, the mean over the record's runs; shape (n,)."""
+    scores: Array = np.asarray([evaluation.scores for evaluation in record.evaluations], dtype=np.float64).mean(axis=0)
+    return scores
 
 
-def fixed_by(records: Sequence[Record], head: Head) -> Record | None:
-    """The baseline of a campaign branch, the first that was kept: it fixes engine, rules, hardware and harness."""
-    if not head.is_campaign:
-        return None
-    return next((r for r in records if r.branch == head.branch and r.status == Verdict.KEEP), None)
+def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
+    """The first experiment that was kept on a branch: it fixes the campaign's engine, rules, hardware and harness."""
+    return next((record for record in records if record.branch == branch and record.is_keep), None)
 
 
 def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: str) -> None:
     """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
+    require_not_version_1(first)
     fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
     for what, then, now in (
         ("engine", first.engine, engine),

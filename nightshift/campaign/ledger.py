@@ -7,31 +7,34 @@ results.tsv is a view: rebuilt from the records whenever the two disagree.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from filelock import FileLock, Timeout
 
-from nightshift.campaign.lineage import incumbent_number
 from nightshift.campaign.results import COLUMNS, row
-from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.files import sweep_folder, sync_folder, write_atomically
-from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+from nightshift.campaign.version_1 import from_version_1
+from nightshift.errors import ConfigError, UsageError
+from nightshift.files import disk_error, read_file, read_json, sweep_folder, sync_folder, write_atomically, write_json
+from nightshift.records import RECORD_VERSION, Progress, Record, Result
+from nightshift.train_toml.config import Config, parse
 
-RECORD_VERSION = 1
 STARTED = "started"
-RECORD_NAME = "record.json"
-WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+RECORD_NAME, CONFIG_NAME = "record.json", "train.toml"
+PROGRESS_NAME = "progress.json"
 _RESERVING = ".reserving"  # a folder on its way to its number
-MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
+_WRITE_SECONDS = 30.0  # writers hold the lock for milliseconds
+
+
+class _Versioned(msgspec.Struct):
+    version: int
 
 
 class Ledger:
@@ -50,46 +53,63 @@ class Ledger:
         ledger.runs_dir = runs_dir
         return ledger
 
-    def run_dir(self, number: int) -> Path:
-        """Folder of one experiment."""
-        return self.runs_dir / f"{number:04d}"
+    def run_dir(self, number: int, index: int | None = None) -> Path:
+        """Folder of one experiment, or of its `index`-th run, from 1."""
+        folder = self.runs_dir / f"{number:04d}"
+        return folder if index is None else folder / f"run-{index}"
+
+    def attempt_dir(self, number: int, index: int, result: Result) -> Path:
+        """Where the files of a run lie: metrics, answers, weights, logs."""
+        folder = self.run_dir(number, index)
+        return folder if result.attempt is None else folder / f"attempt-{result.attempt}"
 
     @contextlib.contextmanager
-    def lock(self, timeout_seconds: float = 1.0) -> Iterator[None]:
-        """One experiment at a time in a checkout. Raises UsageError while another holds it.
+    def head(self) -> Iterator[None]:
+        """Be the one process of this checkout that works, for as long as it does. UsageError while another is.
 
-        The kernel drops the lock when its holder dies, however it dies. The second of patience
-        outlasts `is_locked` of a `nightshift status` beside it.
+        The kernel drops the lock when its holder dies, however it dies. The second of patience outlasts
+        `is_running` of a `nightshift status` beside it.
         """
-        try:
-            self.runs_dir.mkdir(exist_ok=True)
-        except OSError as error:
-            raise _disk_error(error, self.runs_dir) from None
-        path = self.runs_dir / ".lock"
-        lock = FileLock(path, timeout=timeout_seconds)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise UsageError(
-                "another experiment is running in this checkout",
-                "Wait for it (uv run nightshift wait), or use one clone each.",
-            ) from None
-        except OSError as error:
-            raise _disk_error(error, path) from None
-        try:
+        with self._locked(".head", 1.0) as is_free:
+            if not is_free:
+                raise UsageError(
+                    "another experiment is running in this checkout",
+                    "Wait for it (uv run nightshift wait), or use one clone each.",
+                )
             yield
-        finally:
-            lock.release()
 
-    def is_locked(self) -> bool:
-        """True while an experiment runs in this checkout."""
+    def is_running(self) -> bool:
+        """True while an experiment, a night or a certificate is at work in this checkout."""
         if not self.runs_dir.is_dir():
             return False
+        with self._locked(".head", 0) as is_free:
+            return not is_free
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
+        with self._locked(".lock", _WRITE_SECONDS) as is_free:
+            if not is_free:
+                raise UsageError(f"{self.runs_dir / '.lock'} is held by a process that hangs", "End it, then repeat.")
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, timeout_seconds: float) -> Iterator[bool]:
+        """Whether the lock of that name could be had; if so it is held meanwhile."""
+        path = self.runs_dir / name
+        lock = FileLock(path, timeout=timeout_seconds)
         try:
-            with self.lock(timeout_seconds=0):
-                return False
-        except UsageError:
-            return True
+            self.runs_dir.mkdir(exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except OSError as error:
+            raise disk_error(error, path) from None
+        try:
+            yield True
+        finally:
+            lock.release()
 
     def numbers(self) -> list[int]:
         """Numbers of all experiments, in order."""
@@ -98,6 +118,10 @@ class Ledger:
     def next_number(self) -> int:
         """The number that the next experiment gets: one that nothing in runs/ has."""
         return max((int(entry.name) for entry in self._numbered()), default=0) + 1
+
+    def next_decided(self) -> int:
+        """The place of the next verdict in the order of decisions."""
+        return max((record.decided or 0 for record in self.records()), default=0) + 1
 
     def _numbered(self) -> list[os.DirEntry[str]]:
         if not self.runs_dir.is_dir():
@@ -114,64 +138,23 @@ class Ledger:
         try:
             shutil.rmtree(partial, ignore_errors=True)  # left by a kill
             partial.mkdir(parents=True)
-            for name, data in {**files, RECORD_NAME: _text(record)}.items():
+            for name, data in files.items():
                 write_atomically(partial / name, data)
+            write_json(partial / RECORD_NAME, record)
             partial.rename(folder)
             sync_folder(self.runs_dir)
         except OSError as error:
-            raise _disk_error(error, folder) from None
+            raise disk_error(error, folder) from None
         return record
 
     def write(self, record: Record) -> None:
         """Write record.json: whole or not at all. Raises EngineError when the disk refuses."""
-        path = self.run_dir(record.number) / RECORD_NAME
-        try:
-            write_atomically(path, _text(record))
-        except OSError as error:
-            raise _disk_error(error, path) from None
+        write_json(self.run_dir(record.number) / RECORD_NAME, record)
 
     def close(self, record: Record) -> None:
         """Write the final record and its row. Raises EngineError when the disk refuses."""
         self.write(record)
         self.sync_tsv(record)
-
-    def keep_model(self, record: Record, max_gb: float = MODELS_GB) -> None:
-        """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
-
-        A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
-        but never the baseline's, the incumbent's, or this one. Raises EngineError when the disk refuses.
-
-        Comes before `close`: what a kill leaves undone is done again only for a record that is not closed.
-        """
-        try:
-            self._keep_model(record, max_gb)
-        except OSError as error:
-            raise _disk_error(error, self.run_dir(record.number)) from None
-
-    def _keep_model(self, record: Record, max_gb: float) -> None:
-        folder = self.run_dir(record.number)
-        evaluated = [run for run in record.runs if run.evaluation is not None and run.side is Side.CANDIDATE]
-        if record.status == Verdict.KEEP and evaluated:
-            weights = folder / f"run-{evaluated[0].index}" / WEIGHTS_NAME
-            with contextlib.suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
-                weights.rename(folder / MODEL_NAME)
-        for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.partial", f".{WEIGHTS_NAME}.partial"):  # a kill leaves partial ones
-            for path in folder.glob(f"run-*/{name}"):
-                _remove(path)
-        models = sorted(path for path in self.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
-        sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
-        if sum(sizes.values()) <= max_gb * 1e9:
-            return
-        mine = (record.branch, record.rules_hash)
-        ours = [r for r in self.records() if (r.branch, r.rules_hash) == mine and r.number != record.number]
-        incumbent = self.run_dir(incumbent_number([*ours, record]) or record.number)
-        for model in models[1:-1]:
-            if sum(sizes.values()) <= max_gb * 1e9:
-                break
-            if model.parent == incumbent:
-                continue
-            shutil.rmtree(model, ignore_errors=True)
-            del sizes[model]
 
     def records(self) -> list[Record]:
         """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""
@@ -181,47 +164,52 @@ class Ledger:
         """One record; None when it was never written. Raises UsageError when its text is damaged."""
         path = self.run_dir(number) / RECORD_NAME
         try:
-            status = path.stat()
+            status = path.lstat()
             version = status.st_ino, status.st_mtime_ns, status.st_size
             known = self._known.get(number)
             if known is None or known[0] != version:  # every start asks several times for all of them
-                known = self._known[number] = version, _record(json.loads(path.read_bytes()))
+                known = self._known[number] = version, _record(read_file(path))
             return known[1]
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"{path} is damaged: {error}", f"Move {path.parent} out of runs/ to go on without it."
+                f"{path} is damaged: {reason}", f"Move {path.parent} out of runs/ to go on without it."
             ) from None
 
-    def close_interrupted(self) -> list[Record]:
-        """Close records whose process is gone (call with the lock held): crash, interrupted."""
-        closed = []
-        for record in self.records():
-            if record.status == STARTED:
-                judgement = Judgement(Verdict.CRASH, "interrupted: the process ended before its verdict")
-                record = replace(record, status="crash", failure=Failure.INTERRUPTED, judgement=judgement)
-                self.keep_model(record)
-                self.close(record)
-                closed.append(record)
-        return closed
-
     def sweep(self) -> None:
-        """Delete the temporary files of writers that were killed (call with the lock held)."""
-        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, "train.toml"))  # beside files of the person's
+        """Delete the temporary files of writers that were killed (call as the head)."""
+        sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         for folder in (self.runs_dir, *(self.run_dir(number) for number in self.numbers()[-1:])):
             sweep_folder(folder)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
-        path = self.run_dir(number) / "train.toml"
+        path = self.run_dir(number) / CONFIG_NAME
         try:
-            return path.read_bytes()
+            return read_file(path)
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be read: {error.strerror}",
                 f"Put it back, or move {path.parent} out of runs/ to go on without it.",
             ) from None
+
+    def stored_config(self, record: Record, is_campaign: bool) -> Config:
+        """The config that an experiment ran, from runs/. UsageError if what lies there is something else by now."""
+        name = f"runs/{record.number:04d}/{CONFIG_NAME}"
+        try:
+            config = parse(self.source(record.number), name)
+            is_it = config.hash == record.config_hash or not is_campaign
+        except ConfigError:  # its own fixes are for the train.toml that is edited
+            is_it = False
+        if not is_it:
+            commit = (record.kept_commit or record.commit or "HEAD")[:7]
+            raise UsageError(
+                f"{name} is not what experiment {record.number:04d} ran",
+                f"Put it back: git show {commit}:{CONFIG_NAME} > {name}",
+            )
+        return config
 
     def sync_tsv(self, last: Record | None = None) -> bool:
         """Make results.tsv say what runs/ says: append `last` if that is all it lacks, else rebuild it.
@@ -243,7 +231,7 @@ class Ledger:
                 return False
             write_atomically(self.tsv_path, data)
         except OSError as error:
-            raise _disk_error(error, self.tsv_path) from None
+            raise disk_error(error, self.tsv_path) from None
         return True
 
     def _tsv_runs(self) -> list[int] | None:
@@ -258,11 +246,12 @@ class Ledger:
             return None
 
 
-def read_progress(run_dir: Path) -> str | None:
-    """The last live line of an experiment in flight; None before the first."""
+def read_progress(run_dir: Path) -> Progress | None:
+    """The last reading of the newest attempt at a run; None before the first."""
+    attempts = sorted(run_dir.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
     try:
-        return str(json.loads((run_dir / "progress.json").read_bytes())["line"])
-    except (OSError, ValueError, KeyError):
+        return read_json(attempts[-1] / PROGRESS_NAME, Progress, "") if attempts else None
+    except UsageError:
         return None
 
 
@@ -271,47 +260,10 @@ def duration_seconds(started: str, now: datetime) -> float:
     return (now - datetime.fromisoformat(started)).total_seconds()
 
 
-def _remove(path: Path) -> None:
-    """A folder, or whatever lies in its place: rmtree refuses links."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _disk_error(error: OSError, path: Path) -> NightshiftError:
-    return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
-
-
-def _text(record: Record) -> bytes:
-    return json.dumps({"version": RECORD_VERSION, **asdict(record)}, allow_nan=False).encode() + b"\n"
-
-
-def _record(data: dict[str, Any]) -> Record:
-    version = data.pop("version")
+def _record(data: bytes) -> Record:
+    version = msgspec.json.decode(data, type=_Versioned).version
+    if version == 1:
+        return from_version_1(msgspec.json.decode(data))
     if version != RECORD_VERSION:
-        raise ValueError(f"record version {version}, this Nightshift reads {RECORD_VERSION}")
-    judgement = data.pop("judgement")
-    return Record(
-        **{
-            **data,
-            "diff": tuple(data["diff"]),
-            "unused_keys": tuple(data["unused_keys"]),
-            "notes": tuple(data.get("notes", ())),
-            "failure": data["failure"] and Failure(data["failure"]),
-            "runs": tuple(_run(run) for run in data["runs"]),
-            "judgement": judgement and Judgement(**{**judgement, "verdict": Verdict(judgement["verdict"])}),
-        }
-    )
-
-
-def _run(data: dict[str, Any]) -> Run:
-    training = dict(data["training"])
-    training["outcome"] = Outcome(training["outcome"])
-    training["failure"] = training["failure"] and Failure(training["failure"])
-    evaluation = data["evaluation"]
-    if evaluation is not None:
-        evaluation = Evaluation(
-            **{**evaluation, "scores": tuple(evaluation["scores"]), "weights": Weights(**evaluation["weights"])}
-        )
-    return Run(**{**data, "side": Side(data["side"]), "training": Training(**training), "evaluation": evaluation})
+        raise ValueError(f"record version {version}, this Nightshift reads 1 and {RECORD_VERSION}")
+    return msgspec.json.decode(data, type=Record)

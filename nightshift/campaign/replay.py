@@ -1,7 +1,7 @@
 """Decide a recorded campaign again under other constants of the rule, without training.
 
-The scores are the recorded ones. What was never run is not made up: where the rule asks for a run that
-the records do not hold, it decides without, and the line says so.
+The scores are the recorded ones. What was never run is not made up: where the baseline would have had more runs than
+the records hold, it is decided with those there are, and the line says so.
 """
 
 from __future__ import annotations
@@ -10,34 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nightshift.campaign import decision
-from nightshift.campaign.decision import Belief
-from nightshift.campaign.noise import Scores
-from nightshift.errors import UsageError
-from nightshift.records import Failure, Record, Side, Verdict
-from nightshift.rules import ALL_RULES, DecisionRules
+from nightshift.campaign.campaign import Campaign
+from nightshift.records import Evaluation, Record, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is different from the recorded campaign. `num_examples`: the first so many of each environment."""
+    """What is different from the recorded campaign. `num_examples`: only the first so many."""
 
     constants: dict[str, Any]  # fields of DecisionRules
-    max_runs: int = 3
     num_examples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Redecision:
-    """One experiment, decided again. `missing`: a run that the rule asked for and that was never made."""
+    """One experiment, decided again. `parent`: the incumbent that it met; `is_short`: the baseline lacks a run."""
 
     record: Record
     verdict: Verdict
     delta: float | None = None
     p_better: float | None = None
-    num_runs: int = 0
-    missing: Side | None = None
-    parent: int | None = None  # experiment number of the incumbent that it met
+    parent: int | None = None
+    is_short: bool = False
 
     @property
     def differs(self) -> bool:
@@ -49,106 +43,64 @@ class Redecision:
 class Replay:
     """One recorded campaign (branch, rules hash), decided again."""
 
-    branch: str
-    rules_hash: str
     options: Options
     redecisions: tuple[Redecision, ...]
-    belief: Belief | None
-    incumbent: Record | None  # at the end
+    campaign: Campaign
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
-    """The decided experiments by branch and rules hash, in the order of their first one."""
+    """The decided experiments by branch and rules hash, in the order of their decisions."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.judgement is not None and record.failure not in (Failure.MACHINERY, Failure.INTERRUPTED):
-            groups.setdefault((record.branch, record.rules_hash), []).append(record)
+    for record in sorted((r for r in records if r.decided is not None), key=lambda record: record.decided or 0):
+        groups.setdefault((record.branch, record.rules_hash), []).append(record)
     return list(groups.values())
 
 
 def replay(records: Sequence[Record], options: Options) -> Replay:
-    """Decide the experiments of one campaign in order. UsageError for rules that this version does not know."""
-    first = records[0]
-    recorded = next((r for r in ALL_RULES if r.name == first.rules_name), None)
-    if recorded is None:
-        raise UsageError(
-            f"experiment {first.number:04d} has rules {first.rules_name!r}, which this version does not know",
-            "Replay it with the version that recorded it.",
-        )
-    rules = replace(recorded.decision, **options.constants)
-    configs = {record.number: record.config_hash for record in records}
-    belief: Belief | None = None
-    kept: list[Record] = []
-    redecisions = []
-    for record in records:
-        runs: dict[Side, list[Scores]] = {Side.CANDIDATE: [], Side.INCUMBENT: []}
-        for run in record.runs:
-            if run.evaluation is not None:
-                scores = _first_examples(run.evaluation.scores, len(recorded.environments), options.num_examples)
-                runs[run.side].append(scores)
-        incumbent = kept[belief.incumbent] if belief else None
-        parent = incumbent.number if incumbent else None
-        if record.status == Verdict.CRASH or not runs[Side.CANDIDATE]:
-            redecisions.append(Redecision(record, Verdict.CRASH, parent=parent))
-        elif belief is None or incumbent is None:
-            wanted = min(rules.baseline_runs, options.max_runs)
-            used = runs[Side.CANDIDATE][:wanted]
-            missing = Side.CANDIDATE if len(used) < wanted else None
-            redecisions.append(Redecision(record, Verdict.KEEP, num_runs=len(used), missing=missing))
-            belief, kept = decision.baseline(used, rules), [record]
+    """Decide the experiments of one campaign in order, each against the incumbent of the replayed campaign."""
+    campaign, redecisions = Campaign(), list[Redecision]()
+    for recorded in records:
+        record = _changed(recorded, options)
+        parent = campaign.incumbent
+        if not record.evaluations:
+            redecision = Redecision(recorded, Verdict.CRASH, parent=parent.number if parent else None)
+            record = replace(record, status=Verdict.CRASH)
+        elif parent is None:
+            is_short = len(record.evaluations) < record.decision.baseline_runs
+            redecision = Redecision(recorded, Verdict.KEEP, is_short=is_short)
+            record = replace(record, status=Verdict.KEEP)
         else:
-            if configs.get(record.parent or 0) != incumbent.config_hash:
-                runs[Side.INCUMBENT] = []  # of another config than the replayed incumbent
-            redecision, belief = _decide(
-                Redecision(record, Verdict.DISCARD, parent=parent), belief, runs, rules, options
-            )
-            redecisions.append(redecision)
-            if redecision.verdict is Verdict.KEEP:
-                kept.append(record)
-    incumbent = kept[belief.incumbent] if belief else None
-    return Replay(first.branch, first.rules_hash, options, tuple(redecisions), belief, incumbent)
+            record = replace(record, parent=parent.number)
+            judgement = campaign.judge(record)
+            redecision = Redecision(recorded, judgement.verdict, judgement.delta, judgement.p_better, parent.number)
+            record = replace(record, status=judgement.verdict)
+        redecisions.append(redecision)
+        campaign = campaign.step(record)
+    return Replay(options, tuple(redecisions), campaign)
 
 
-def _decide(
-    start: Redecision, belief: Belief, runs: dict[Side, list[Scores]], rules: DecisionRules, options: Options
-) -> tuple[Redecision, Belief]:
-    """One experiment with the recorded runs, and the belief after it."""
-    comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, runs[Side.CANDIDATE][0], rules)
-    left = {Side.CANDIDATE: runs[Side.CANDIDATE][1:], Side.INCUMBENT: list(runs[Side.INCUMBENT])}
-    num_runs = 1
-    choice = decision.decide(comparison, rules, can_replicate=num_runs < options.max_runs)
-    while choice.replicate is not None and left[choice.replicate]:
-        comparison = decision.observe(comparison, choice.replicate, left[choice.replicate].pop(0), rules)
-        num_runs += 1
-        choice = decision.decide(comparison, rules, can_replicate=num_runs < options.max_runs)
-    redecision = replace(
-        start,
-        verdict=Verdict.KEEP if choice.keep else Verdict.DISCARD,
-        delta=comparison.delta,
-        p_better=comparison.p_better,
-        num_runs=num_runs,
-        missing=choice.replicate,
-    )
-    return redecision, decision.settle(comparison, choice.keep, rules)
+def _changed(record: Record, options: Options) -> Record:
+    """The record as it would be with the other constants, and with fewer examples."""
+    rules = replace(record.decision, **options.constants)
+    runs = [run for run in record.runs if run.evaluation is not None]
+    if record.parent is None:
+        runs = runs[: rules.baseline_runs]
+    cut = [replace(run, evaluation=_first_examples(run.evaluation, options.num_examples)) for run in runs]
+    return replace(record, decision=rules, runs=tuple(cut))
 
 
-def _first_examples(scores: Scores, num_environments: int, num_examples: int | None) -> Scores:
-    """The first examples of each environment's equal share of the set."""
-    share = len(scores) // num_environments
-    if num_examples is None or num_examples >= share:
-        return scores
-    return tuple(score for start in range(0, len(scores), share) for score in scores[start : start + num_examples])
+def _first_examples(evaluation: Evaluation | None, num_examples: int | None) -> Evaluation | None:
+    return evaluation and replace(evaluation, scores=evaluation.scores[:num_examples])
 
 
 def table(result: Replay) -> str:
     """The replay for people: a line an experiment, what differs, and what cannot be known."""
-    rows = result.redecisions
+    rows, first = result.redecisions, result.redecisions[0].record
     constants = ", ".join(f"{name} {value:g}" for name, value in result.options.constants.items()) or "as recorded"
-    examples = f", {result.options.num_examples} examples" if result.options.num_examples else ""
+    examples = f"; {result.options.num_examples} examples" if result.options.num_examples else ""
     lines = [
-        f"branch {result.branch or '(detached)'}, rules {result.rules_hash}; "
-        f"constants: {constants}; max-runs {result.options.max_runs}{examples}",
-        f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'delta':>8}  {'p':>4}  runs  description",
+        f"branch {first.branch or '(detached)'}, rules {first.rules_hash}; constants: {constants}{examples}",
+        f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'delta':>8}  {'p':>4}  description",
     ]
     for row in rows:
         delta = "" if row.delta is None else f"{100 * row.delta:+.2f} pp"
@@ -156,8 +108,7 @@ def table(result: Replay) -> str:
         parent = "" if row.parent is None else f"{row.parent:04d}"
         lines.append(
             f"{row.record.number:04d}{'*' if row.differs else ' '} {row.record.status:8}  {row.verdict:8}  "
-            f"{parent:>7}  {delta:>8}  {p_better:>4}  {row.num_runs:>2}{'?' if row.missing else ' '}   "
-            f"{row.record.description}"
+            f"{parent:>7}  {delta:>8}  {p_better:>4}  {row.record.description}"
         )
     return "\n".join([*lines, *_conclusions(result)])
 
@@ -165,24 +116,19 @@ def table(result: Replay) -> str:
 def _conclusions(result: Replay) -> list[str]:
     rows = result.redecisions
     differing = [row for row in rows if row.differs]
-    missing = [row for row in rows if row.missing]
-    recorded = sum(row.record.status == Verdict.KEEP for row in rows)
-    used, made = sum(row.num_runs for row in rows), sum(len(row.record.runs) for row in rows)
+    recorded = sum(row.record.is_keep for row in rows)
     lines = [
         f"kept: {recorded} recorded, {sum(row.verdict is Verdict.KEEP for row in rows)} replayed; "
-        f"verdicts that differ (*): {len(differing)}; runs used: {used} of {made}"
+        f"verdicts that differ (*): {len(differing)}"
     ]
-    if result.belief is not None and result.incumbent is not None:
-        lines.append(f"incumbent at the end: {result.incumbent.number:04d}, believed at {result.belief.mean:.4f}")
-    if missing:
-        lines.append(
-            f"not known: {len(missing)} times (?) the rule asked for a run that was never made, "
-            "and decided here without it"
-        )
+    incumbent, standing = result.campaign.incumbent, result.campaign.standing
+    if incumbent is not None and standing is not None:
+        lines.append(f"incumbent at the end: {incumbent.number:04d}, believed at {standing.incumbent:.4f}")
+    if any(row.is_short for row in rows):
+        lines.append("not known: further runs of the baseline were never made, and it was decided here without them")
     if differing:
         lines.append(
             f"not known: what would have been proposed after {differing[0].record.number:04d}, the first verdict "
             "that differs; later configs were made from the recorded incumbent"
         )
-    lines.append("not known: what the time of runs saved or added would have been used for")
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nightshift.records import Record, Run, Side
+from nightshift.records import Record, Result
 
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
@@ -18,10 +18,9 @@ COLUMNS = (
 def figures(record: Record) -> dict[str, Any]:
     """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
 
-    Scores, steps and rewards are means over the candidate's runs; seconds and memory cover all runs.
+    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them.
     """
-    runs = [r for r in record.runs if r.side is Side.CANDIDATE]
-    score, stderr = score_of(runs)
+    score, stderr = score_of(record.runs)
     judgement = record.judgement
     return {
         "commit": record.kept_commit[:7] if record.kept_commit else None,
@@ -37,8 +36,8 @@ def figures(record: Record) -> dict[str, Any]:
         "p_better": judgement.p_better if judgement else None,
         "why": judgement.why if judgement else None,
         "num_runs": len(record.runs),
-        "num_steps": _mean(r.training.num_steps for r in runs),
-        "reward_mean": _mean(r.training.reward_mean for r in runs),
+        "num_steps": _mean(r.training.num_steps for r in record.runs),
+        "reward_mean": _mean(r.training.reward_mean for r in record.runs),
         "training_seconds": _sum(r.training.training_seconds for r in record.runs),
         "total_seconds": record.total_seconds,
         "engine": record.engine,
@@ -53,7 +52,7 @@ def row(record: Record) -> str:
     return "\t".join(_cell(cells[column]) for column in COLUMNS)
 
 
-def score_of(runs: Iterable[Run]) -> tuple[float | None, float | None]:
+def score_of(runs: Iterable[Result]) -> tuple[float | None, float | None]:
     """Mean eval_score of the evaluated runs and its standard error over examples; None if there is none.
 
     The standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
