@@ -18,7 +18,6 @@ from nightshift.records import Decoding
 MEASURING_CODE = (
     "environments/**/*.py",
     "nightshift/evaluation.py",
-    "nightshift/campaign/noise.py",
     "nightshift/campaign/decision.py",
 )
 
@@ -34,12 +33,12 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRules:
-    """Constants of the keep / discard / replicate rule (decision.py). Scores are fractions, 0..1.
+    """Constants of the rule that keeps, discards and takes back (decision.py). Scores are fractions, 0..1.
 
     Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of
     what ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild.
-    A run costs `run_value`: at this price nothing but the baseline is run twice. A keep is taken back for an
-    earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.
+    A keep is taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many
+    are, for no more gain.
     """
 
     prior_sd: float = 0.0100
@@ -51,12 +50,8 @@ class DecisionRules:
     )
     seed_sd: float = 0.0125
     seed_df: float = 8.0
-    gate: float = 2.5
-    run_value: float = 0.0020
-    threshold: float = 0.0
     take_back: float = 0.0010
     baseline_runs: int = 2
-    max_runs_per_config: int = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +140,9 @@ ARITHMETIC_TRL = Rules(
     evaluation_seconds=120.0,
     decoding=Decoding(max_completion_tokens=64),
     # Measured with benchmarks/arithmetic_slope.py: one-key changes move the score by -0.14 to +0.08, eight times
-    # GSM8K's spread; mean and price of a run keep their ratio to it. Runs of one config differ by 0.012 on a quiet
+    # GSM8K's spread, and so are means and `take_back`. Runs of one config differ by 0.012 on a quiet
     # machine, and by more on one that is shared, because fewer steps fit into the minute.
-    decision=DecisionRules(prior_sd=0.08, seed_sd=0.02, run_value=0.016, take_back=0.008),
+    decision=DecisionRules(prior_sd=0.08, seed_sd=0.02, take_back=0.008),
     max_completion_tokens=64,
     learning_rate_scale=50.0,
 )
