@@ -25,7 +25,7 @@ from remembering_rule import RememberingRule
 from simulated_nights import Night, Player, World, simulate
 from vectorised_rule import CANDIDATE, NOBODY, Bools, Floats, FormerRules, Ints, Rule
 
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 RULES, FORMER = DecisionRules(), FormerRules()
 MEMORY = 12  # more changes nothing: a night keeps about fifteen and goes back one or two

@@ -19,7 +19,7 @@ import numpy as np
 from nightshift.campaign import decision
 from nightshift.campaign.posterior import follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
 NUM_EXAMPLES, NUM_EXPERIMENTS, MAX_RUNS = 1319, 40, 3

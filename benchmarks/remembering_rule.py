@@ -19,7 +19,7 @@ from vectorised_rule import Bools, Floats, Ints, cdf, expected_gain, side_to_run
 
 from nightshift.campaign.decision import _CALIBRATION, _NORMAL
 from nightshift.campaign.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 # (share, mean, sd) in units of prior_sd.
 Components = Sequence[tuple[float, float, float]]

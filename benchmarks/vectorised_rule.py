@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign.noise import INITIAL_CORRELATION_LOSS, SMOOTHING
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import click
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, NightshiftError, UsageError
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})

@@ -18,7 +18,6 @@ from nightshift.records import DecisionRules, Decoding
 MEASURING_CODE = (
     "environments/**/*.py",
     "nightshift/evaluation.py",
-    "nightshift/campaign/noise.py",
     "nightshift/campaign/decision.py",
 )
 
@@ -118,7 +117,7 @@ ARITHMETIC_TRL = Rules(
     evaluation_seconds=120.0,
     decoding=Decoding(max_completion_tokens=64),
     # Measured with benchmarks/arithmetic_slope.py: one-key changes move the score by -0.14 to +0.08, eight times
-    # GSM8K's spread . Runs of one config differ by 0.012 on a quiet
+    # GSM8K's spread, and so are means and `take_back`. Runs of one config differ by 0.012 on a quiet
     # machine, and by more on one that is shared, because fewer steps fit into the minute.
     decision=DecisionRules(prior_sd=0.08, seed_sd=0.02, take_back=0.008),
     max_completion_tokens=64,

@@ -106,8 +106,8 @@ class Campaign:
             return Judgement(Verdict.KEEP, f"baseline: {num_runs} run{plural}", incumbent_score=score)
         parent = self.kept[self._index_of(record.parent)]
         numbers = [record.number for record in self.kept]
-        scores = mean_scores(record), mean_scores(parent)
-        return decision.judge(self.test(record), *scores, numbers, record.decision)
+        before = [evaluation.scores for evaluation in parent.evaluations]
+        return decision.judge(self.test(record), mean_scores(record), before, numbers, record.decision)
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""

@@ -1,328 +1,243 @@
-"""Keep, discard, take back: a joint Gaussian belief over every config that was ever the incumbent.
+"""Keep, discard, take back: a joint Gaussian belief over every config that was ever kept.
 
 The best score so far is lucky by selection, so it is never the bar. A candidate is its parent plus the effect
-of an idea, so each run informs what is believed of the whole chain: a doubtful keep is tested by the children
-that are tried on it, and when an earlier config is believed better again, it is the incumbent again. That
-makes running anything twice a bad bargain (`run_value`). The prior of an effect is a mixture of kinds of
-ideas, which needs no special case for leaps and collapses. Why, against which other rules, in which simulated
-worlds: benchmarks/decision_rules.py and docs/decision-rule.md, section 10. Everything here is a pure
-function: the state of a campaign is a fold over its ledger.
+of an idea, so its one run informs what is believed of the whole chain: a doubtful keep is tested by the
+children that are tried on it, and when an earlier config is believed better again, it is the incumbent again.
+An idea is of one of a few kinds (`rules.ideas`), which needs no special case for leaps and collapses.
+Why, against which other rules, in which simulated worlds: benchmarks/decision_rules.py, docs/decision-rule.md.
 
-Notation of the source: a, b = posterior means of incumbent and candidate; va, vb, cov; s2 =
-variance of one run's score around its config's true score; e2 = its part from the finite example set.
+Pure functions on arrays: one campaign, or many at once in leading batch axes, written `(...)`. Scores are
+fractions 0..1. e2 is the part of a run's variance that comes from the finite example set, s2 all of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from nightshift.campaign.noise import INITIAL_CORRELATION_LOSS, RunNoise, Scores, mean_score, mean_vector
-from nightshift.records import Judgement, Side, Verdict
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules, Judgement, Verdict
 
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
-_NORMAL = NormalDist()
+Array = NDArray[np.float64]
+Floats = Array | float  # one a campaign, (...)
+Index = NDArray[np.int_] | int  # as well
+Bools = NDArray[np.bool_] | bool  # as well
+_INITIAL_E2 = 0.4  # of a binomial variance, before any pair was seen: 1 - the correlation of two configs' answers
+_SMOOTHING = 0.9  # of e2, an experiment
 _CALIBRATION = 0.9
+_cdf = np.vectorize(NormalDist().cdf, otypes=[np.float64])
+_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Belief:
-    """What is believed between two experiments of all configs that were kept, the baseline first.
+    """What is believed of the k configs that were kept, in that order, the baseline first.
 
-    `incumbent` is the index of the one that is believed best; scores are fractions 0..1.
+    In a batch the shorter campaigns' last slots are not in use: mean -inf, covariance 0.
     """
 
-    means: Vector
-    covariance: Matrix
-    incumbent: int
-    noise: RunNoise
-    runs_of: tuple[tuple[Scores, ...], ...]  # the accepted runs of each
-    num_collapses: int = 0
+    means: Array  # (..., k)
+    covariance: Array  # (..., k, k)
+    incumbent: Index  # (...) index of the config that is believed best
+    squares: Floats  # (...) of the baseline's runs around their mean
+    num_baseline_runs: int
+    pairing_variance: Floats  # (...) e2
 
     @property
-    def mean(self) -> float:
-        """Expected true score of the incumbent."""
-        return float(self.means[self.incumbent])
+    def mean(self) -> Array:
+        """Expected true score of the incumbent, (...)."""
+        return _at(self.means, self.incumbent)
 
     @property
-    def variance(self) -> float:
-        """Of the incumbent's true score."""
-        return float(self.covariance[self.incumbent, self.incumbent])
+    def variance(self) -> Array:
+        """Of the incumbent's true score, (...)."""
+        return _at(_column(self.covariance, self.incumbent), self.incumbent)
 
-    @property
-    def runs(self) -> tuple[Scores, ...]:
-        """The incumbent's accepted runs."""
-        return self.runs_of[self.incumbent]
+    def run_variance(self, rules: DecisionRules) -> Array:
+        """s2 of one run's score around its config's true score, (...): `seed_df` degrees of freedom are prior."""
+        e2 = self.pairing_variance
+        total = rules.seed_df * (rules.seed_sd**2 + e2) + self.squares
+        pooled: Array = np.maximum(total / (rules.seed_df + self.num_baseline_runs - 1), e2)
+        return pooled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """A candidate under test against the incumbent: belief after zero or more runs. The candidate stands last."""
+class Tested:
+    """A candidate after its run."""
 
-    belief: Belief  # before this experiment
-    means: Vector
-    covariance: Matrix
-    noise: RunNoise
-    incumbent_runs: tuple[Scores, ...]
-    p_better: float  # that the candidate is better than the incumbent; how well calibrated: benchmarks/results
-    candidate_runs: tuple[Scores, ...] = ()
-    num_collapses: int = 0
-    notes: tuple[str, ...] = field(default=())
+    belief: Belief  # with the candidate as its last config
+    parent: Index  # (...) index of the config that the candidate was made from
+    p_better: Array  # (...) that it is better than its parent; how well calibrated: benchmarks/results
 
     @property
-    def a(self) -> float:
-        """Expected true score of the incumbent."""
-        return float(self.means[self.belief.incumbent])
+    def delta(self) -> Array:
+        """Posterior mean of candidate minus parent, (...)."""
+        return self.belief.means[..., -1] - _at(self.belief.means, self.parent)
 
     @property
-    def b(self) -> float:
-        """Expected true score of the candidate."""
-        return float(self.means[-1])
+    def delta_stderr(self) -> Array:
+        """Posterior standard deviation of that difference, (...)."""
+        with_parent = _column(self.belief.covariance, self.parent)
+        variance = self.belief.covariance[..., -1, -1] + _at(with_parent, self.parent) - 2 * with_parent[..., -1]
+        stderr: Array = np.sqrt(np.maximum(variance, 0.0))
+        return stderr
 
     @property
-    def va(self) -> float:
-        """Variance of the incumbent's."""
-        return float(self.covariance[self.belief.incumbent, self.belief.incumbent])
-
-    @property
-    def vb(self) -> float:
-        """Variance of the candidate's."""
-        return float(self.covariance[-1, -1])
-
-    @property
-    def cov(self) -> float:
-        """Covariance of the two."""
-        return float(self.covariance[self.belief.incumbent, -1])
-
-    @property
-    def delta(self) -> float:
-        """Posterior mean of candidate minus incumbent."""
-        return self.b - self.a
-
-    @property
-    def delta_stderr(self) -> float:
-        """Posterior standard deviation of the difference."""
-        return math.sqrt(max(self.va + self.vb - 2 * self.cov, 0.0))
+    def keep(self) -> Bools:
+        """Whether the candidate is expected to be better than its parent and the best of all, (...)."""
+        best: Bools = self.belief.means[..., -1] >= self.belief.means.max(axis=-1)
+        return best & (self.delta > 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Either a run to make (`replicate`) or a final `keep`."""
-
-    keep: bool
-    replicate: Side | None
-    run_value: float  # expected gain in score of the most useful further run
-
-
-def baseline(runs: Sequence[Scores], rules: DecisionRules) -> Belief:
-    """The first belief: the mean of the baseline's runs (section 7 step 2)."""
-    if not runs:
+def baseline(scores: ArrayLike, num_examples: int, rules: DecisionRules) -> Belief:
+    """The first belief, from the mean score of each of the baseline's runs, (..., r). ValueError if there is none."""
+    runs = np.asarray(scores, dtype=np.float64)
+    if not runs.shape[-1]:
         raise ValueError("a baseline needs at least one run")
-    noise = RunNoise()
-    scores: list[float] = []
-    for run in runs:
-        score = mean_score(run)
-        noise = noise.with_replicate(score, scores)
-        scores.append(score)
-    mean = sum(scores) / len(scores)
-    e2 = INITIAL_CORRELATION_LOSS * mean * (1 - mean) / len(runs[0])
-    noise = replace(noise, pairing_variance=e2)
-    variance = noise.variance(rules) / len(runs)
-    return Belief(np.array([mean]), np.array([[variance]]), 0, noise, (tuple(runs),))
+    mean = runs.mean(axis=-1, keepdims=True)
+    squares, e2 = ((runs - mean) ** 2).sum(axis=-1), _INITIAL_E2 * (mean * (1 - mean))[..., 0] / num_examples
+    belief = Belief(mean, mean[..., None], np.zeros(e2.shape, int)[()], squares, runs.shape[-1], e2)
+    return replace(belief, covariance=belief.run_variance(rules)[..., None, None] / runs.shape[-1])
 
 
-def compare(belief: Belief, rules: DecisionRules) -> Comparison:
-    """A new candidate before its first run: a child of the incumbent, which an idea changes."""
-    share, effect, variance = _ideas(rules)
-    mean = float(share @ effect)
-    parent = belief.covariance[belief.incumbent]
-    covariance = np.block([[belief.covariance, parent[:, None]], [parent[None, :], np.zeros((1, 1))]])
-    covariance[-1, -1] = belief.variance + float(share @ (variance + effect**2)) - mean**2
-    return Comparison(
-        belief=belief,
-        means=np.append(belief.means, belief.mean + mean),
-        covariance=covariance,
-        noise=belief.noise,
-        incumbent_runs=belief.runs,
-        p_better=_p_better(share, effect, variance),
-        num_collapses=belief.num_collapses,
-    )
+def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: int) -> Array:
+    """e2 as seen in one pair, (...): the spread of per-example differences.
 
-
-def observe(comparison: Comparison, side: Side, scores: Scores, rules: DecisionRules) -> Comparison:
-    """The comparison after one more run of `side`. Raises ValueError for another number of examples."""
-    if len(scores) != len(comparison.incumbent_runs[0]):
-        raise ValueError(f"{len(scores)} scores against {len(comparison.incumbent_runs[0])}: not the same examples")
-    if side is Side.CANDIDATE:
-        return _observe_candidate(comparison, scores, rules)
-    return _observe_incumbent(comparison, scores, rules)
-
-
-def _observe_candidate(c: Comparison, scores: Scores, rules: DecisionRules) -> Comparison:
-    y = mean_score(scores)
-    noise = c.noise.with_pair(scores, c.incumbent_runs)
-    noise = noise.with_replicate(y, [mean_score(run) for run in c.candidate_runs])
-    update = _update if c.candidate_runs else _first_run
-    c = replace(c, noise=noise)
-    return replace(update(c, len(c.means) - 1, y, rules), candidate_runs=(*c.candidate_runs, scores))
-
-
-def _first_run(c: Comparison, index: int, y: float, rules: DecisionRules) -> Comparison:
-    """Condition each kind of idea on the run, weigh the kinds by how well they foretold it, match two moments.
-
-    A run of the candidate sees its parent plus the effect: each kind alone is a Kalman update, in which every
-    config moves by its covariance with the parent.
+    `scores` (..., n) of the candidate's run, `parent_scores` (..., n) averaged over the parent's `num_parent_runs`.
+    ValueError for another number of examples.
     """
+    run, parent = np.asarray(scores, dtype=np.float64), np.asarray(parent_scores, dtype=np.float64)
+    n = run.shape[-1]
+    if n != parent.shape[-1]:
+        raise ValueError(f"{n} scores against {parent.shape[-1]}: not the same examples")
+    spread: Array = (run - parent).var(axis=-1, ddof=min(n - 1, 1)) / (n * (1 + 1 / num_parent_runs))
+    return spread
+
+
+def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floats, rules: DecisionRules) -> Tested:
+    """The belief after the one run of a child of config `parent`, which scored `score`; all three are (...).
+
+    Condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two moments.
+    Each kind alone is a Kalman update: the run sees parent plus effect, and every config moves by its covariance
+    with the parent.
+    """
+    e2 = _SMOOTHING * belief.pairing_variance + (1 - _SMOOTHING) * observed_pairing
+    belief = replace(belief, pairing_variance=e2)
     share, prior, spread = _ideas(rules)
-    with_parent = c.covariance[:-1, c.belief.incumbent]
-    innovation = c.va + spread + c.noise.variance(rules)
-    pull = (y - c.a - prior) / innovation
+    with_parent = _column(belief.covariance, parent)  # (..., k)
+    variance = _at(with_parent, parent)
+    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., kinds), as the next four
+    pull = ((score - _at(belief.means, parent))[..., None] - prior) / innovation
     log = np.log(share) - 0.5 * (np.log(innovation) + pull**2 * innovation)
-    weight = np.exp(log - log.max())
-    weight /= weight.sum()
-    effect, variance = prior + spread * pull, spread - spread**2 / innovation
-    mean_pull, mean_effect = float(weight @ pull), float(weight @ effect)
-    curvature = float(weight @ (pull**2 - 1 / innovation)) - mean_pull**2
-    joint = float(weight @ (pull * effect - spread / innovation)) - mean_pull * mean_effect
-    means, covariance = c.means.copy(), c.covariance.copy()
-    means[:-1] += with_parent * mean_pull
-    means[-1] = means[c.belief.incumbent] + mean_effect
-    covariance[:-1, :-1] += np.outer(with_parent, with_parent) * curvature
-    parent = covariance[:-1, c.belief.incumbent]
-    covariance[:-1, -1] = covariance[-1, :-1] = parent + with_parent * joint
-    covariance[-1, -1] = float(parent[c.belief.incumbent]) + 2 * c.va * joint
-    covariance[-1, -1] += float(weight @ (variance + effect**2)) - mean_effect**2
-    return replace(c, means=means, covariance=covariance, p_better=_p_better(weight, effect, variance))
+    weight = np.exp(log - log.max(axis=-1, keepdims=True))
+    weight /= weight.sum(axis=-1, keepdims=True)
+    effect, rest = prior + spread * pull, spread - spread**2 / innovation
+    mean_pull, mean_effect = (weight * pull).sum(axis=-1), (weight * effect).sum(axis=-1)
+    curvature = (weight * (pull**2 - 1 / innovation)).sum(axis=-1) - mean_pull**2
+    joint = (weight * (pull * effect - spread / innovation)).sum(axis=-1) - mean_pull * mean_effect
+    means = belief.means + with_parent * mean_pull[..., None]
+    covariance = with_parent[..., :, None] * with_parent[..., None, :] * curvature[..., None, None]
+    covariance += belief.covariance
+    column = _column(covariance, parent)
+    corner = _at(column, parent) + 2 * variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
+    column = column + with_parent * joint[..., None]
+    grown = replace(
+        belief,
+        means=np.concatenate([means, (_at(means, parent) + mean_effect)[..., None]], axis=-1),
+        covariance=np.block([[covariance, column[..., None]], [column[..., None, :], corner[..., None, None]]]),
+    )
+    # Nearer to a half by a factor that benchmarks/decision_rules.py measures: luck on the example set stays.
+    p_better = (weight * _cdf(effect / np.sqrt(rest))).sum(axis=-1)
+    return Tested(grown, parent, _cdf(_CALIBRATION * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))[()])
 
 
-def _update(c: Comparison, index: int, y: float, rules: DecisionRules) -> Comparison:
-    """One more run of config `index`: the Kalman update of all."""
-    column = c.covariance[:, index]
-    gain = column / (column[index] + c.noise.variance(rules))
-    means, covariance = c.means + gain * (y - c.means[index]), c.covariance - np.outer(gain, column)
-    c = replace(c, means=means, covariance=covariance)
-    p_better = _NORMAL.cdf(c.delta / c.delta_stderr) if c.delta_stderr > 0 else float(c.delta > 0)
-    return replace(c, p_better=_calibrated(p_better))
+def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
+    """The belief that the next experiment starts from, where the candidate is kept if `keep`, (...).
 
-
-def _observe_incumbent(c: Comparison, scores: Scores, rules: DecisionRules) -> Comparison:
-    y = mean_score(scores)
-    r = y - c.a
-    if r < -rules.gate * math.sqrt(c.va + c.noise.variance(rules)) and c.num_collapses == 0:
-        # One bad incumbent run may be an accident; a second one counts as real (section 7, edge cases).
-        note = f"incumbent run {100 * r:+.1f} pp below expectation set aside once"
-        return replace(c, num_collapses=1, notes=(*c.notes, note))
-    c = replace(c, noise=c.noise.with_replicate(y, [mean_score(run) for run in c.incumbent_runs]))
-    return replace(_update(c, c.belief.incumbent, y, rules), incumbent_runs=(*c.incumbent_runs, scores))
-
-
-def decide(comparison: Comparison, rules: DecisionRules, can_replicate: bool) -> Decision:
-    """Keep iff the candidate is expected to be the best of all, after the runs that are worth their price.
-
-    `can_replicate`: the caller has runs and time left. Each side is capped at `max_runs_per_config`.
+    A discard informs it too, and may take a keep back: an earlier config replaces the incumbent when it is expected
+    to be better by more than `rules.take_back`.
     """
-    c = comparison
-    s2 = c.noise.variance(rules)
-    values = {
-        Side.CANDIDATE: _expected_gain(abs(c.vb - c.cov) / math.sqrt(c.vb + s2), c.delta - rules.threshold),
-        Side.INCUMBENT: _expected_gain(abs(c.va - c.cov) / math.sqrt(c.va + s2), c.delta - rules.threshold),
-    }
-    num_runs = {Side.CANDIDATE: len(c.candidate_runs), Side.INCUMBENT: len(c.incumbent_runs)}
-    open_sides = [side for side in values if num_runs[side] < rules.max_runs_per_config]
-    best = max(open_sides, key=lambda side: values[side], default=None)  # first of equals: the candidate
-    value = values[best] if best else 0.0
-    replicate = best if can_replicate and value > rules.run_value else None
-    keep = c.delta > rules.threshold and c.b >= float(c.means.max())
-    return Decision(keep=keep, replicate=replicate, run_value=value)
-
-
-def settle(comparison: Comparison, keep: bool, rules: DecisionRules) -> Belief:
-    """The belief that the next experiment starts from. A discard informs it too, and may take a keep back.
-
-    An earlier config replaces the incumbent when it is expected to be better by more than `rules.take_back`.
-    """
-    c = comparison
-    runs_of = list(c.belief.runs_of)
-    runs_of[c.belief.incumbent] = c.incumbent_runs
-    if keep:
-        return Belief(c.means, c.covariance, len(runs_of), c.noise, (*runs_of, c.candidate_runs))
-    best = int(np.argmax(c.means[:-1]))
-    if c.means[best] - c.a <= rules.take_back:
-        best = c.belief.incumbent
-    num_collapses = c.num_collapses if best == c.belief.incumbent else 0
-    return Belief(c.means[:-1], c.covariance[:-1, :-1], best, c.noise, tuple(runs_of), num_collapses)
-
-
-def judge(comparison: Comparison, decision: Decision) -> Judgement:
-    """The verdict with its numbers. Diagnostics are for the reader only; nothing is decided by them."""
-    c = comparison
-    num_runs = len(c.candidate_runs) + len(c.incumbent_runs) - len(c.belief.runs)
-    runs = f"{num_runs} run{'s' if num_runs != 1 else ''}"
-    why = f"expected {100 * c.delta:+.1f} pp over the incumbent after {runs}"
-    return Judgement(
-        verdict=Verdict.KEEP if decision.keep else Verdict.DISCARD,
-        why="; ".join((why, *c.notes)),
-        delta=c.delta,
-        delta_stderr=c.delta_stderr,
-        p_better=c.p_better,
-        incumbent_score=c.a,
-        diagnostics=_diagnostics(c),
+    belief = tested.belief
+    last = belief.means.shape[-1] - 1
+    count = np.isfinite(belief.means[..., :last]).sum(axis=-1)  # slots in use come first; the candidate joins them
+    used = count + keep
+    slot = np.arange(used.max())
+    order, live = np.where(slot == count[..., None], last, slot), slot < used[..., None]
+    covariance = np.take_along_axis(belief.covariance, order[..., None, :], axis=-1)
+    covariance = np.take_along_axis(covariance, order[..., :, None], axis=-2)
+    means = np.where(live, np.take_along_axis(belief.means, order, axis=-1), -np.inf)
+    best = means.argmax(axis=-1)
+    best = np.where(_at(means, best) - belief.mean > rules.take_back, best, belief.incumbent)
+    return replace(
+        belief,
+        means=means,
+        covariance=np.where(live[..., :, None] & live[..., None, :], covariance, 0.0),
+        incumbent=np.where(keep, count, best)[()],
     )
 
 
-def taken_back(judgement: Judgement, comparison: Comparison, rules: DecisionRules, numbers: Sequence[int]) -> Judgement:
-    """The judgement, with the earlier experiment that a discard makes the incumbent again, if it does.
+def judge(
+    tested: Tested,
+    candidate_scores: ArrayLike,
+    parent_scores: ArrayLike,
+    kept_numbers: Sequence[int],
+    rules: DecisionRules,
+) -> Judgement:
+    """The verdict on one campaign's candidate with its numbers, and the earlier config that a discard goes back to.
 
-    `numbers`: the experiments of the belief's configs, the baseline first.
+    `candidate_scores` (n,); `parent_scores` (n,) or those of the parent's runs, (r, n); `kept_numbers`: the
+    experiments of the belief's configs, the baseline first.
     """
-    belief, parent = settle(comparison, judgement.verdict is Verdict.KEEP, rules), comparison.belief.incumbent
-    if judgement.verdict is Verdict.KEEP or belief.incumbent == parent:
+    before, parent, delta = int(tested.belief.incumbent), int(tested.parent), tested.delta
+    over = "the incumbent" if parent == before else f"{kept_numbers[parent]:04d}"
+    judgement = Judgement(
+        verdict=Verdict.KEEP if tested.keep else Verdict.DISCARD,
+        why=f"expected {100 * delta:+.1f} pp over {over} after 1 run",
+        delta=float(delta),
+        delta_stderr=float(tested.delta_stderr),
+        p_better=float(tested.p_better),
+        incumbent_score=float(tested.belief.means[parent]),
+        diagnostics=_diagnostics(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
+    )
+    belief = settle(tested, tested.keep, rules)
+    after = int(belief.incumbent)
+    if tested.keep or after == before:
         return judgement
-    best, gain = numbers[belief.incumbent], 100 * (belief.mean - comparison.a)
-    why = f"{judgement.why}; {numbers[parent]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
-    return replace(judgement, why=why, taken_back_to=best, taken_back_score=belief.mean)
+    best, gain = kept_numbers[after], 100 * (belief.mean - tested.belief.mean)
+    why = f"{judgement.why}; {kept_numbers[before]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
+    return replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
 
 
-def _diagnostics(c: Comparison) -> dict[str, float]:
-    candidate, incumbent = mean_vector(c.candidate_runs), mean_vector(c.incumbent_runs)
-    paired = candidate - incumbent
+def _diagnostics(candidate: Array, parent_runs: Array) -> dict[str, float]:
+    """For the reader only; nothing is decided by them. Shapes (n,) and (r, n)."""
+    paired = candidate - parent_runs.mean(axis=0)
     stderr = float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 0.0
     values = {"paired_delta": float(paired.mean())}
     if stderr > 0:
         values["paired_z"] = float(paired.mean()) / stderr
-    first, last = np.asarray(c.incumbent_runs[0]), np.asarray(c.candidate_runs[0])
-    wins, losses = int(((last > 0.5) & (first <= 0.5)).sum()), int(((last <= 0.5) & (first > 0.5)).sum())
+    first, last = parent_runs[0] > 0.5, candidate > 0.5
+    wins, losses = int((last & ~first).sum()), int((first & ~last).sum())
     if wins + losses:
         values["mcnemar_z"] = (wins - losses) / math.sqrt(wins + losses)
     return values
 
 
-def _ideas(rules: DecisionRules) -> tuple[Vector, Vector, Vector]:
-    """(share, mean effect, variance of the effect) of each kind of idea."""
-    share, mean, sd = (np.array(column) for column in zip(*rules.ideas, strict=True))
+def _ideas(rules: DecisionRules) -> tuple[Array, Array, Array]:
+    """(share, mean effect, variance of the effect) of each kind of idea, (kinds,)."""
+    share, mean, sd = np.array(rules.ideas).T
     return share / share.sum(), mean * rules.prior_sd, (sd * rules.prior_sd) ** 2
 
 
-def _p_better(share: Vector, effect: Vector, variance: Vector) -> float:
-    terms = zip(share, effect, variance, strict=True)
-    return _calibrated(sum(w * _NORMAL.cdf(e / math.sqrt(v)) for w, e, v in terms))
+def _at(values: Array, index: Index) -> Array:
+    """Element `index`, (...), of the last axis of `values`, (..., k)."""
+    found: Array = np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0][()]
+    return found
 
 
-def _calibrated(probability: float) -> float:
-    """Nearer to a half by a factor that benchmarks/decision_rules.py measures: luck on the example set stays."""
-    return _NORMAL.cdf(_CALIBRATION * _NORMAL.inv_cdf(min(max(probability, 1e-15), 1 - 1e-15)))
-
-
-def _expected_gain(g: float, distance: float) -> float:
-    """K(g) = g (phi(u) - u Phi(-u)), u = |distance| / g: value of information of one more run."""
-    if g <= 0:
-        return 0.0
-    u = abs(distance) / g
-    return g * (_NORMAL.pdf(u) - u * _NORMAL.cdf(-u))
+def _column(covariance: Array, index: Index) -> Array:
+    """Covariance of all configs with config `index`, (..., k)."""
+    return _at(covariance, np.asarray(index)[..., None])

@@ -31,7 +31,7 @@ import numpy as np
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 VERSION = 1
 CERTIFICATE_NAME = "certificate.json"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nightshift.certify import certificate
 from nightshift.certify.certificate import Certificate, detectable, estimate, t_quantile
 from nightshift.errors import UsageError
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half

@@ -11,7 +11,7 @@ import pytest
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Belief, Comparison
 from nightshift.records import Side, Verdict
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
 N = 1319

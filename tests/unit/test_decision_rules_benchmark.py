@@ -15,7 +15,7 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.records import Side
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -10,7 +10,7 @@ import pytest
 from nightshift.campaign import decision
 from nightshift.campaign.posterior import Standing, follow
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
-from nightshift.rules import DecisionRules
+from nightshift.records import DecisionRules
 from tests.unit.test_ledger import a_record
 
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
