@@ -16,12 +16,13 @@ if __name__ == "__main__" and not sys.flags.isolated:
 if not sys.flags.safe_path:
     del sys.path[0]  # this folder stays on the path as its last entry: no file in it can shadow a library
 
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nightshift import command
+from nightshift.records import Request
 
 ROOT = Path(__file__).resolve().parent
 
@@ -30,17 +31,17 @@ ROOT = Path(__file__).resolve().parent
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
 @click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
-@click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
-@click.option("--until", type=command.TIME, help="HH:MM or ISO time: start no further run that would end later.")
+@click.option("--max-runs", hidden=True, expose_value=False, callback=command.refuse_max_runs)
+@click.option("--until", type=command.TIME, help="HH:MM or ISO time: no second run of a baseline that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 540.")
 @click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
-def main(until: datetime | None, **flags: object) -> None:
+def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment.py."""
-    sys.exit(command.run(ROOT, command.Flags(until=until, **flags)))
+    sys.exit(command.run(ROOT, Request(" ".join(description.split()), **flags)))
 
 
 if __name__ == "__main__":

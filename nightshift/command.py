@@ -10,16 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nightshift import console
 from nightshift.campaign.ledger import Ledger, duration_seconds, read_progress
-from nightshift.campaign.lineage import incumbent_number
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
-from nightshift.records import Record, Side
+from nightshift.records import Record, Request
 from nightshift.train_toml import config, keys
+
+if TYPE_CHECKING:
+    from nightshift.setup import Setup
 
 ENGINES = ("trl", "prime-rl")
 TIMED_OUT = 124  # as timeout(1)
@@ -55,21 +57,11 @@ class Time(click.ParamType[datetime]):
 TIME = Time()
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """run.py's flags."""
-
-    description: str
-    engine: str | None
-    gpus: str | None
-    max_runs: int
-    until: datetime | None
-    budget_seconds: float | None
-    again: bool
-    keep_all: bool
-    detach: bool
-    dry_run: bool
-    keys: bool
+def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """--max-runs of version 0.1.0."""
+    if value is not None:
+        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
+        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +85,15 @@ class PrepareFlags:
         return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
 
 
-def run(root: Path, flags: Flags) -> int:
+def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
-    if flags.keys:
+    if request.keys:
         console.print_text(keys.describe_keys())
         return ExitCode.MEASURED
-    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    reporter = console.TerminalReporter()
     try:
         config.load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
-        return detach(root) if flags.detach else _experiment(root, flags, reporter)
+        return detach(root) if request.detach else _experiment(root, request, reporter)
     except (NightshiftError, OSError) as error:
         reporter.close()
         shown = error if isinstance(error, NightshiftError) else machine_error(error)
@@ -123,7 +115,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     from nightshift.rules import ARITHMETIC_TRL
     from nightshift.setup import pick_rules
 
-    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    reporter = console.TerminalReporter()
     began = time.monotonic()
     try:
         with interruptible():
@@ -167,32 +159,32 @@ def _prepare_prime_rl(root: Path, flags: PrepareFlags, note: Callable[[str], Non
         note(f"for run.py: export {ENV_VAR}={installation.root}")
 
 
-def _experiment(root: Path, flags: Flags, reporter: console.TerminalReporter) -> int:
+def _experiment(root: Path, request: Request, reporter: console.TerminalReporter) -> int:
     from nightshift import experiment, preparation
     from nightshift.processes.supervise import interruptible
-    from nightshift.setup import open_lab
+    from nightshift.setup import open_setup
 
     with interruptible():
-        lab = open_lab(root, flags.engine, flags.budget_seconds, reporter, flags.gpus, flags.keep_all)
-        if flags.dry_run:
-            plan = experiment.admit(config.load(root / "train.toml"), _request(flags), lab)
-            seed = lab.rules.seed(plan.seed_index[Side.CANDIDATE])
-            run_dir = lab.ledger.run_dir(lab.ledger.next_number()) / "run-1"
-            starts = lab.engine.describe(plan.settings[Side.CANDIDATE], seed, run_dir)
-            console.print_text(console.dry_run(plan.record, lab.rules.name, starts))
+        setup = open_setup(root, request, reporter)
+        if request.dry_run:
+            console.print_text(_dry_run(setup))
             return ExitCode.MEASURED
-        experiment.require_ready(lab.engine)  # before anything is downloaded for an engine that cannot run
-        preparation.prepare_at_start(root, lab.rules, reporter.note)
-        record = experiment.run_experiment(_request(flags), lab)
+        with setup.ledger.head():
+            experiment.require_ready(setup.engine)  # before anything is downloaded for an engine that cannot run
+            preparation.prepare_at_start(root, setup.rules, reporter.note)
+            record = experiment.run_experiment(request, setup)
     reporter.close()
     console.print_summary(record)
     return exit_code(record)
 
 
-def _request(flags: Flags) -> Any:
-    from nightshift.experiment import Request
+def _dry_run(setup: Setup) -> str:
+    from nightshift.experiment import admit, next_seed
 
-    return Request(" ".join(flags.description.split()), max_runs=flags.max_runs, until=flags.until, again=flags.again)
+    record = admit(config.load(setup.root / "train.toml"), setup.request, setup)
+    run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / "attempt-0"
+    starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
+    return console.dry_run(record, setup.rules.name, starts)
 
 
 def exit_code(record: Record) -> int:
@@ -236,7 +228,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
     ledger = Ledger(root)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    while ledger.is_locked():
+    while ledger.is_running():
         if deadline is not None and time.monotonic() >= deadline:
             console.print_text(status_line(ledger, lambda: datetime.now(UTC)))
             return TIMED_OUT
@@ -255,27 +247,27 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.night.text import status_lines  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.campaign import Campaign  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.night.text import status_lines
 
     records = ledger.records()
     lines = []
-    is_locked = ledger.is_locked()
-    if is_locked and records and records[-1].status == "started":
+    is_running = ledger.is_running()
+    if is_running and records and records[-1].status == "started":
         last = records[-1]
-        reading = read_progress(ledger.run_dir(last.number))
+        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
         lines.append(
             f"running:  {last.number:04d} for {duration_seconds(last.started, now()):.0f} s  "
-            f"{reading or 'starting'}  {last.description}"
+            f"{console.reading_text(reading) if reading else 'starting'}  {last.description}"
         )
     else:
-        lines.append("running:  a certificate, or an experiment that starts" if is_locked else "running:  nothing")
+        what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
+        lines.append(f"running:  {what}")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    last_branch = [r for r in records if (r.branch, r.rules_hash) == (records[-1].branch, records[-1].rules_hash)]
-    number = incumbent_number(last_branch)
-    if number is not None:
-        last = next(r for r in records if r.number == number)
-        lines.append(f"best:     {last.number:04d} on {last.branch or 'a detached HEAD'}  {last.description}")
+    best = Campaign.last(records).incumbent
+    if best is not None:
+        lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now())
     return "\n".join(console.printable(line) for line in lines)
 

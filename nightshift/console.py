@@ -5,83 +5,60 @@ On a terminal the live line is rich's; in a pipe it is a plain line every few se
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from nightshift.campaign.results import figures
-from nightshift.engines import ProgressCallback
 from nightshift.errors import NightshiftError
-from nightshift.files import write_atomically
-from nightshift.records import Phase, Progress, Record, Side
+from nightshift.records import Phase, Progress, Record
 
 _PLAIN_INTERVAL_SECONDS = 10.0
-_STATUS_INTERVAL_SECONDS = 1.0
 
 
 class TerminalReporter:
-    """Tells on stderr how an experiment goes, and leaves the last reading in `runs/NNNN/progress.json`."""
+    """Tells on stderr how an experiment goes."""
 
-    def __init__(self, run_dir: Callable[[int], Path], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._run_dir = run_dir
         self._clock = clock
-        self._live_line = False
+        self._has_live_line = False
+        self._last: dict[Path, tuple[Phase, float]] = {}  # what was shown of each run in flight, and when
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""
-        self._end_line()
+        self.close()
         self._console.print(printable(text), markup=False, soft_wrap=True)
 
-    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
-        """A callback for the live line of one run; also writes progress.json for `nightshift status`."""
-        started = self._clock()
-        last_plain, last_status, last_phase = float("-inf"), float("-inf"), None
-        head = f"{record.number:04d} run {run_index} ({side})"
-        self.note(f"{head}: starting")
-
-        def report(reading: Progress) -> None:
-            nonlocal last_plain, last_status, last_phase
-            now = self._clock()
-            line = f"{head}: {_reading(reading)}"
-            if self._console.is_terminal:
-                self._console.file.write(f"\r\x1b[2K{line[: self._console.width - 1]}")
-                self._console.file.flush()
-                self._live_line = True
-            elif reading.phase is not last_phase or now - last_plain >= _PLAIN_INTERVAL_SECONDS:
-                self._console.file.write(line + "\n")
-                self._console.file.flush()
-                last_plain = now
-            if reading.phase is not last_phase or now - last_status >= _STATUS_INTERVAL_SECONDS:
-                status = {"run": run_index, "side": side, "line": _reading(reading), "seconds": now - started}
-                with suppress(OSError):  # a full disk ends the run where it matters, not here
-                    write_atomically(self._run_dir(record.number) / "progress.json", json.dumps(status).encode())
-                last_status = now
-            last_phase = reading.phase
-
-        return report
+    def show(self, folder: Path, reading: Progress) -> None:
+        """How far the run in `folder` is: on a terminal the live line, in a pipe a line now and then."""
+        line = f"{folder.parent.name} {folder.name.replace('-', ' ')}: {reading_text(reading)}"
+        phase, when = self._last.get(folder, (None, 0.0))
+        if self._console.is_terminal:
+            self._console.file.write(f"\r\x1b[2K{line[: self._console.width - 1]}")
+            self._has_live_line = True
+        elif reading.phase is not phase or self._clock() - when >= _PLAIN_INTERVAL_SECONDS:
+            self._console.file.write(line + "\n")
+            self._last[folder] = reading.phase, self._clock()
+        self._console.file.flush()
 
     def close(self) -> None:
         """End the live line."""
-        self._end_line()
-
-    def _end_line(self) -> None:
-        if self._live_line:
+        if self._has_live_line:
             self._console.file.write("\n")
-            self._live_line = False
+            self._has_live_line = False
 
 
-def _reading(p: Progress) -> str:
+def reading_text(p: Progress) -> str:
+    """One reading of the live line in words."""
     parts = [p.phase.value]
     if p.phase is Phase.EVALUATING:
         parts.append(f"{p.num_done or 0} examples done")
-    else:
+    elif p.phase is Phase.TRAINING:
         parts.append(f"step {p.num_steps}")
         if p.reward is not None:
             parts.append(f"reward {p.reward:.3f}")

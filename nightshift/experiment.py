@@ -1,174 +1,156 @@
-"""One experiment: from train.toml to a verdict in the ledger. The ten steps of design, in order."""
+"""One experiment: from train.toml to a verdict in the ledger.
+
+`start` admits and submits, `collect` judges and settles what came back; between the two a worker (worker.py) trains
+and evaluates in a process of its own. Both find all they need in the ledger, so that a kill costs no more than a run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from nightshift import health
-from nightshift.campaign import campaign as campaigns
-from nightshift.campaign import decision
-from nightshift.campaign.campaign import Campaign
-from nightshift.engines import Engine, ProgressCallback, used_keys
+from nightshift.campaign import resume
+from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
+from nightshift.campaign.ledger import STARTED
+from nightshift.engines import Effective, Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.evaluation import Problem, evaluate, selection_set
-from nightshift.git import repo
-from nightshift.git.repo import CONFIG_NAME, Head
-from nightshift.git.settlement import finish_earlier, settle, stored_config
+from nightshift.files import write_json
+from nightshift.git.repo import CONFIG_NAME, Head, require_clean_start
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
-from nightshift.rules import Rules
-from nightshift.setup import Lab
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.records import Failure, Job, Judgement, Record, Request, Verdict
+from nightshift.setup import Setup
+from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
+from nightshift.worker import JOB_NAME
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the person or agent asked for.
-
-    `prediction`: what the hypothesis in `description` is expected to do. `notes`: what the agent did besides.
-    """
-
-    description: str = ""
-    max_runs: int = 3
-    until: datetime | None = None
-    again: bool = False
-    prediction: str | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An admitted experiment: the candidate beside what it is compared with."""
-
-    head: Head
-    agreed: str | None  # the commit whose harness the campaign runs; None away from a campaign
-    campaign: Campaign
-    hashes: Mapping[Side, str]  # of the configs
-    settings: Mapping[Side, Mapping[str, Any]]
-    seed_index: Mapping[Side, int]
-    record: Record
-
-
-def run_experiment(request: Request, lab: Lab) -> Record:
+def run_experiment(request: Request, setup: Setup) -> Record:
     """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
 
-    Raises ConfigError or UsageError before anything is recorded, EngineError when the machinery is
-    missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
+    Call as the head (Ledger.head). Raises ConfigError or UsageError before anything is recorded, EngineError when the
+    machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
     """
-    began = lab.clock()
-    candidate = configs.load(lab.root / CONFIG_NAME)  # 2: mistakes cost under a second
-    with lab.ledger.lock():
-        finish_earlier(lab)
-        plan = admit(candidate, request, lab)
-        require_ready(lab.engine)  # 4
-        files = {CONFIG_NAME: candidate.source, "effective.json": _json(plan.record.effective)}
-        record = lab.ledger.reserve(plan.record, files)  # 3
-        lab.reporter.note(f"experiment {record.number:04d}: {_foretold(record, request, lab.rules)}")
-        try:
-            record = run_until_decided(record, plan, request, lab)  # 5 to 8
-        except Interrupted as error:
-            record = lab.ledger.read(record.number) or record
-            record = crash(record, Failure.INTERRUPTED, f"interrupted: {error.cause}")
-            lab.ledger.keep_model(record)
-            lab.ledger.close(replace(record, total_seconds=lab.clock() - began))
-            raise
-        record = replace(record, total_seconds=lab.clock() - began, health=examine(record, candidate, lab))
-        lab.ledger.write(record)  # 9: the verdict is safe before git is touched
-        record = settle(record, plan.head, lab)
-        lab.ledger.keep_model(record)
-        lab.ledger.close(record)
+    record = start(request, load(setup.root / CONFIG_NAME), setup)
+    try:
+        while (done := collect(record.number, request, setup)) is None:
+            setup.wait()
+    except Interrupted as error:
+        cancel(record.number, error.cause, setup)
+        raise
+    return done
+
+
+def start(request: Request, config: Config, setup: Setup) -> Record:
+    """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
+    with setup.ledger.lock():
+        resume.resume(setup.ledger, setup.repo, setup.reporter.note)
+        record = admit(config, request, setup)
+        require_ready(setup.engine)
+        files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
+        record = setup.ledger.reserve(record, files)
+    setup.reporter.note(f"experiment {record.number:04d}: {_expectation(record, setup)}")
+    try:
+        submit(record, setup)
+    except (EngineError, OSError) as error:
+        return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     return record
 
 
-def _foretold(record: Record, request: Request, rules: Rules) -> str:
-    """How long it may take, as far as that can be said beforehand."""
-    each = f"{rules.budget_seconds:g} s of training beside start-up and evaluation"
-    if record.parent is None:
-        return f"{min(request.max_runs, rules.decision.baseline_runs)} runs for the baseline, each with {each}"
-    return f"one run with {each}; up to {request.max_runs} where more are worth their price"
+def collect(number: int, request: Request, setup: Setup) -> Record | None:
+    """The closed record of an experiment whose runs have all ended; None while one is in flight."""
+    record = _read(number, setup)
+    if record.status != STARTED:
+        return record
+    run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
+    if not setup.pool.state(run_dir).is_over:
+        return None
+    try:
+        record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))
+        failure = _failure(record, setup)
+        if failure is None and wants_another_run(record, request, setup):
+            setup.ledger.write(record)  # an interruption loses the run in flight only
+            submit(record, setup)
+            return None
+    except (EngineError, OSError) as error:
+        failure = Failure.MACHINERY, str(error)
+    return conclude(crash(record, *failure) if failure else judge(record, setup), setup)
 
 
-def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
-    """Compare the candidate with its campaign; refuse what is not worth or not fit to be run. UsageError."""
-    head = lab.repo.head()
-    records = lab.ledger.records()
-    first = campaigns.fixed_by(records, head)
+def conclude(record: Record, setup: Setup) -> Record:
+    """Close an experiment that has its verdict: in the ledger first, then in git."""
+    with setup.ledger.lock():
+        decided = None if record.failure is Failure.MACHINERY else setup.ledger.next_decided()
+        record = replace(record, decided=decided, total_seconds=_total_seconds(record, setup))
+        return resume.close(replace(record, health=examine(record, setup)), setup.ledger, setup.repo)
+
+
+def admit(candidate: Config, request: Request, setup: Setup) -> Record:
+    """The record of an experiment to come, compared with its campaign. UsageError for what is not fit to be run."""
+    head, records = setup.repo.head(), setup.ledger.records()
+    first = baseline_of(records, head.branch) if head.is_campaign else None
     if first:
-        campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
-    agreed = None
+        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
     if head.is_campaign:
-        agreed = first.commit if first else None
-        repo.require_clean_start(lab.repo, head, candidate.source, agreed)
-        agreed = agreed or head.commit
-    ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
-    campaign = campaigns.replay(ours, lab.rules)
-    validated = lab.engine.validate(candidate)
-    settings = {Side.CANDIDATE: validated.settings}
-    hashes = {Side.CANDIDATE: candidate.hash}
-    incumbent = None
+        require_clean_start(setup.repo, head, candidate.source, first.commit if first else None)
+    campaign = Campaign.of(records, head.branch, setup.rules_hash)
+    validated, incumbent = setup.engine.validate(candidate), None
     if campaign.incumbent:
-        incumbent = stored_config(campaign.incumbent, lab)
-        settings[Side.INCUMBENT] = lab.engine.validate(incumbent).settings
-        hashes[Side.INCUMBENT] = incumbent.hash
-    seed_index = {side: campaign.num_runs_of(config_hash) for side, config_hash in hashes.items()}
-    diff = configs.diff(incumbent, candidate) if incumbent else ()
+        incumbent = setup.ledger.stored_config(campaign.incumbent, head.is_campaign)
+    changes = diff(incumbent, candidate) if incumbent else ()
     if not request.again:
-        refuse_repetition(candidate, campaign, head, diff, settings, validated.unused)
-    record = Record(
+        if head.is_campaign:
+            refuse_tried(campaign.tried(candidate.hash))
+        if incumbent and changes:
+            refuse_unused(validated, setup.engine.validate(incumbent), changes)
+    return Record(
         number=0,
         status="started",
         branch=head.branch,
         parent=campaign.incumbent.number if campaign.incumbent else None,
-        description=request.description or "; ".join(diff) or ("again" if incumbent else "baseline"),
-        started=lab.now().isoformat(timespec="seconds"),
-        engine=lab.engine.name,
-        rules_name=lab.rules.name,
-        rules_hash=lab.rules_hash,
+        description=request.description or "; ".join(changes) or ("again" if incumbent else "baseline"),
+        started=setup.now().isoformat(timespec="milliseconds"),
+        engine=setup.engine.name,
+        rules_name=setup.rules.name,
+        rules_hash=setup.rules_hash,
         config_hash=candidate.hash,
         effective_hash=hashlib.sha256(_json(validated.settings)).hexdigest()[:12],
-        diff=diff,
+        diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
-        versions=dict(lab.versions),
-        hardware=lab.engine.hardware(),
+        versions=setup.versions,
+        hardware=setup.engine.hardware(),
+        decision=setup.rules.decision,
+        harness_tree=setup.harness_tree,
         effective=dict(validated.settings),
         prediction=request.prediction,
         notes=request.notes,
     )
-    return Plan(head, agreed, campaign, hashes, settings, seed_index, record)
 
 
-def refuse_repetition(
-    candidate: Config,
-    campaign: Campaign,
-    head: Head,
-    diff: tuple[str, ...],
-    settings: Mapping[Side, Mapping[str, Any]],
-    unused: tuple[str, ...],
-) -> None:
-    """Raise UsageError for a config that was decided before, or that the engine cannot tell from the incumbent."""
-    tried = campaign.tried(candidate.hash)
-    if tried and tried.judgement and head.is_campaign:
+def refuse_tried(tried: Record | None) -> None:
+    """Raise UsageError for a config that was decided before."""
+    if tried and tried.judgement:
         delta = tried.judgement.delta
         result = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
         raise UsageError(
             f"this config was already tried in experiment {tried.number:04d} ({result})",
             "Change train.toml, or repeat it with new seeds: --again.",
         )
-    if diff and settings.get(Side.INCUMBENT) == settings[Side.CANDIDATE]:
-        changes, others = shorten("; ".join(diff), _LONGEST), shorten(", ".join(unused), _LONGEST)
+
+
+def refuse_unused(candidate: Effective, incumbent: Effective, changes: tuple[str, ...]) -> None:
+    """Raise UsageError for a change that the engine cannot tell from the incumbent."""
+    if candidate.settings == incumbent.settings:
+        shown, others = shorten("; ".join(changes), _LONGEST), shorten(", ".join(candidate.unused), _LONGEST)
         raise UsageError(
-            f"the only changes are to keys that this engine does not use: {changes}",
+            f"the only changes are to keys that this engine does not use: {shown}",
             f"Change a key that it uses (unused: {others}), or run it all the same: --again.",
         )
 
@@ -181,111 +163,108 @@ def require_ready(engine: Engine) -> None:
         raise EngineError(problems[0] + more)
 
 
-def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) -> Record:
-    """Runs of candidate and incumbent until the decision needs no further one; the record with its verdict."""
-    rules = lab.rules.decision
-    belief = plan.campaign.belief
-    comparison = decision.compare(belief, rules) if belief else None
-    problems = selection_set(lab.rules)
-    side = Side.CANDIDATE
-    while True:
-        run = execute(record, plan, side, problems, lab)
-        record = replace(record, runs=(*record.runs, run))
-        if plan.agreed and (changed := lab.repo.changed_harness_files(plan.agreed)):
-            cause = f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
-            return crash(record, Failure.MACHINERY, cause)
-        lab.ledger.write(record)  # an interruption loses the run in flight only
-        can_replicate = len(record.runs) < request.max_runs and _has_time(run, request, lab)
-        if run.evaluation is None and side is Side.CANDIDATE:
-            return crash(record, run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known")
-        if comparison is None:  # the baseline
-            if can_replicate and len(record.runs) < rules.baseline_runs:
-                continue
-            return replace(record, status=Verdict.KEEP, judgement=_baseline(record.runs, lab))
-        if run.evaluation is None:  # the incumbent's run failed: decide with what there is
-            can_replicate = False
-        else:
-            comparison = decision.observe(comparison, side, run.evaluation.scores, rules)
-        choice = decision.decide(comparison, rules, can_replicate)
-        judgement = decision.judge(comparison, choice)
-        if choice.replicate is None:
-            kept = [record.number for record in plan.campaign.kept]
-            judgement = decision.taken_back(judgement, comparison, rules, kept)
-            return replace(record, status=judgement.verdict, judgement=judgement)
-        side = choice.replicate
-        lab.reporter.note(f"{judgement.why}: close enough for one more run of the {side}")
-
-
-def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:
-    """One run: start, train within the budget, evaluate the final weights, leave no process behind."""
-    index = len(record.runs) + 1
-    # A config never sees a seed twice, also where candidate and incumbent are one config (--again).
-    used = sum(plan.hashes[r.side] == plan.hashes[side] and r.evaluation is not None for r in record.runs)
-    seed = lab.rules.seed(plan.seed_index[side] + used)
-    run_dir = lab.ledger.run_dir(record.number) / f"run-{index}"
+def submit(record: Record, setup: Setup) -> None:
+    """Write the job of the record's next run, and start its worker."""
+    run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
-    progress, began = lab.reporter.progress(record, index, side), lab.clock()
-    training, evaluation, startup = train_and_evaluate(
-        plan.settings[side], seed, run_dir, problems, run_dir / "evaluation.jsonl", progress, lab
+    write_json(run_dir / JOB_NAME, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
+    setup.pool.submit(run_dir)
+
+
+def next_seed(record: Record, setup: Setup) -> int:
+    """Of the record's next run: a config never sees a seed twice, whatever repeats it."""
+    used = setup.campaign(record.branch).num_runs_of(record.config_hash)
+    return setup.rules.seed(used + len(record.evaluations))
+
+
+def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, look: int | None = None) -> Job:
+    """The job of one run under this set-up; one of a `look` is evaluated on the sealed set."""
+    return Job(
+        rules_name=setup.rules.name,
+        rules_hash=setup.rules_hash,
+        harness_tree=setup.harness_tree,
+        engine=setup.engine.name,
+        settings=dict(settings),
+        seed=seed,
+        split="selection" if look is None else "sealed",
+        budget_seconds=setup.rules.budget_seconds,
+        deadline_seconds=setup.rules.deadline_seconds,
+        hardware=hardware,
+        look=look,
+        gpus=setup.request.gpus,
+        keep_all=setup.request.keep_all,
     )
-    return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
 
 
-def train_and_evaluate(
-    settings: Mapping[str, Any],
-    seed: int,
-    run_dir: Path,
-    problems: list[Problem],
-    path: Path,
-    progress: ProgressCallback,
-    lab: Lab,
-) -> tuple[Training, Evaluation | None, float | None]:
-    """(training, evaluation, seconds of start-up) of one run in `run_dir`; `path` gets a line an example.
-
-    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame.
-    """
-    began, startup, evaluation = lab.clock(), None, None
-    training = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
-    try:
-        session = lab.engine.open(settings, seed, run_dir, lab.rules.deadline_seconds)
-        try:
-            startup = lab.clock() - began
-            training = session.train(lab.rules.budget_seconds, progress)
-            if training.outcome.is_success:
-                evaluation = evaluate(session, problems, lab.rules, path, progress, lab.clock)
-        finally:
-            session.close()
-    except (EngineError, OSError) as error:
-        is_config_fault = isinstance(error, EngineError) and error.is_config_fault
-        failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        training = replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
-        evaluation = None
-    return training, evaluation, startup
+def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
+    """True for a baseline that has fewer runs than the rules want, while there is time for one more."""
+    if record.parent is not None or len(record.runs) >= setup.rules.decision.baseline_runs or setup.is_stopping():
+        return False
+    end = setup.now() + timedelta(seconds=record.runs[-1].total_seconds)
+    return request.until is None or end <= request.until
 
 
-def examine(record: Record, candidate: Config, lab: Lab) -> str | None:
-    """What the curves of the candidate's last run say; None where it left none."""
-    run = [run for run in record.runs if run.side is Side.CANDIDATE][-1]
-    steps = read_steps(lab.ledger.run_dir(record.number) / f"run-{run.index}" / METRICS_NAME)
-    facts = health.facts_of(run, lab.rules.budget_seconds, candidate.resolved, used_keys(lab.engine, candidate))
-    return health.digest(steps, facts) or None
+def judge(record: Record, setup: Setup) -> Record:
+    """The record with its verdict."""
+    judgement = setup.campaign(record.branch).judge(record)
+    return replace(record, status=judgement.verdict, judgement=judgement)
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
-    """The record of an experiment that has no verdict."""
+    """The record of an experiment that came to no verdict of its own."""
     return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
 
 
-def _baseline(runs: tuple[Run, ...], lab: Lab) -> Judgement:
-    scores = [run.evaluation.scores for run in runs if run.evaluation is not None]
-    belief = decision.baseline(scores, lab.rules.decision)
-    plural = "s" if len(scores) != 1 else ""
-    return Judgement(Verdict.KEEP, f"baseline: {len(scores)} run{plural}", incumbent_score=belief.mean)
+def cancel(number: int, cause: str, setup: Setup) -> None:
+    """End what an experiment has in flight, and close its record as interrupted."""
+    record = _read(number, setup)
+    setup.pool.cancel(setup.ledger.run_dir(number, len(record.runs) + 1))
+    with setup.ledger.lock():
+        record = resume.interrupted(record, cause)
+        resume.close(replace(record, total_seconds=_total_seconds(record, setup)), setup.ledger, setup.repo)
 
 
-def _has_time(last: Run, request: Request, lab: Lab) -> bool:
-    """True if one more run like the last one ends before --until."""
-    return request.until is None or lab.now() + timedelta(seconds=last.total_seconds) <= request.until
+def examine(record: Record, setup: Setup) -> str | None:
+    """What the curves of the record's last run say; None where it left none."""
+    if not record.runs:
+        return None
+    run, candidate = record.runs[-1], load(setup.ledger.run_dir(record.number) / CONFIG_NAME)
+    steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
+    used = used_keys(setup.engine, candidate)
+    return health.digest(steps, health.facts_of(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
+
+
+def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
+    """Why the last run of a record counts for nothing; None if it was measured by the harness that was agreed."""
+    training = record.runs[-1].training
+    first = baseline_of(setup.ledger.records(), record.branch)
+    agreed = first.commit if first else record.commit
+    if Head(record.branch, agreed).is_campaign and agreed and (changed := setup.repo.changed_harness_files(agreed)):
+        return Failure.MACHINERY, f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
+    if record.runs[-1].evaluation is None:
+        return training.failure or Failure.MACHINERY, training.cause or "no cause known"
+    return None
+
+
+def _expectation(record: Record, setup: Setup) -> str:
+    """How long it may take, as far as that can be said beforehand."""
+    each = f"{setup.rules.budget_seconds:g} s of training beside start-up and evaluation"
+    if record.parent is None:
+        return f"{setup.rules.decision.baseline_runs} runs for the baseline, each with {each}"
+    return f"one run with {each}"
+
+
+def _total_seconds(record: Record, setup: Setup) -> float:
+    """From its start to now, and no less than its runs took: a wall clock may be set back."""
+    elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
+    return max(elapsed, sum(run.total_seconds for run in record.runs))
+
+
+def _read(number: int, setup: Setup) -> Record:
+    record = setup.ledger.read(number)
+    if record is None:
+        raise EngineError(f"the record of experiment {number:04d} is gone", "Keep runs/ as it is while one runs.")
+    return record
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

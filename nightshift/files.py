@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 

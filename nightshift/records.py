@@ -6,6 +6,7 @@ Not measured is None, never 0. Scores are fractions 0..1; seconds are wall-clock
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -50,6 +51,27 @@ class Phase(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     EVALUATING = "evaluating"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the person or agent asked for: run.py's flags, and what a night knows beside them.
+
+    `prediction`: what the hypothesis in `description` is expected to do. `notes`: what the agent did besides.
+    """
+
+    description: str = ""
+    engine: str | None = None
+    gpus: str | None = None
+    until: datetime | None = None
+    budget_seconds: float | None = None
+    again: bool = False
+    keep_all: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    keys: bool = False
+    prediction: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

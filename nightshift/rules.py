@@ -125,3 +125,11 @@ ARITHMETIC_TRL = Rules(
 )
 
 ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)
+
+
+def rules_named(name: str) -> Rules:
+    """The rules of that name. UsageError where this version has none."""
+    for rules in ALL_RULES:
+        if rules.name == name:
+            return rules
+    raise UsageError(f"rules {name!r} are unknown to this version", "Use the version that wrote them.")

@@ -1,29 +1,30 @@
-"""The Lab that experiments run in: which set-up this machine and these flags mean."""
+"""The set-up that experiments run in: what this machine, this checkout and these flags mean."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.campaign.campaign import fixed_by
-from nightshift.campaign.ledger import Ledger
-from nightshift.engines import Engine, ProgressCallback
-from nightshift.engines.trl.engine import TrlEngine
+from nightshift.campaign.campaign import Campaign, baseline_of
+from nightshift.campaign.ledger import Ledger, read_progress
+from nightshift.engines import Engine, open_engine, rules_for
 from nightshift.errors import UsageError
-from nightshift.git.repo import Repo
+from nightshift.git.repo import Head, Repo
 from nightshift.guard.untracked import foreign_packages
-from nightshift.processes.gpus import num_gpus, parse_gpus
-from nightshift.records import Record, Side
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.pools import Pool
+from nightshift.pools.local import LocalPool
+from nightshift.processes.gpus import num_gpus
+from nightshift.records import Progress, Request
+from nightshift.rules import Rules, harness_tree
 
-_VERSIONED = ("nightshift", "torch", "transformers", "trl")
+_TICK_SECONDS = 0.5
 
 
 class Reporter(Protocol):
@@ -33,61 +34,47 @@ class Reporter(Protocol):
         """One line of news."""
         ...
 
-    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
-        """A callback for the live line of one run."""
+    def show(self, folder: Path, reading: Progress) -> None:
+        """How far the run in `folder` is: the live line."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Lab:
+class Setup:
     """All that an experiment needs of the world."""
 
     root: Path
     rules: Rules
     rules_hash: str
+    harness_tree: str
     engine: Engine
     ledger: Ledger
     repo: Repo
+    pool: Pool
     reporter: Reporter
+    request: Request
     now: Callable[[], datetime]  # aware, UTC
     clock: Callable[[], float]  # monotonic seconds
-    versions: Mapping[str, str]
+    is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the harness; those of the engine stand in each result."""
+        return {"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
+
+    def campaign(self, branch: str) -> Campaign:
+        """The campaign of a branch under this set-up's rules, as the ledger tells it now."""
+        return Campaign.of(self.ledger.records(), branch, self.rules_hash)
+
+    def wait(self) -> None:
+        """Until a run in flight ends, half a second at most; then tell how far the others are."""
+        self.pool.wait(_TICK_SECONDS)
+        for folder in self.pool.in_flight():
+            if reading := read_progress(folder):
+                self.reporter.show(folder, reading)
 
 
-def pick_rules(engine: str | None, gpu_count: int) -> Rules:
-    """The rules for this machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl."""
-    if engine is None:
-        engine = "prime-rl" if gpu_count >= 2 else "trl"
-    if engine == "prime-rl":
-        return GSM8K_PRIME_RL
-    return GSM8K_TRL if gpu_count else ARITHMETIC_TRL
-
-
-def open_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> Engine:
-    """The engine that the rules name. `gpus` is --gpus, for prime-rl. UsageError for a flag that does not fit."""
-    environment = dict(os.environ)
-    if rules.engine == "trl":
-        if gpus is not None:
-            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
-        return TrlEngine(rules, root, environment)
-    from nightshift.engines.prime_rl.engine import (
-        PrimeRlEngine,  # loads an HTTP client, which the other engine never needs
-    )
-    from nightshift.engines.prime_rl.installation import Installation, Pins
-
-    gpu_ids = None if gpus is None else parse_gpus(gpus)
-    installation = Installation.find(Pins.read(root / "pyproject.toml"), environment)
-    return PrimeRlEngine(rules, root, environment, installation, gpu_ids, keep_all=keep_all)
-
-
-def open_lab(
-    root: Path,
-    engine: str | None,
-    budget_seconds: float | None,
-    reporter: Reporter,
-    gpus: str | None = None,
-    keep_all: bool = False,
-) -> Lab:
+def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """Everything an experiment needs, for this machine and these flags.
 
     On a campaign branch without --engine, the engine of its first experiment is taken. UsageError where Python
@@ -98,22 +85,26 @@ def open_lab(
             f"Python imports {package} from {place}, which is not what {root / 'environments'} holds",
             "Take that folder off PYTHONPATH and out of .venv, then run: uv sync.",
         )
-    ledger, repo = Ledger(root), Repo(root)
-    if engine is None and (head := repo.head()).is_campaign:
-        first = fixed_by(ledger.records(), head)
-        engine = first.engine if first else None
-    rules = pick_rules(engine, num_gpus(os.environ))
-    if budget_seconds is not None:
-        rules = rules.with_budget(budget_seconds)
-    return Lab(
+    ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
+    rules = rules_for(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ))
+    if request.budget_seconds is not None:
+        rules = rules.with_budget(request.budget_seconds)
+    return Setup(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
-        engine=open_engine(rules, root, gpus, keep_all),
+        harness_tree=harness_tree(root),
+        engine=open_engine(rules, root, environ, request.gpus, request.keep_all),
         ledger=ledger,
         repo=repo,
+        pool=LocalPool(root, environ),
         reporter=reporter,
+        request=request,
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
-        versions={"python": platform.python_version(), **{name: metadata.version(name) for name in _VERSIONED}},
     )
+
+
+def _engine_of(head: Head, ledger: Ledger) -> str | None:
+    first = baseline_of(ledger.records(), head.branch) if head.is_campaign else None
+    return first.engine if first else None

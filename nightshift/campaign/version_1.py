@@ -34,7 +34,8 @@ def from_version_1(data: dict[str, Any]) -> Record:
         notes.append("holds a run of the incumbent, as version 1 could make: shown, not folded into the campaign")
     runs = [_result(run, data) for run in data["runs"] if run["side"] == "candidate"]
     decided = data["number"] if is_decided and not is_replicated else None
-    return msgspec.convert({**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}, Record)
+    data = {**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}
+    return msgspec.convert(data, Record)
 
 
 def _result(run: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -20,17 +20,15 @@ s2 is the square of the rules' `seed_sd` with its `seed_df` degrees of freedom, 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nightshift.errors import EngineError, UsageError
-from nightshift.files import write_atomically
+from nightshift.errors import UsageError
+from nightshift.files import read_json
 from nightshift.records import DecisionRules
 
 VERSION = 1
@@ -72,6 +70,7 @@ class Certificate:
     estimator: str
     sealed_looks: int
     notes: tuple[str, ...] = ()
+    version: int = VERSION
 
 
 def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: DecisionRules) -> Estimate:
@@ -161,30 +160,10 @@ def t_quantile(probability: float, df: float) -> float:
     return math.sqrt(df) * math.tan(low)
 
 
-def write(runs_dir: Path, certificate: Certificate) -> None:
-    """Write `certificate.json`: whole or not at all."""
-    store(runs_dir / CERTIFICATE_NAME, {"version": VERSION, **asdict(certificate)})
-
-
-def store(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON whole or not at all. Raises EngineError when the disk refuses."""
-    try:
-        write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
-    except OSError as error:
-        raise EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space, then repeat.") from None
-
-
 def read(runs_dir: Path) -> Certificate | None:
     """The certificate of this checkout; None if there is none. UsageError when its text is damaged."""
-    path = runs_dir / CERTIFICATE_NAME
-    try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        version = data.pop("version")
-        if version != VERSION:
-            raise ValueError(f"certificate version {version}, this Nightshift reads {VERSION}")
-        low, high = data["interval"]
-        return Certificate(**{**data, "interval": (float(low), float(high)), "notes": tuple(data["notes"])})
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {error}", "Move it away, then certify again.") from None
+    certificate = read_json(runs_dir / CERTIFICATE_NAME, Certificate, "Move it away, then certify again.")
+    if certificate is not None and certificate.version != VERSION:
+        cause = f"{runs_dir / CERTIFICATE_NAME} is of version {certificate.version}, this Nightshift reads {VERSION}"
+        raise UsageError(cause, "Move it away, then certify again.")
+    return certificate

@@ -7,31 +7,29 @@ and logs; the texts of the sealed problems are not: `runs/` is where agents read
 
 from __future__ import annotations
 
-import json
-import os
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
-from nightshift.certify import certificate, looks
+from nightshift import sealed
+from nightshift.certify import certificate
 from nightshift.certify.certificate import Certificate
 from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
-from nightshift.engines import ProgressCallback
-from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.evaluation import Problem
-from nightshift.experiment import require_ready, train_and_evaluate
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.experiment import job_of, require_ready
+from nightshift.files import read_json, write_json
 from nightshift.metrics import METRICS_NAME
-from nightshift.records import Failure, Phase, Progress
-from nightshift.setup import Lab
+from nightshift.records import Failure, Result
+from nightshift.setup import Setup
+from nightshift.worker import JOB_NAME, KEY_BYTES, RESULT_NAME
 
 # Experiments count the seeds of a config from 0 up; no config gets so many runs.
 FIRST_SEED_INDEX = 100_000
-_NEWS_SECONDS = 60.0
 _RUN_NAME = "run.json"
 
 
@@ -46,24 +44,24 @@ class SealedRun:
     cause: str | None = None
 
 
-def certify(lab: Lab, num_seeds: int | None = None, budget_hours: float | None = None) -> Certificate:
+def certify(setup: Setup, num_seeds: int | None = None, budget_hours: float | None = None) -> Certificate:
     """Make the runs of one look and write its certificate; goes on where an interrupted one stopped.
 
-    A run whose training fails leaves one seed less; a failure of machinery is tried once more. Raises
+    Call as the head. A run whose training fails leaves one seed less; a failure of machinery is tried once more. Raises
     UsageError as make_plan does, EngineError when the machinery is missing or broke, NightshiftError when
     no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
     """
-    with lab.ledger.lock():
-        plan = make_plan(lab, num_seeds, budget_hours)
-        for line in describe(plan, len(_done(plan, lab)), lab):
-            lab.reporter.note(line)
-        require_ready(lab.engine)
-        problems = looks.open_sealed(lab.rules, lab.ledger.runs_dir, plan.look)
-        runs = _make_runs(plan, problems, lab)
-        result = _conclude(plan, runs, lab)
-        certificate.write(looks.folder(lab.ledger.runs_dir, plan.look), result)
-        certificate.write(lab.ledger.runs_dir, result)
-        return result
+    plan = make_plan(setup, num_seeds, budget_hours)
+    for line in describe(plan, len(_done(plan, setup)), setup):
+        setup.reporter.note(line)
+    require_ready(setup.engine)
+    key = secrets.token_bytes(KEY_BYTES)
+    sealed.count(setup.ledger.runs_dir, plan.look, key)
+    setup.pool.look_key = key
+    result = _conclude(plan, _make_runs(plan, setup), setup)
+    write_json(sealed.folder(setup.ledger.runs_dir, plan.look) / certificate.CERTIFICATE_NAME, result)
+    write_json(setup.ledger.runs_dir / certificate.CERTIFICATE_NAME, result)
+    return result
 
 
 def _order(num_seeds: int) -> Iterator[tuple[str, int]]:
@@ -73,17 +71,17 @@ def _order(num_seeds: int) -> Iterator[tuple[str, int]]:
             yield side, 2 * index + offset
 
 
-def _make_runs(plan: Plan, problems: list[Problem], lab: Lab) -> list[SealedRun]:
+def _make_runs(plan: Plan, setup: Setup) -> list[SealedRun]:
     """All runs that could be made; machinery that broke is given a second chance at the end."""
     for attempt in (1, 2):
-        done = _done(plan, lab)
+        done = _done(plan, setup)
         for side, offset in _order(plan.look.num_seeds):
-            seed = lab.rules.seed(FIRST_SEED_INDEX + 2 * MAX_SEEDS * (plan.look.number - 1) + offset)
-            run_dir = looks.folder(lab.ledger.runs_dir, plan.look) / f"{side}-{seed}"
+            seed = setup.rules.seed(FIRST_SEED_INDEX + 2 * MAX_SEEDS * (plan.look.number - 1) + offset)
+            run_dir = sealed.folder(setup.ledger.runs_dir, plan.look) / f"{side}-{seed}"
             if run_dir.name in done:
                 continue
-            lab.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {2 * plan.look.num_seeds}")
-            run = _train_and_evaluate(plan.settings[side], SealedRun(side, seed), run_dir, problems, lab)
+            setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {2 * plan.look.num_seeds}")
+            run = _make_run(plan, SealedRun(side, seed), run_dir, setup)
             if run is not None:
                 done[run_dir.name] = run
         if len(done) == 2 * plan.look.num_seeds or attempt == 2:
@@ -91,56 +89,55 @@ def _make_runs(plan: Plan, problems: list[Problem], lab: Lab) -> list[SealedRun]
     return list(done.values())
 
 
-def _train_and_evaluate(
-    settings: Mapping[str, Any], run: SealedRun, run_dir: Path, problems: list[Problem], lab: Lab
-) -> SealedRun | None:
+def _make_run(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> SealedRun | None:
     """One run; stored when it was evaluated or its training failed, None when the machinery broke."""
-    shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
-    run_dir.mkdir()
-    # No evaluation.jsonl: it would hold the sealed problems' answers.
-    nowhere = Path(os.devnull)
     try:
-        training, evaluation, _ = train_and_evaluate(settings, run.seed, run_dir, problems, nowhere, _news(lab), lab)
+        result = _result(plan, run, run_dir, setup)
+    except EngineError as error:
+        setup.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {error}")
+        return None
     finally:
         _tidy(run_dir)
+    training, evaluation = result.training, result.evaluation
     if evaluation is not None:
         run = replace(run, scores=evaluation.scores, examples_sha256=evaluation.examples_sha256)
     elif training.failure is Failure.MACHINERY:
-        lab.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {training.cause}")
+        setup.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {training.cause}")
         return None
     else:
         run = replace(run, cause=training.cause or "no cause known")
-    certificate.store(run_dir / _RUN_NAME, asdict(run))
+    write_json(run_dir / _RUN_NAME, run)
     came_to = f"crashed: {run.cause}" if run.cause else f"{fmean(run.scores):.4f}"
-    lab.reporter.note(f"{run.side}, seed {run.seed}: {came_to}")
+    setup.reporter.note(f"{run.side}, seed {run.seed}: {came_to}")
     return run
 
 
+def _result(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> Result:
+    """What the worker of one run brings back. EngineError where it brings nothing that counts."""
+    shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
+    run_dir.mkdir()
+    job = job_of(plan.settings[run.side], run.seed, setup, setup.engine.hardware(), plan.look.number)
+    write_json(run_dir / JOB_NAME, job)
+    setup.pool.submit(run_dir)
+    try:
+        while not setup.pool.state(run_dir).is_over:
+            setup.wait()
+    except Interrupted:
+        setup.pool.cancel(run_dir)
+        raise
+    return setup.pool.result(run_dir)
+
+
 def _tidy(run_dir: Path) -> None:
-    """Leave curves and logs: weights are large, and the rest may hold sealed problems."""
-    for path in run_dir.iterdir():
+    """Leave curves, logs and scores; weights are large, and what trained may hold examples."""
+    for path in run_dir.glob("attempt-*/*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != METRICS_NAME and path.suffix != ".log":
+        elif path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log":
             path.unlink()
 
 
-def _news(lab: Lab) -> ProgressCallback:
-    """A line when a phase begins, and once a minute."""
-    last: tuple[Phase | None, float] = (None, 0.0)
-
-    def report(reading: Progress) -> None:
-        nonlocal last
-        if reading.phase is last[0] and lab.clock() - last[1] < _NEWS_SECONDS:
-            return
-        last = (reading.phase, lab.clock())
-        left = "" if reading.seconds_left is None else f", {max(reading.seconds_left, 0):.0f} s left"
-        lab.reporter.note(f"  {reading.phase}, step {reading.num_steps}{left}")
-
-    return report
-
-
-def _conclude(plan: Plan, runs: list[SealedRun], lab: Lab) -> Certificate:
+def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
     scores = {side: [run.scores for run in runs if run.side == side and run.scores] for side in SIDES}
     notes = [f"{run.side}, seed {run.seed}: crashed: {run.cause}" for run in runs if run.cause]
     missing = 2 * plan.look.num_seeds - len(runs)
@@ -155,12 +152,12 @@ def _conclude(plan: Plan, runs: list[SealedRun], lab: Lab) -> Certificate:
     if len({run.examples_sha256 for run in runs if run.scores}) > 1:
         raise UsageError(
             "the sealed examples changed since this look began",
-            f"Give it up and begin another: rm -r {looks.folder(lab.ledger.runs_dir, plan.look)}",
+            f"Give it up and begin another: rm -r {sealed.folder(setup.ledger.runs_dir, plan.look)}",
         )
-    result = certificate.estimate(scores["baseline"], scores["incumbent"], lab.rules.decision)
+    result = certificate.estimate(scores["baseline"], scores["incumbent"], setup.rules.decision)
     baseline, incumbent = (float(np.mean(scores[side])) for side in SIDES)
     return Certificate(
-        created=lab.now().isoformat(timespec="seconds"),
+        created=setup.now().isoformat(timespec="seconds"),
         branch=plan.look.branch,
         rules_hash=plan.look.rules_hash,
         baseline_score=baseline,
@@ -175,10 +172,11 @@ def _conclude(plan: Plan, runs: list[SealedRun], lab: Lab) -> Certificate:
     )
 
 
-def _done(plan: Plan, lab: Lab) -> dict[str, SealedRun]:
+def _done(plan: Plan, setup: Setup) -> dict[str, SealedRun]:
     """Finished runs of the look, by the name of their folder."""
     runs = {}
-    for path in sorted(looks.folder(lab.ledger.runs_dir, plan.look).glob(f"*/{_RUN_NAME}")):
-        data = json.loads(path.read_bytes())
-        runs[path.parent.name] = SealedRun(**{**data, "scores": tuple(data["scores"])})
+    for path in sorted(sealed.folder(setup.ledger.runs_dir, plan.look).glob(f"*/{_RUN_NAME}")):
+        run = read_json(path, SealedRun, f"Make that run again: rm -r {path.parent}")
+        if run is not None:
+            runs[path.parent.name] = run
     return runs

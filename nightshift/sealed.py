@@ -1,0 +1,113 @@
+"""The sealed set, and the count of looks at it: who reads it is counted first.
+
+`sealed_set` is the only code that loads the sealed examples (tests/unit/test_sealed.py walks the sources for others).
+It does so for a look that stands in `runs/sealed-looks.jsonl`, and for a worker that was given the key of that look's
+head. A look is one certificate: its configs and seeds are fixed when it is counted, so going on after an interruption
+is the same look, with a line of its own for the new head's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.evaluation import Problem, problems_of
+from nightshift.files import disk_error, read_file
+from nightshift.rules import Rules
+
+LOOKS_NAME = "sealed-looks.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One certificate's claim on the sealed set. `baseline` and `incumbent` are numbers of experiments.
+
+    `key_sha256` is of the key that the look's head gives to its workers; "" for a look of version 1.
+    """
+
+    number: int
+    time: str  # ISO 8601, UTC
+    branch: str
+    rules_hash: str
+    baseline: int
+    incumbent: int
+    num_seeds: int
+    key_sha256: str = ""
+
+    def is_same(self, other: Look) -> bool:
+        """True if the two compare the same configs under the same rules with as many seeds."""
+        names = ("branch", "rules_hash", "baseline", "incumbent", "num_seeds")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+def counted_looks(runs_dir: Path) -> list[Look]:
+    """All looks so far, in order. UsageError when the file is damaged: a look must not get lost in silence."""
+    path = runs_dir / LOOKS_NAME
+    try:
+        lines = [msgspec.json.decode(line, type=Look) for line in read_file(path).splitlines() if line.strip()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{path} is damaged: {reason}", "Repair the line: every look at the sealed set counts."
+        ) from None
+    return list({look.number: look for look in lines}.values())
+
+
+def folder(runs_dir: Path, look: Look) -> Path:
+    """Where the runs of a look are kept."""
+    return runs_dir / "certify" / f"{look.number:04d}"
+
+
+def count(runs_dir: Path, look: Look, key: bytes) -> Look:
+    """Count the look, or that another head goes on with the last one, and make its folder; the look as counted.
+
+    Raises EngineError when it cannot be written: then nothing sealed is read.
+    """
+    counted = counted_looks(runs_dir)
+    if look.number != len(counted) + 1 and not (counted and counted[-1].number == look.number):
+        raise ValueError(f"look {look.number} after {len(counted)} looks")
+    look, path = replace(look, key_sha256=hashlib.sha256(key).hexdigest()), runs_dir / LOOKS_NAME
+    try:
+        folder(runs_dir, look).mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(look) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path) from None
+    return look
+
+
+def sealed_set(rules: Rules, runs_dir: Path, number: int | None, key: bytes) -> list[Problem]:
+    """The sealed examples, for a worker of the last look that was counted.
+
+    Raises EngineError for another look, a key that is not its head's, or missing data.
+    """
+    counted = counted_looks(runs_dir)
+    digest = hashlib.sha256(key).hexdigest()
+    if not counted or counted[-1].number != number or not hmac.compare_digest(counted[-1].key_sha256, digest):
+        raise EngineError(f"the sealed examples are for the head of a look in {LOOKS_NAME}, not for this worker")
+    return [problem for environment in rules.environments for problem in problems_of(environment, "sealed")]
+
+
+def num_examples(rules: Rules) -> int:
+    """Size of the sealed set that the rules use: as many as decide."""
+    return sum(environment.num_selection for environment in rules.environments)
+
+
+def describe(counted: Sequence[Look]) -> list[str]:
+    """One line a look, for people."""
+    return [
+        f"look {look.number}: {look.time[:10]} {look.branch}, experiment {look.baseline:04d} against "
+        f"{look.incumbent:04d}, {look.num_seeds} seed{'s' if look.num_seeds != 1 else ''} each"
+        for look in counted
+    ]

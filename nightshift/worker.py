@@ -1,0 +1,196 @@
+"""One run, made in a process of its own: `python -I -m nightshift.worker ROOT FOLDER`.
+
+ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
+the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
+`attempt-0/result.json`, signed, and is linked to FOLDER/result.json: the first result wins. On stdin the head sends a
+key, and holds the pipe open as long as it lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from nightshift.engines import Engine, ProgressCallback, open_engine
+from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
+from nightshift.evaluation import Problem, evaluate, selection_set
+from nightshift.files import read_file, write_atomically, write_json
+from nightshift.metrics import METRICS_NAME, Step, read_steps
+from nightshift.processes.supervise import interruptible
+from nightshift.records import CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
+from nightshift.rules import Rules, harness_tree, rules_named
+from nightshift.sealed import sealed_set
+
+JOB_NAME, RESULT_NAME, LOG_NAME, PROGRESS_NAME = "job.json", "result.json", "worker.log", "progress.json"
+KEY_BYTES = 32
+_PROGRESS_SECONDS = 0.5
+
+
+class Signed(msgspec.Struct):
+    """`result.json`. `hmac`: hex digest over the bytes of the result and those of job.json."""
+
+    hmac: str
+    result: msgspec.Raw
+
+
+def signature(key: bytes, result: bytes, job: bytes) -> str:
+    """What proves that the worker with this key made this result of this job."""
+    return hmac.new(key, hashlib.sha256(result).digest() + hashlib.sha256(job).digest(), hashlib.sha256).hexdigest()
+
+
+def main(root: Path, folder: Path) -> int:
+    """One run; the exit code says whether there is a result."""
+    # A file at the top of a checkout must not pass for a library that others import if it is there (wandb).
+    sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).resolve().parents[1]]
+    key = sys.stdin.buffer.read(KEY_BYTES)
+    try:
+        with interruptible():
+            data = read_file(folder / JOB_NAME)
+            job = msgspec.json.decode(data, type=Job)
+            look_key = sys.stdin.buffer.read(KEY_BYTES) if job.split == "sealed" else b""
+            threading.Thread(target=_end_with_the_head, daemon=True).start()
+            attempt = _make_attempt(folder)
+            raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
+    except Interrupted as error:
+        return error.exit_code
+    write_json(attempt / RESULT_NAME, Signed(signature(key, raw, data), msgspec.Raw(raw)))
+    with suppress(FileExistsError):  # the first result wins; a later one stays in its attempt
+        os.link(attempt / RESULT_NAME, folder / RESULT_NAME)
+    return ExitCode.MEASURED
+
+
+def _end_with_the_head() -> None:
+    """Wait for the end of stdin: the head is dead. Then stop as if it had asked."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _make_attempt(folder: Path) -> Path:
+    """A folder for this start of the worker alone: a cluster may start a job twice."""
+    number = 0
+    while True:
+        try:
+            (folder / f"attempt-{number}").mkdir()
+            return folder / f"attempt-{number}"
+        except FileExistsError:
+            number += 1
+
+
+def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
+    """Train and evaluate as the job says; all files go to `attempt`. A refusal is a result that says why."""
+    began = time.monotonic()
+    result = Result(job.seed, Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY))
+    try:
+        rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
+        engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
+        _require_same(job, rules, root, engine)
+        if job.split == "sealed":
+            examples = sealed_set(rules, root / "runs", job.look, look_key)
+        else:
+            examples = selection_set(rules)
+        result = replace(result, hardware=engine.hardware(), versions=engine.versions())
+        result = train_and_evaluate(job, result, rules, engine, examples, attempt)
+    except (NightshiftError, OSError) as error:
+        if isinstance(error, Interrupted):
+            raise
+        result = replace(result, training=_crashed(result.training, error), evaluation=None)
+    number = int(attempt.name.partition("-")[2])
+    return replace(result, attempt=number, total_seconds=time.monotonic() - began)
+
+
+def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
+    """Refuse a job that was made for another harness or other hardware."""
+    for what, wanted, found in (
+        ("rules", job.rules_hash, rules.hash(root)),
+        ("harness", job.harness_tree, harness_tree(root)),
+        ("hardware", job.hardware, engine.hardware()),
+    ):
+        if wanted not in (None, found):
+            raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
+
+
+def train_and_evaluate(
+    job: Job, result: Result, rules: Rules, engine: Engine, examples: list[Problem], attempt: Path
+) -> Result:
+    """Start, train within the budget, evaluate the final weights, leave no process behind.
+
+    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame.
+    """
+    began, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
+    # Of sealed examples nothing is written but their scores: runs/ is where agents read.
+    answers = attempt / "evaluation.jsonl" if job.split == "selection" else Path(os.devnull)
+    try:
+        session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
+        try:
+            result = replace(result, startup_seconds=time.monotonic() - began)
+            result = replace(result, training=session.train(job.budget_seconds, progress))
+            steps = read_steps(attempt / METRICS_NAME)
+            result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
+            if result.training.outcome.is_success:
+                evaluation = evaluate(session, examples, rules, answers, progress, time.monotonic)
+                result = replace(result, evaluation=evaluation)
+        finally:
+            session.close()
+    except (EngineError, OSError) as error:
+        result = replace(result, training=_crashed(result.training, error), evaluation=None)
+    return result
+
+
+def _crashed(training: Training, error: Exception) -> Training:
+    is_config_fault = isinstance(error, EngineError) and error.is_config_fault
+    failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
+    return replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
+
+
+def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
+    """Mean reward of the steps that ended in each of CURVE_POINTS equal parts of the budget; None where none did."""
+    parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
+    for step in steps:
+        if step.time is not None and step.reward_mean is not None:
+            parts[min(int(step.time / budget_seconds * CURVE_POINTS), CURVE_POINTS - 1)].append(step.reward_mean)
+    return tuple(sum(part) / len(part) if part else None for part in parts)
+
+
+def _load(steps: list[Step]) -> Load:
+    """How busy the machine was: call when training has ended."""
+    times = [0.0, *(step.time for step in steps if step.time is not None)]
+    seconds = [after - before for before, after in itertools.pairwise(times)]
+    return Load(
+        num_cores=len(os.sched_getaffinity(0)),
+        load_average=os.getloadavg()[0],
+        step_seconds=median(seconds) if seconds else None,
+    )
+
+
+def _reporter(path: Path) -> ProgressCallback:
+    """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
+    last_phase: Phase | None = None
+    last = -_PROGRESS_SECONDS
+
+    def report(reading: Progress) -> None:
+        nonlocal last_phase, last
+        now = time.monotonic()
+        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
+            with suppress(OSError):  # a full disk ends the run where it matters, not here
+                write_atomically(path, msgspec.json.encode(reading), sync=False)
+            last_phase, last = reading.phase, now
+
+    report(Progress(Phase.STARTING, 0))
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
