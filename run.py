@@ -22,13 +22,14 @@ from pathlib import Path
 import click
 
 from nightshift import command
+from nightshift.engines import ENGINES
 
 ROOT = Path(__file__).resolve().parent
 
 
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
-@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
 @click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
 @click.option("--until", type=command.TIME, help="HH:MM or ISO time: start no further run that would end later.")

@@ -14,14 +14,13 @@ from typing import Protocol
 
 from nightshift.campaign.campaign import fixed_by
 from nightshift.campaign.ledger import Ledger
-from nightshift.engines import Engine, ProgressCallback
-from nightshift.engines.trl.engine import TrlEngine
+from nightshift.engines import Engine, ProgressCallback, open_engine, rules_for
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.untracked import foreign_packages
-from nightshift.processes.gpus import num_gpus, parse_gpus
+from nightshift.processes.gpus import num_gpus
 from nightshift.records import Record, Side
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.rules import Rules
 
 _VERSIONED = ("nightshift", "torch", "transformers", "trl")
 
@@ -54,32 +53,6 @@ class Lab:
     versions: Mapping[str, str]
 
 
-def pick_rules(engine: str | None, gpu_count: int) -> Rules:
-    """The rules for this machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl."""
-    if engine is None:
-        engine = "prime-rl" if gpu_count >= 2 else "trl"
-    if engine == "prime-rl":
-        return GSM8K_PRIME_RL
-    return GSM8K_TRL if gpu_count else ARITHMETIC_TRL
-
-
-def open_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> Engine:
-    """The engine that the rules name. `gpus` is --gpus, for prime-rl. UsageError for a flag that does not fit."""
-    environment = dict(os.environ)
-    if rules.engine == "trl":
-        if gpus is not None:
-            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
-        return TrlEngine(rules, root, environment)
-    from nightshift.engines.prime_rl.engine import (
-        PrimeRlEngine,  # loads an HTTP client, which the other engine never needs
-    )
-    from nightshift.engines.prime_rl.installation import Installation, Pins
-
-    gpu_ids = None if gpus is None else parse_gpus(gpus)
-    installation = Installation.find(Pins.read(root / "pyproject.toml"), environment)
-    return PrimeRlEngine(rules, root, environment, installation, gpu_ids, keep_all=keep_all)
-
-
 def open_lab(
     root: Path,
     engine: str | None,
@@ -102,14 +75,14 @@ def open_lab(
     if engine is None and (head := repo.head()).is_campaign:
         first = fixed_by(ledger.records(), head)
         engine = first.engine if first else None
-    rules = pick_rules(engine, num_gpus(os.environ))
+    rules = rules_for(engine, num_gpus(os.environ))
     if budget_seconds is not None:
         rules = rules.with_budget(budget_seconds)
     return Lab(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
-        engine=open_engine(rules, root, gpus, keep_all),
+        engine=open_engine(rules, root, dict(os.environ), gpus, keep_all),
         ledger=ledger,
         repo=repo,
         reporter=reporter,
