@@ -18,20 +18,21 @@ from typing import Any
 import click
 
 from nightshift import command
+from nightshift.engines import ENGINES, PrepareFlags
 
 ROOT = Path(__file__).resolve().parent
 
 
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
-@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
 @click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
 @click.option("--smoke", is_flag=True, help="prime-rl: afterwards one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--rebuild-base", is_flag=True, help="Remake models/arithmetic-base by supervised learning.")
 def main(**flags: Any) -> None:
-    """Flags in, exit code out; the work is in nightshift/preparation.py."""
-    sys.exit(command.prepare(ROOT, command.PrepareFlags(**flags)))
+    """Flags in, exit code out; the work is in its engine: nightshift/engines/."""
+    sys.exit(command.prepare(ROOT, PrepareFlags(**flags)))
 
 
 if __name__ == "__main__":

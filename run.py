@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from nightshift import command
+from nightshift.engines import ENGINES
 from nightshift.records import Request
 
 ROOT = Path(__file__).resolve().parent
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parent
 
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
-@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
 @click.option("--max-runs", hidden=True, expose_value=False, callback=command.refuse_max_runs)
 @click.option("--until", type=command.TIME, help="HH:MM or ISO time: no second run of a baseline that would end later.")

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 import run as front_door  # noqa: E402  (it takes its own folder off the path again)
 
 sys.path.insert(0, str(ROOT))
-from nightshift import experiment, preparation  # noqa: E402, F401  (imported for the forks)
+from nightshift import experiment  # noqa: E402, F401  (imported for the forks)
 from nightshift import setup as lab  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.results import COLUMNS, row  # noqa: E402
@@ -197,19 +197,19 @@ def _equip(root: Path, deadline_seconds: float, clock: Clock | None, ports: Call
         def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline: float) -> Any:
             return super().open(settings, seed, run_dir, min(deadline, deadline_seconds))
 
-    def pick_rules(engine: str | None, gpu_count: int) -> Rules:
+    def rules_for(engine: str | None, gpu_count: int) -> Rules:
         return PRIME_RL_RULES if engine == "prime-rl" else RULES
 
-    def open_engine(rules: Rules, root: Path, *flags: object) -> TrlEngine | PrimeRlEngine:
+    def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine | PrimeRlEngine:
         if rules.engine == "trl":
-            return Engine(replace(rules, startup_seconds=20.0), root, dict(os.environ), worker=SABOTEUR)
+            return Engine(replace(rules, startup_seconds=20.0), root, environ, trainer=SABOTEUR)
         timing = Timing(
             startup_seconds=min(20.0, deadline_seconds / 2), hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05
         )
         made = Installation(root.parent / "prime-rl" / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
-        return PrimeEngine(rules, root, dict(os.environ), made, gpu_ids=(), timing=timing)
+        return PrimeEngine(rules, root, environ, "none", installation=made, timing=timing)
 
-    lab.pick_rules, lab.open_engine = pick_rules, open_engine  # type: ignore[assignment]
+    lab.rules_for, lab.open_engine = rules_for, open_engine  # type: ignore[assignment]
     prime_rl.problems = lambda *arguments: []  # type: ignore[assignment]
     if clock is not None:
         lab.datetime = clock.datetime()  # type: ignore[assignment]

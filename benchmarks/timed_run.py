@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import resource
 import sys
 import time
@@ -21,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import run  # noqa: E402
-from nightshift import console, experiment, preparation  # noqa: E402
+from nightshift import console, experiment  # noqa: E402
 from nightshift import setup as lab  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine, TrlSession  # noqa: E402
@@ -31,7 +30,7 @@ from nightshift.rules import Rules  # noqa: E402
 ENGINE = ("worker starts", "worker trains", "worker completes")
 PARTS: list[tuple[Any, str, str]] = [
     (lab, "open_lab", "put the lab together, hash the rules"),
-    (preparation, "prepare_missing", "prepare what is missing"),
+    (TrlEngine, "prepare_at_start", "prepare what is missing"),
     (experiment, "run_experiment", "the rest of run_experiment"),
     (experiment, "finish_earlier", "finish what was interrupted"),
     (experiment, "admit", "compare with campaign and branch"),
@@ -87,8 +86,8 @@ def main() -> None:
     for owner, name, part in PARTS:
         setattr(owner, name, watch.around(getattr(owner, name), part))
 
-    def stand_in(rules: Rules, root: Path, *flags: object) -> TrlEngine:
-        return TrlEngine(rules, root, dict(os.environ), worker=HERE.parent / "tests" / "stand_in_worker.py")
+    def stand_in(rules: Rules, root: Path, environ: dict[str, str], *flags: object) -> TrlEngine:
+        return TrlEngine(rules, root, environ, trainer=HERE.parent / "tests" / "stand_in_worker.py")
 
     lab.open_engine = stand_in  # type: ignore[assignment]
     run.ROOT = root

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.engines.trl.engine import WORKER, worker_argv  # noqa: E402
+from nightshift.engines.trl.engine import TRAINER, trainer_argv  # noqa: E402
 
 BRANCH = "autoresearch/time"
 EXIT_SECONDS = 30.0
@@ -65,7 +65,7 @@ def measure_start(clone: Path, folder: Path) -> Row:
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
     began = time.monotonic()
-    with subprocess.Popen(worker_argv(WORKER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as worker:
+    with subprocess.Popen(trainer_argv(TRAINER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         ready = json.loads(worker.stdout.readline())

@@ -14,6 +14,7 @@ import click
 
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
+from nightshift.engines import ENGINES, PrepareFlags, rules_for
 from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.records import DecisionRules
 
@@ -49,7 +50,7 @@ def history() -> None:
 @click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="No run is started that would end later.")
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
-@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: prime-rl on two GPUs, else trl.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
@@ -75,18 +76,16 @@ def night(**flags: Any) -> None:
 
 
 @commands.command()
-@click.option("--engine", type=click.Choice(command.ENGINES), help="Default: what run.py would use here.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
 @click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift import doctor as doctors
-    from nightshift.processes.gpus import num_gpus, parse_gpus
-    from nightshift.setup import pick_rules
+    from nightshift.processes.gpus import num_gpus
 
-    rules = pick_rules(engine, num_gpus(os.environ))
-    gpu_ids = None if gpus is None else parse_gpus(gpus)
-    found = doctors.checks(command.process_root(), rules, os.environ, gpu_ids, prime_rl)
+    rules = rules_for(engine, num_gpus(os.environ))
+    found = doctors.checks(command.process_root(), rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
     console.print_text(doctors.table(found, rules))
     sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
 
@@ -101,7 +100,6 @@ def certify(
     seeds: int | None, budget_hours: float | None, budget_seconds: float | None, gpus: str | None, dry_run: bool
 ) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
-    from nightshift import preparation
     from nightshift.certify import certificate
     from nightshift.certify import plan as certify_plan
     from nightshift.certify import run as certifier
@@ -111,7 +109,7 @@ def certify(
     if seeds is not None and budget_hours is not None:
         raise UsageError("--seeds and --budget-hours exclude each other", "Give one of them.")
     root = command.process_root()
-    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    reporter = console.TerminalReporter()
     with interruptible():
         lab = open_lab(root, None, budget_seconds, reporter, gpus)
         if dry_run:
@@ -119,7 +117,7 @@ def certify(
                 "\n".join(certify_plan.describe(certify_plan.make_plan(lab, seeds, budget_hours), 0, lab))
             )
             return
-        preparation.prepare_at_start(root, lab.rules, reporter.note)
+        lab.engine.prepare_at_start(reporter.note)
         console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
 
 

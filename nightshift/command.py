@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import click
 
 from nightshift import console
 from nightshift.campaign.ledger import Ledger, duration_seconds, read_progress
+from nightshift.engines import PrepareFlags, open_engine, rules_for
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
 from nightshift.train_toml import config, keys
@@ -23,7 +23,6 @@ from nightshift.train_toml import config, keys
 if TYPE_CHECKING:
     from nightshift.setup import Setup
 
-ENGINES = ("trl", "prime-rl")
 TIMED_OUT = 124  # as timeout(1)
 _POLL_SECONDS = 0.25
 _DETACH_SECONDS = 60.0
@@ -64,27 +63,6 @@ def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | Non
         raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFlags:
-    """prepare.py's flags."""
-
-    engine: str | None
-    gpus: str | None
-    prime_rl: Path | None
-    smoke: bool
-    gsm8k: Path | None
-    rebuild_base: bool
-
-    @property
-    def is_for_prime_rl(self) -> bool:
-        return self.smoke or self.gpus is not None or self.prime_rl is not None
-
-    @property
-    def engine_meant(self) -> str | None:
-        """The engine that is named, or that other flags imply."""
-        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
-
-
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
@@ -109,25 +87,22 @@ def machine_error(error: OSError) -> EngineError:
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
-    from nightshift import preparation
     from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
-    from nightshift.rules import ARITHMETIC_TRL
-    from nightshift.setup import pick_rules
 
+    ledger = Ledger(root)
     reporter = console.TerminalReporter()
     began = time.monotonic()
     try:
         with interruptible():
-            rules = pick_rules(flags.engine_meant, num_gpus(os.environ))
+            rules = rules_for(flags.engine_meant, num_gpus(os.environ))
             if flags.rebuild_base:
-                preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
-            if rules.engine == "prime-rl":
-                _prepare_prime_rl(root, flags, reporter.note)
-            elif flags.is_for_prime_rl:
-                raise UsageError("--prime-rl, --gpus and --smoke are for --engine prime-rl", "Leave them out.")
-            else:
-                preparation.prepare_missing(root, rules, reporter.note, flags.gsm8k)
+                from nightshift.engines.trl import base_model
+
+                base_model.rebuild_shipped(root, reporter.note)
+            open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
+            if not ledger.tsv_path.exists() and ledger.sync_tsv():  # every run.py puts right what is wrong in it
+                reporter.note("results.tsv: written")
     except NightshiftError as error:
         console.print_error(error)
         return error.exit_code
@@ -135,32 +110,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def _prepare_prime_rl(root: Path, flags: PrepareFlags, note: Callable[[str], None]) -> None:
-    from nightshift import preparation
-    from nightshift.engines.prime_rl.engine import PrimeRlEngine
-    from nightshift.engines.prime_rl.installation import ENV_VAR, Installation, Pins
-    from nightshift.engines.prime_rl.installer import CommandRunner, Installer
-    from nightshift.processes.gpus import choose_pair, list_gpus, parse_gpus
-
-    environ = dict(os.environ)
-    train_config = config.load(root / "train.toml")
-    gpu_ids = None if flags.gpus is None else parse_gpus(flags.gpus)
-    gpus = () if gpu_ids == () else choose_pair(list_gpus(), gpu_ids or None, environ)
-    installation = Installation.find(Pins.read(root / "pyproject.toml"), environ, flags.prime_rl)
-    installer = Installer(installation, root, gpus, environ, note, CommandRunner(note))
-    preparation.prepare_prime_rl(
-        installer,
-        train_config,
-        lambda rules: PrimeRlEngine(rules, root, environ, installation, gpu_ids),
-        gsm8k=flags.gsm8k,
-        smoke=flags.smoke,
-    )
-    if Installation.find(installation.pins, environ) != installation:
-        note(f"for run.py: export {ENV_VAR}={installation.root}")
-
-
 def _experiment(root: Path, request: Request, reporter: console.TerminalReporter) -> int:
-    from nightshift import experiment, preparation
+    from nightshift import experiment
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
@@ -171,7 +122,7 @@ def _experiment(root: Path, request: Request, reporter: console.TerminalReporter
             return ExitCode.MEASURED
         with setup.ledger.head():
             experiment.require_ready(setup.engine)  # before anything is downloaded for an engine that cannot run
-            preparation.prepare_at_start(root, setup.rules, reporter.note)
+            setup.engine.prepare_at_start(reporter.note)
             record = experiment.run_experiment(request, setup)
     reporter.close()
     console.print_summary(record)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,9 +44,9 @@ class RateProposer:
         return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.records)}")
 
 
-def engine(rules: Rules, root: Path, *arguments: object) -> TrlEngine:
+def engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
     """The stand-in's best learning rate is 3e-6, whatever the scale of the real task."""
-    return stand_in_engine(replace(rules, learning_rate_scale=200.0), root)
+    return stand_in_engine(replace(rules, learning_rate_scale=200.0), root, environ)
 
 
 def main() -> None:

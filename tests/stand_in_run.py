@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests import stand_in_prime_rl  # noqa: E402
 
 
-def stand_in_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> TrlEngine:
+def stand_in_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
     """The real engine around a worker that trains nothing."""
     rules = replace(rules, startup_seconds=20.0, evaluation_seconds=20.0)
-    return TrlEngine(rules, root, dict(os.environ), worker=HERE / "stand_in_worker.py")
+    return TrlEngine(rules, root, environ, trainer=HERE / "stand_in_worker.py")
 
 
 def stand_in_prime_rl_engine(folder: Path) -> PrimeRlEngine:
@@ -36,7 +37,7 @@ def stand_in_prime_rl_engine(folder: Path) -> PrimeRlEngine:
     prime_rl.problems = lambda *arguments: []
     made = stand_in_prime_rl.installation(folder, rules)
     timing = Timing(startup_seconds=20.0, grace_seconds=1.0, poll_seconds=0.05)
-    return PrimeRlEngine(rules, folder, dict(os.environ), made, gpu_ids=(), timing=timing)
+    return PrimeRlEngine(rules, folder, dict(os.environ), "none", installation=made, timing=timing)
 
 
 if __name__ == "__main__":
@@ -50,7 +51,7 @@ if __name__ == "__main__":
         del flags[at : at + 2]
         engine = stand_in_prime_rl_engine(Path(folder))
         lab.open_engine = lambda *arguments: engine
-        lab.pick_rules = lambda *arguments: engine.rules
+        lab.rules_for = lambda *arguments: engine.rules
     else:
         lab.open_engine = stand_in_engine
     run.main(flags)

@@ -1,22 +1,97 @@
-"""What turns (config, seed, budget) into a trained policy.
+"""What turns (config, seed, budget) into a trained policy: the protocol, and the registry of those that exist.
 
 An engine starts processes; supervise owns them. Metrics come from structured files, never from log
-text. Every engine passes the same contract suite (tests/contract).
+text. Every engine passes the same contract suite (tests/contract). A new one is a folder here and a line in
+the registry; nothing outside this folder asks for one by its name.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nightshift.records import Completion, Decoding, Progress, Training, Weights
-from nightshift.train_toml import keys
-from nightshift.train_toml.config import Config
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
 
-ProgressCallback = Callable[[Progress], None]
+if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
+    from nightshift.errors import NightshiftError
+    from nightshift.records import Completion, Decoding, Progress, Training, Weights
+    from nightshift.train_toml.config import Config
+
+ProgressCallback = Callable[["Progress"], None]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Note = Callable[[str], None]  # one line of news
+
+# Name -> module and class; imported when one is opened: prime-rl's loads an HTTP client.
+_ENGINES = {
+    "trl": ("nightshift.engines.trl.engine", "TrlEngine"),
+    "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
+}
+ENGINES = tuple(_ENGINES)
+# (GPUs needed, rules), the best first.
+_BY_MACHINE = ((2, GSM8K_PRIME_RL), (1, GSM8K_TRL), (0, ARITHMETIC_TRL))
+
+
+def rules_for(engine: str | None, num_gpus: int) -> Rules:
+    """The rules for a machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl.
+
+    An engine that is asked for by name gets its own, and says itself what this machine lacks.
+    """
+    choices = [(needed, rules) for needed, rules in _BY_MACHINE if engine in (None, rules.engine)]
+    return next((rules for needed, rules in choices if needed <= num_gpus), choices[-1][1])
+
+
+def open_engine(
+    rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None, keep_all: bool = False
+) -> Engine:
+    """The engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
+
+    `gpus` is --gpus, `keep_all` --keep-all. UsageError for a flag that is not for this engine.
+    """
+    module, name = _ENGINES[rules.engine]
+    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFlags:
+    """What prepare.py and doctor are asked for; each engine takes what is for it."""
+
+    engine: str | None = None
+    gpus: str | None = None
+    prime_rl: Path | None = None
+    smoke: bool = False
+    gsm8k: Path | None = None
+    rebuild_base: bool = False
+
+    @property
+    def is_for_prime_rl(self) -> bool:
+        return self.smoke or self.gpus is not None or self.prime_rl is not None
+
+    @property
+    def engine_meant(self) -> str | None:
+        """The engine that is named, or that other flags imply."""
+        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that doctor looked at: `detail` is what it found there, `fix` is imperative and "" when it is ok."""
+
+    engine: str  # whose readiness it decides
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+    @classmethod
+    def of(cls, engine: str, name: str, problem: NightshiftError | None, detail: str = "") -> Check:
+        """What was found: `problem`, or else `detail`."""
+        if problem is None:
+            return cls(engine, name, True, detail)
+        return cls(engine, name, False, problem.cause.rstrip("."), problem.fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +128,25 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """A way to train: `trl` (CPU or one GPU) or `prime-rl` (two GPUs)."""
+    """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
 
     name: str
+    rules: Rules
+
+    def prepare(self, flags: PrepareFlags, note: Note) -> None:
+        """Bring all that experiments need and is not there: prepare.py. Goes on where it was stopped.
+
+        EngineError names what cannot be had, UsageError a flag that is not for this engine.
+        """
+        ...
+
+    def prepare_at_start(self, note: Note) -> None:
+        """The part of `prepare` that a command does by itself before it trains."""
+        ...
+
+    def doctor(self, flags: PrepareFlags) -> list[Check]:
+        """All that `prepare` would bring and `check` refuse, looked at without changing anything."""
+        ...
 
     def check(self) -> list[str]:
         """Problems that make a run impossible, each one line with its fix; empty when ready."""
@@ -63,6 +154,10 @@ class Engine(Protocol):
 
     def hardware(self) -> str:
         """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Of what trains here, by name; read from metadata, nothing is executed. What cannot be told is left out."""
         ...
 
     def validate(self, config: Config) -> Effective:
@@ -87,5 +182,7 @@ def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     It is asked with a file that spells out every key that applies to `config`; what applies to other
     variants only is taken for used.
     """
+    from nightshift.train_toml import keys
+
     spelled_out = replace(config, values=config.resolved)
     return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)

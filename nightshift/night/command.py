@@ -15,20 +15,19 @@ def night(root: Path, order: Order) -> int:
 
     0: a stop rule or a person ended it; 1: it could not go on; 2: wrong use or broken set-up; 130: stopped now.
     """
-    from nightshift import preparation
     from nightshift.experiment import require_ready
     from nightshift.night.begin import begin, proposer_of
     from nightshift.night.loop import Night
     from nightshift.setup import open_lab
 
-    reporter = console.TerminalReporter(Ledger(root).run_dir)
+    reporter = console.TerminalReporter()
     try:
         held = lock(Ledger(root))
         try:
             lab = open_lab(root, order.engine, order.budget_seconds, reporter, order.gpus)
             proposer = proposer_of(order, lab)
             require_ready(lab.engine)  # a person is still there to mend it
-            preparation.prepare_at_start(root, lab.rules, reporter.note)
+            lab.engine.prepare_at_start(reporter.note)
             stop = Night(begin(order, lab), lab, proposer, console.print_text).run()
         finally:
             held.release()

@@ -14,7 +14,7 @@ import pytest
 from nightshift.engines import Engine
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
-from nightshift.engines.trl.engine import WORKER, TrlEngine
+from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.records import Decoding, Outcome, Phase, Progress
@@ -35,17 +35,17 @@ Open = Callable[..., object]
 @pytest.fixture(params=["stand-in", "trl", "prime-rl"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
-        return TrlEngine(SMALL, ROOT, dict(os.environ), worker=STAND_IN if request.param == "stand-in" else WORKER)
+        return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
     rules = replace(GSM8K_PRIME_RL, environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     timing = Timing(startup_seconds=30.0, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)
-    return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), installation, gpu_ids=(), timing=timing)
+    return prime_rl.PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
 
 
 @pytest.fixture(params=["stand-in", "trl"])
 def trl_engine(request: pytest.FixtureRequest) -> Engine:
-    return TrlEngine(SMALL, ROOT, dict(os.environ), worker=STAND_IN if request.param == "stand-in" else WORKER)
+    return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
 
 
 @pytest.fixture

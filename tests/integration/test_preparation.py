@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from nightshift import preparation
+from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import CommandRunner, Installer
@@ -34,6 +34,7 @@ SMALL = replace(
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     budget_seconds=1.0,
 )
+RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)
 
 
 class Prepared:
@@ -55,11 +56,11 @@ class Prepared:
 
     def prepare(self, *, smoke: bool = False) -> None:
         installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append, _run)
-        preparation.prepare_prime_rl(installer, CONFIG, self.open_engine, smoke=smoke)
+        preparation.prepare(installer, RULES, CONFIG, self.open_engine, smoke=smoke)
 
     def open_engine(self, rules: Rules) -> PrimeRlEngine:
         self.opened.append(rules.name)
-        return PrimeRlEngine(rules, self.root, dict(os.environ), self.installation, gpu_ids=())
+        return PrimeRlEngine(rules, self.root, dict(os.environ), "none", installation=self.installation)
 
 
 class _NoInstaller(Installer):
@@ -75,10 +76,9 @@ _run = CommandRunner(lambda line: None)
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
-    monkeypatch.setattr(preparation, "GSM8K_PRIME_RL", replace(SMALL, engine="prime-rl"))
-    monkeypatch.setattr(preparation, "WARM_UP", replace(SMALL, name="warm-up", startup_seconds=200.0))
-    smoke = replace(preparation.smoke_rules(ROOT), environments=SMALL.environments, budget_seconds=1.0)
-    monkeypatch.setattr(preparation, "smoke_rules", lambda root: smoke)
+    smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments, budget_seconds=1.0)
+    monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
+    monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
     return Prepared(tmp_path)
 
 
@@ -132,22 +132,22 @@ def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) 
     busy = replace(GPU, free_gb=10.0)
     installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append, _run)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
-        preparation.prepare_prime_rl(installer, CONFIG, prepared.open_engine)
+        preparation.prepare(installer, RULES, CONFIG, prepared.open_engine)
     assert prepared.notes == []
 
 
 def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
     rules = replace(SMALL, budget_seconds=0.0)
-    engine = TrlEngine(rules, ROOT, dict(os.environ), worker=STAND_IN_WORKER)
+    engine = TrlEngine(rules, ROOT, dict(os.environ), trainer=STAND_IN_WORKER)
     with pytest.raises(EngineError, match=r"arithmetic-trl: 0 steps in 0 s"):
         preparation.rehearse(engine, rules, CONFIG, tmp_path / "run", lambda line: None)
     assert living_children() == []
 
 
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
-    rules = preparation.smoke_rules(ROOT)
-    engine = PrimeRlEngine(rules, ROOT, {}, Installation(ROOT / "none", Pins.read(ROOT / "pyproject.toml")))
+    rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL)
+    engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
     settings = engine.validate(config.parse(preparation.SMOKE_CONFIG)).settings
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]

@@ -44,7 +44,7 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def engine(tmp_path: Path) -> PrimeRlEngine:
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
-    return PrimeRlEngine(RULES, ROOT, dict(os.environ), installation, gpu_ids=(), timing=TIMING)
+    return PrimeRlEngine(RULES, ROOT, dict(os.environ), "none", installation=installation, timing=TIMING)
 
 
 @pytest.fixture

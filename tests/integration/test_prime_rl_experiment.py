@@ -43,7 +43,7 @@ def lab(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)
-    engine = PrimeRlEngine(RULES, checkout, dict(os.environ), installation, gpu_ids=(), timing=timing)
+    engine = PrimeRlEngine(RULES, checkout, dict(os.environ), "none", installation=installation, timing=timing)
     (checkout / "train.toml").write_bytes(SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     return Lab(

@@ -63,7 +63,7 @@ def lab(checkout: Path, notebook: Notebook) -> Lab:
         root=checkout,
         rules=RULES,
         rules_hash="stand-in",
-        engine=TrlEngine(RULES, checkout, dict(os.environ), worker=WORKER),
+        engine=TrlEngine(RULES, checkout, dict(os.environ), trainer=WORKER),
         ledger=Ledger(checkout),
         repo=Repo(checkout),
         reporter=notebook,

@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.doctor import BOTH, Check, checks, is_ready, table
+from nightshift.doctor import ALL, checks, is_ready, table
+from nightshift.engines import Check, PrepareFlags
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
 ROOT = Path(__file__).parents[2]
-NO_DRIVER = StandInNvml([], driver=None)
+
+
+@pytest.fixture(autouse=True)
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[Card]:
+    """The GPUs of this machine: none, until a test adds some."""
+    nvml = StandInNvml([])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml.cards
 
 
 @pytest.fixture
@@ -34,8 +42,8 @@ def names(found: list[Check], engine: str, ok: bool) -> list[str]:
 
 
 def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(root: Path, tmp_path: Path) -> None:
-    found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, nvml=NO_DRIVER)
-    assert names(found, BOTH, ok=True) == ["train.toml"]
+    found = checks(root, ARITHMETIC_TRL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags())
+    assert names(found, ALL, ok=True) == ["train.toml"]
     assert names(found, "trl", ok=False) == []
     assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
     assert is_ready(found, "trl")
@@ -46,9 +54,11 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 
-def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root: Path, tmp_path: Path) -> None:
-    nvml = StandInNvml([Card(), Card()])
-    found = checks(root, GSM8K_PRIME_RL, {}, prime_rl_dir=tmp_path / "none", nvml=nvml)
+def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
+    root: Path, tmp_path: Path, cards: list[Card]
+) -> None:
+    cards += [Card(), Card()]
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
     [gpus] = [check for check in found if check.name == "GPUs"]
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
@@ -59,33 +69,37 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(root: Pa
 
 
 @pytest.mark.parametrize(
-    ("cards", "gpu_ids", "detail"),
+    ("present", "gpus", "detail"),
     [
         ([Card(), Card("Tesla T4", (7, 5))], None, "GPU 1 (Tesla T4) has compute capability 7.5"),
         ([Card(), Card(used_gb=40.0)], None, "40.0 of 80.0 GB in use"),
-        ([Card(), Card()], (0, 5), "GPU 5 does not exist"),
+        ([Card(), Card()], "0,5", "GPU 5 does not exist"),
         ([Card(lost=True)], None, "NVML cannot read the GPUs"),
     ],
 )
-def test_unfit_gpus_are_named(root: Path, cards: list[Card], gpu_ids: tuple[int, int] | None, detail: str) -> None:
-    found = checks(root, GSM8K_PRIME_RL, {}, gpu_ids, nvml=StandInNvml(cards))
+def test_unfit_gpus_are_named(
+    root: Path, cards: list[Card], present: list[Card], gpus: str | None, detail: str
+) -> None:
+    cards += present
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
     assert any(detail in check.detail for check in found if check.name == "GPUs" and not check.ok)
 
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
-    assert "GPUs" not in [check.name for check in checks(root, GSM8K_PRIME_RL, {}, (), nvml=NO_DRIVER)]
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus="none"))
+    assert "GPUs" not in [check.name for check in found]
 
 
 def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     (root / "train.toml").write_text("trainer.optim.lr = 'fast'\n")
-    found = checks(root, ARITHMETIC_TRL, {}, nvml=NO_DRIVER)
-    assert names(found, BOTH, ok=False) == ["train.toml"]
+    found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags())
+    assert names(found, ALL, ok=False) == ["train.toml"]
     assert not is_ready(found, "trl")
     assert "train.toml:1" in table(found, ARITHMETIC_TRL)
 
 
 def test_every_problem_has_its_fix(root: Path) -> None:
-    found = checks(root, GSM8K_PRIME_RL, {}, nvml=NO_DRIVER)
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags())
     for check in found:
         assert check.ok or "Run" in f"{check.detail}. {check.fix}", check
 

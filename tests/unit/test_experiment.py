@@ -62,7 +62,7 @@ def make_lab(checkout: Path, reporter: SilentReporter, rules: Rules) -> Lab:
         root=checkout,
         rules=rules,
         rules_hash="stand-in",
-        engine=TrlEngine(rules, checkout, dict(os.environ), worker=STAND_IN),
+        engine=TrlEngine(rules, checkout, dict(os.environ), trainer=STAND_IN),
         ledger=Ledger(checkout),
         repo=Repo(checkout),
         reporter=reporter,

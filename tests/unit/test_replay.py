@@ -53,7 +53,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root=root,
         rules=RULES,
         rules_hash="stand-in",
-        engine=TrlEngine(RULES, root, dict(os.environ), worker=STAND_IN),
+        engine=TrlEngine(RULES, root, dict(os.environ), trainer=STAND_IN),
         ledger=Ledger(root),
         repo=Repo(root),
         reporter=Silent(),

@@ -14,13 +14,23 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines import Effective
+from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.prime_rl import launch as launches
 from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.installation import Installation, model_folder, problems
+from nightshift.engines.prime_rl.installation import (
+    ENV_VAR,
+    Installation,
+    Pins,
+    examine,
+    installed_versions,
+    model_folder,
+    problems,
+)
+from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError
-from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems
+from nightshift.errors import ConfigError, EngineError, NightshiftError
+from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
 from nightshift.train_toml import config as configs
 from nightshift.train_toml.config import Config
@@ -37,17 +47,51 @@ class PrimeRlEngine:
         self,
         rules: Rules,
         root: Path,
-        environment: Mapping[str, str],
-        installation: Installation,
-        gpu_ids: GpuIds | None = None,
-        timing: Timing | None = None,
+        environ: Mapping[str, str],
+        gpus: str | None = None,
         keep_all: bool = False,
+        *,
+        installation: Installation | None = None,
+        timing: Timing | None = None,
     ) -> None:
-        """`gpu_ids`: None takes the first two visible; () runs without GPUs, which compares with nothing."""
-        self.rules, self.root, self.installation = rules, root, installation
-        self._environment, self._gpu_ids, self._keep_all = environment, gpu_ids, keep_all
+        """`gpus`: None takes the first two visible; `none` runs without GPUs, which compares with nothing.
+
+        `installation`: by default that of pyproject.toml's pins, where `environ` says. UsageError for other `gpus`.
+        """
+        self.rules, self.root = rules, root
+        self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
+        self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
+        self._gpu_ids = None if gpus is None else parse_gpus(gpus)
         self._timing = timing or Timing(rules.startup_seconds)
         self._locks: list[FileLock] = []
+
+    def prepare(self, flags: PrepareFlags, note: Note) -> None:
+        """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
+        it = self._asked(flags)
+        config = configs.load(it.root / "train.toml")
+        installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
+        prepare(installer, it.rules, config, it._under, gsm8k=flags.gsm8k, smoke=flags.smoke)
+        if it.installation != Installation.find(it.installation.pins, it._environ):
+            note(f"for run.py: export {ENV_VAR}={it.installation.root}")
+
+    def prepare_at_start(self, note: Note) -> None:
+        """Nothing: gigabytes are prepare.py's to install."""
+
+    def doctor(self, flags: PrepareFlags) -> list[Check]:
+        """The GPUs and their state, then each part of the installation."""
+        it = self._asked(flags)
+        pair: Sequence[Gpu] = ()
+        found: list[Check] = []
+        try:
+            pair = it._pair()
+            found += [Check.of(it.name, "GPUs", problem) for problem in pair_problems(pair)]
+            if pair and not found:
+                found = [Check(it.name, "GPUs", True, "; ".join(map(_describe, pair)))]
+        except NightshiftError as error:
+            found = [Check.of(it.name, "GPUs", error)]
+        for name, problem in examine(it.installation, it.rules, it.root, pair):
+            found.append(Check.of(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
+        return found
 
     def check(self) -> list[str]:
         """GPUs, installation, model, data, disk: each problem with its fix. Takes the GPUs for this process."""
@@ -70,6 +114,10 @@ class PrimeRlEngine:
         names = [gpu.name for gpu in pair]
         return f"2 x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
+    def versions(self) -> dict[str, str]:
+        """prime-rl's commit, and the packages of its own environment."""
+        return installed_versions(self.installation)
+
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
         return Effective(effective(config, self.rules), unused=())
@@ -89,13 +137,23 @@ class PrimeRlEngine:
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
         plan = self._plan(settings, seed, run_dir)
-        session = PrimeRlSession(plan, run_dir, base, self._environment, self._timing, deadline, self._keep_all)
+        session = PrimeRlSession(plan, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
             session.close()
             raise
         return session
+
+    def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
+        """This engine, with the GPUs and the folder that the flags name."""
+        pins = self.installation.pins
+        found = Installation.find(pins, self._environ, flags.prime_rl) if flags.prime_rl else self.installation
+        gpus = self._gpus if flags.gpus is None else flags.gpus
+        return PrimeRlEngine(self.rules, self.root, self._environ, gpus, installation=found)
+
+    def _under(self, rules: Rules) -> PrimeRlEngine:
+        return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
 
     def _plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> launches.Launch:
         gpu_ids: GpuIds = ()
@@ -109,16 +167,16 @@ class PrimeRlEngine:
             ports=launches.free_ports(),
             gpu_ids=gpu_ids,
             bin_dir=self.installation.bin_dir,
-            environment=self.installation.environment(self.root, self._environment.get("PATH", "")),
+            environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
         )
 
     def _pair(self) -> Sequence[Gpu]:
         """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""
-        return () if self._gpu_ids == () else choose_pair(list_gpus(), self._gpu_ids or None, self._environment)
+        return () if self._gpu_ids == () else choose_pair(list_gpus(), self._gpu_ids or None, self._environ)
 
     def _lock(self, gpu: Gpu) -> str | None:
         """Hold the GPU until this process ends; the problem if another experiment holds it."""
-        cache = Path(self._environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = Path(self._environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = cache / "nightshift" / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{gpu.uuid}.lock", timeout=0)
@@ -130,9 +188,19 @@ class PrimeRlEngine:
         return None
 
 
+def _describe(gpu: Gpu) -> str:
+    major, minor = gpu.compute_capability
+    memory = "" if gpu.memory_gb is None else f", {gpu.memory_gb:.1f} GB"
+    return f"{gpu}{memory}, compute capability {major}.{minor}, driver {gpu.driver}"
+
+
 def _submitted(run_dir: Path) -> Config | None:
-    """The train.toml of the run's experiment, which puts prime-rl's complaints into its lines."""
+    """The train.toml of the run's experiment, which puts prime-rl's complaints into its lines.
+
+    Two folders up at most: beyond runs/ lies the checkout, whose train.toml is of another moment.
+    """
+    path = next((path for folder in run_dir.parents[:2] if (path := folder / "train.toml").is_file()), None)
     try:
-        return configs.load(run_dir.parent / "train.toml")
+        return None if path is None else configs.load(path)
     except (ConfigError, OSError):
         return None

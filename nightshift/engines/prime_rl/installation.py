@@ -7,14 +7,14 @@ lies in one folder of it, `.nightshift`: compile caches, the environments, the p
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from nightshift.engines.downloads import data_problem, is_whole_model
 from nightshift.engines.prime_rl.git import read_git
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
@@ -232,18 +232,6 @@ def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError
     return EngineError(f"the compile caches are cold for {gpus[0].name}", f"{PREPARE}.")
 
 
-def data_problem(rules: Rules) -> EngineError | None:
-    """The official data is missing or is not the official one."""
-    for environment in rules.environments:
-        data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):  # generated data needs none
-            try:
-                data.load("selection", size=1)
-            except ValueError as error:  # the environments' own error, one line with its fix
-                return EngineError(str(error))
-    return None
-
-
 def disk_problem(root: Path) -> EngineError | None:
     """Too little space below `root` for one run."""
     free = free_disk_gb(root)
@@ -255,17 +243,17 @@ def disk_problem(root: Path) -> EngineError | None:
     )
 
 
+def installed_versions(installation: Installation) -> dict[str, str]:
+    """The commit of the checkout and the packages of its environment; what is not there is left out."""
+    found = {name: _version(installation.site_packages, name) for name in ("torch", "vllm", "transformers")}
+    with suppress(EngineError):
+        found["prime-rl"] = read_git(installation.root, "rev-parse", "HEAD")
+    return {name: version for name, version in found.items() if version is not None}
+
+
 def model_folder(installation: Installation, rules: Rules) -> Path:
     """Where a Hugging Face cache keeps the rules' model."""
     return installation.hub_dir / f"models--{rules.model.replace('/', '--')}"
-
-
-def is_whole_model(snapshot: Path) -> bool:
-    """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    return all((snapshot / name).is_file() for name in names) and any(
-        path.is_file() for path in snapshot.glob("*.safetensors")
-    )
 
 
 def environment_packages(root: Path) -> list[Path]:

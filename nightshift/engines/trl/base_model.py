@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift_arithmetic import data
 
+from nightshift.rules import ARITHMETIC_TRL
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
@@ -79,6 +81,17 @@ def rebuild(output: Path, num_steps: int, seed: int, progress: ProgressCallback)
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+
+
+def rebuild_shipped(root: Path, note: Callable[[str], None]) -> None:
+    """Remake the base model that ships with the checkout at `root`, from its recipe (a few minutes)."""
+    note(f"rebuilding {ARITHMETIC_TRL.model}: a few minutes; its bytes belong to the rules, so a new campaign starts")
+
+    def progress(step: int, num_steps: int) -> None:
+        if step % 50 == 0 or step == num_steps:
+            note(f"supervised step {step} / {num_steps}")
+
+    rebuild(root / ARITHMETIC_TRL.model, NUM_STEPS, seed=0, progress=progress)
 
 
 def _beliefs() -> dict[str, dict[int, float]]:

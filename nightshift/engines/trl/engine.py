@@ -17,18 +17,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any
 
-from nightshift.engines import Effective, Message, ProgressCallback
-from nightshift.errors import ConfigError, EngineError
+from nightshift.engines import Check, Effective, Message, Note, PrepareFlags, ProgressCallback
+from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.supervise import ProcessGroup, engine_environment, free_disk_gb
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
 
-WORKER = Path(__file__).with_name("trainer.py")
+TRAINER = Path(__file__).with_name("trainer.py")
 GRACE_SECONDS = 3.0  # the worker saves nothing on SIGTERM
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 _CHECK_SECONDS = 1.0
@@ -86,13 +88,44 @@ class TrlEngine:
 
     name = "trl"
 
-    def __init__(self, rules: Rules, root: Path, environment: Mapping[str, str], worker: Path = WORKER) -> None:
-        """`environment` is the harness's own, of which `worker` inherits what supervise allows."""
-        self._worker = worker
-        self.rules = rules
-        self.root = root
-        self._environment = environment
+    def __init__(
+        self,
+        rules: Rules,
+        root: Path,
+        environ: Mapping[str, str],
+        gpus: str | None = None,
+        keep_all: bool = False,
+        *,
+        trainer: Path | None = None,
+    ) -> None:
+        """`environ` is the harness's own, of which `trainer` inherits what supervise allows.
+
+        A run leaves nothing heavy, so `keep_all` changes nothing. UsageError for `gpus`.
+        """
+        if gpus is not None:
+            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
+        self.rules, self.root = rules, root
+        self._environ = environ
+        self._trainer = trainer or TRAINER
         self._cuda = rules.model_revision is not None  # the rules' real model is for a GPU
+
+    def prepare(self, flags: PrepareFlags, note: Note) -> None:
+        """Fetch base model and data."""
+        if flags.is_for_prime_rl:
+            raise UsageError("--prime-rl, --gpus and --smoke are for --engine prime-rl", "Leave them out.")
+        prepare_model(self.root, self.rules, note)
+        prepare_data(self.rules, flags.gsm8k, note)
+
+    def prepare_at_start(self, note: Note) -> None:
+        """All of it: it is small."""
+        self.prepare(PrepareFlags(), note)
+
+    def doctor(self, flags: PrepareFlags) -> list[Check]:
+        """Packages, base model and disk; the data."""
+        found = [Check(self.name, "installation", False, problem) for problem in self.check()]
+        ready = Check(self.name, "installation", True, f"{self.rules.name}: packages, base model, disk")
+        names = ", ".join(environment.package for environment in self.rules.environments)
+        return [*(found or [ready]), Check.of(self.name, "data", data_problem(self.rules), names)]
 
     def check(self) -> list[str]:
         """Missing packages, model or disk space, each with its fix."""
@@ -118,6 +151,11 @@ class TrlEngine:
             pynvml.nvmlInit()
             return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
         return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+
+    def versions(self) -> dict[str, str]:
+        """Of Python and of the packages that train; the trainer runs in this environment."""
+        packages = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
+        return {"python": platform.python_version(), **packages}
 
     def validate(self, config: Config) -> Effective:
         """The worker's settings. The learning rate is scaled by the rules; lengths are capped by them.
@@ -154,7 +192,7 @@ class TrlEngine:
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The worker's command line and what its spec.json would hold."""
         spec = self._spec(settings, seed, run_dir)
-        command = shlex.join(map(str, worker_argv(self._worker, run_dir / "spec.json")))
+        command = shlex.join(map(str, trainer_argv(self._trainer, run_dir / "spec.json")))
         settings_of = spec.pop("settings").items()
         flat = spec | {f"settings.{name}": value for name, value in settings_of}
         return [f"worker:   {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
@@ -164,8 +202,8 @@ class TrlEngine:
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
         spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
-        environment_variables = engine_environment(self._environment, _OFFLINE)
-        session = TrlSession(self._worker, spec_path, run_dir, environment_variables, deadline)
+        environment_variables = engine_environment(self._environ, _OFFLINE)
+        session = TrlSession(self._trainer, spec_path, run_dir, environment_variables, deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:
@@ -190,16 +228,16 @@ class TrlEngine:
         }
 
 
-def worker_argv(worker: Path, spec_path: Path) -> list[str | Path]:
+def trainer_argv(trainer: Path, spec_path: Path) -> list[str | Path]:
     """-I: nothing of the current folder or the user's site reaches the worker."""
-    return [sys.executable, "-I", worker, spec_path]
+    return [sys.executable, "-I", trainer, spec_path]
 
 
 class TrlSession:
     """One worker process, from start-up to its last completion."""
 
     def __init__(
-        self, worker: Path, spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+        self, trainer: Path, spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
     ) -> None:
         """`deadline` is on the clock of time.monotonic."""
         self._run_dir = run_dir
@@ -207,13 +245,13 @@ class TrlSession:
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         self._buffer = b""
         self._num_steps = 0
-        argv = worker_argv(worker, spec_path)
-        self._worker = self._group.start(
+        argv = trainer_argv(trainer, spec_path)
+        self._trainer = self._group.start(
             "worker", argv, log_path=run_dir / "worker.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
-        assert self._worker.popen.stdout is not None
+        assert self._trainer.popen.stdout is not None
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._worker.popen.stdout, selectors.EVENT_READ)
+        self._selector.register(self._trainer.popen.stdout, selectors.EVENT_READ)
 
     def wait_until_ready(self, startup_seconds: float) -> None:
         """Raises EngineError with the worker's last words if it does not come up in time."""
@@ -303,26 +341,26 @@ class TrlSession:
                 completing(event["num_done"])
 
     def _send(self, command: Mapping[str, Any]) -> None:
-        assert self._worker.popen.stdin is not None
+        assert self._trainer.popen.stdin is not None
         try:
-            self._worker.popen.stdin.write(json.dumps(command).encode() + b"\n")
-            self._worker.popen.stdin.flush()
+            self._trainer.popen.stdin.write(json.dumps(command).encode() + b"\n")
+            self._trainer.popen.stdin.flush()
         except BrokenPipeError:
-            raise EngineError(f"the worker is gone: {self._worker.exit_cause()}{self._last_words()}") from None
+            raise EngineError(f"the worker is gone: {self._trainer.exit_cause()}{self._last_words()}") from None
 
     def _next_event(self, deadline: float) -> dict[str, Any] | None:
         """The worker's next event; None once the deadline has passed; EngineError if the worker is gone."""
-        assert self._worker.popen.stdout is not None
+        assert self._trainer.popen.stdout is not None
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
             if self._selector.select(min(left, _CHECK_SECONDS)):
-                data = os.read(self._worker.popen.stdout.fileno(), 65536)
+                data = os.read(self._trainer.popen.stdout.fileno(), 65536)
                 if not data:
                     with suppress(TimeoutExpired):  # it closed its pipe and lives on: close() ends it
-                        self._worker.popen.wait(GRACE_SECONDS)
-                    raise EngineError(f"the worker is gone: {self._worker.exit_cause()}{self._last_words()}")
+                        self._trainer.popen.wait(GRACE_SECONDS)
+                    raise EngineError(f"the worker is gone: {self._trainer.exit_cause()}{self._last_words()}")
                 self._buffer += data
             else:
                 self._group.check()
@@ -333,8 +371,8 @@ class TrlSession:
         return Training(outcome, self._num_steps, cause=cause, failure=failure)
 
     def _last_words(self) -> str:
-        lines = self._worker.tail(3)
-        return f"; last in {self._worker.log_path.name}: {' | '.join(lines)}" if lines else ""
+        lines = self._trainer.tail(3)
+        return f"; last in {self._trainer.log_path.name}: {' | '.join(lines)}" if lines else ""
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""What every engine needs of the world and fetches once: the base model, and the data of the environments."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nightshift.engines import Note
+from nightshift.errors import EngineError
+from nightshift.rules import Rules
+
+
+def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
+    """The folder of the rules' model, downloaded if it is missing. EngineError when it cannot be had."""
+    if rules.model_revision is None:
+        if not (root / rules.model / "model.safetensors").is_file():
+            raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models, or --rebuild-base.")
+        return root / rules.model
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    with suppress(LocalEntryNotFoundError, OSError):  # not in the cache
+        snapshot = Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
+        if is_whole_model(snapshot):
+            return snapshot
+    note(f"downloading {rules.model} (about 1 GB, once)")
+    try:
+        return Path(snapshot_download(rules.model, revision=rules.model_revision))
+    except (HfHubHTTPError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
+
+
+def is_whole_model(snapshot: Path) -> bool:
+    """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
+    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    return all((snapshot / name).is_file() for name in names) and any(
+        path.is_file() for path in snapshot.glob("*.safetensors")
+    )
+
+
+def prepare_data(rules: Rules, source: Path | None, note: Note) -> None:
+    """Fetch the data of the rules' environments, from the folder `source` if given. EngineError if it is not to be had.
+
+    Generated data needs none of this.
+    """
+    for environment in rules.environments:
+        data: Any = importlib.import_module(f"{environment.package}.data")
+        if hasattr(data, "prepare"):
+            try:
+                data.prepare(source=source, progress=note)
+            except ValueError as error:  # the environments' own error, one line with its fix
+                raise EngineError(str(error)) from None
+
+
+def data_problem(rules: Rules) -> EngineError | None:
+    """The official data is missing or is not the official one."""
+    for environment in rules.environments:
+        data: Any = importlib.import_module(f"{environment.package}.data")
+        if hasattr(data, "prepare"):
+            try:
+                data.load("selection", size=1)
+            except ValueError as error:
+                return EngineError(str(error))
+    return None
+
+
+def prompts(rules: Rules, num: int) -> list[list[dict[str, str]]]:
+    """The first prompts of the selection set, for a rehearsal."""
+    data: Any = importlib.import_module(f"{rules.environments[0].package}.data")
+    return [data.messages(example) for example in data.load("selection", num)]
