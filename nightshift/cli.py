@@ -16,7 +16,7 @@ from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import ENGINES, PrepareFlags, rules_for
 from nightshift.errors import ExitCode, NightshiftError, UsageError
-from nightshift.records import DecisionRules
+from nightshift.records import DecisionRules, Request
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
@@ -53,7 +53,7 @@ def history() -> None:
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
-@click.option("--max-runs", type=click.IntRange(1, 6), default=3, show_default=True, help="Runs before deciding.")
+@click.option("--max-runs", hidden=True, expose_value=False, callback=command.refuse_max_runs)
 @click.option(
     "--agent-timeout",
     "agent_timeout_seconds",
@@ -70,9 +70,9 @@ def night(**flags: Any) -> None:
     run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
     """
     from nightshift.night.command import night
-    from nightshift.night.state import Order
+    from nightshift.night.state import NightRequest
 
-    sys.exit(night(command.process_root(), Order(**flags)))
+    sys.exit(night(command.process_root(), NightRequest(**flags)))
 
 
 @commands.command()
@@ -90,35 +90,35 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
 
 
-@commands.command()
+@commands.command("certify")
 @click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of baseline and of incumbent. Default: 3.")
 @click.option("--budget-hours", type=click.FloatRange(min=0), help="Instead of --seeds: as many as fit.")
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
 @click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what it could find; read nothing sealed.")
-def certify(
+def certify_command(
     seeds: int | None, budget_hours: float | None, budget_seconds: float | None, gpus: str | None, dry_run: bool
 ) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
-    from nightshift.certify import certificate
-    from nightshift.certify import plan as certify_plan
-    from nightshift.certify import run as certifier
+    from nightshift.certify.certificate import summary
+    from nightshift.certify.plan import describe, make_plan
+    from nightshift.certify.run import certify
     from nightshift.processes.supervise import interruptible
-    from nightshift.setup import open_lab
+    from nightshift.setup import open_setup
 
     if seeds is not None and budget_hours is not None:
         raise UsageError("--seeds and --budget-hours exclude each other", "Give one of them.")
-    root = command.process_root()
     reporter = console.TerminalReporter()
     with interruptible():
-        lab = open_lab(root, None, budget_seconds, reporter, gpus)
+        setup = open_setup(command.process_root(), Request(budget_seconds=budget_seconds, gpus=gpus), reporter)
         if dry_run:
-            console.print_text(
-                "\n".join(certify_plan.describe(certify_plan.make_plan(lab, seeds, budget_hours), 0, lab))
-            )
+            console.print_text("\n".join(describe(make_plan(setup, seeds, budget_hours), 0, setup)))
             return
-        lab.engine.prepare_at_start(reporter.note)
-        console.print_text(certificate.summary(certifier.certify(lab, seeds, budget_hours)))
+        with setup.ledger.head():
+            setup.engine.prepare_at_start(reporter.note)
+            certificate = certify(setup, seeds, budget_hours)
+        reporter.close()
+        console.print_text(summary(certificate))
 
 
 @commands.command()
@@ -180,30 +180,27 @@ def _constants(function: Callable[..., None]) -> Callable[..., None]:
     for constant in reversed(fields(DecisionRules)):
         if not isinstance(constant.default, int | float):
             continue  # the kinds of ideas
-        kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "run_value")
+        kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "take_back")
         if isinstance(constant.default, int):
             kind = click.IntRange(min=1)
-        elif constant.name == "threshold":
-            kind = click.FLOAT
         function = click.option(f"--{constant.name.replace('_', '-')}", type=kind)(function)
     return function
 
 
-@commands.command()
+@commands.command("replay")
 @click.argument("runs_dir", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @_constants
-@click.option("--max-runs", type=click.IntRange(min=1), default=3, show_default=True, help="An experiment, at most.")
-@click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many of each environment.")
-def replay(runs_dir: Path, max_runs: int, num_examples: int | None, **constants: float | None) -> None:
+@click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many.")
+def replay_command(runs_dir: Path, num_examples: int | None, **constants: float | None) -> None:
     """Decide the recorded campaigns in RUNS_DIR again under other constants of the rule (fractions, 0..1)."""
-    from nightshift.campaign import replay as replayer
+    from nightshift.campaign.replay import Options, campaigns, replay, table
 
-    options = replayer.Options({name: v for name, v in constants.items() if v is not None}, max_runs, num_examples)
-    found = replayer.campaigns(Ledger.recorded(runs_dir).records())
+    options = Options({name: value for name, value in constants.items() if value is not None}, num_examples)
+    found = campaigns(Ledger.recorded(runs_dir).records())
     if not found:
         raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
-    tables = [replayer.table(replayer.replay(records, options)) for records in found]
-    console.print_text("\n\n".join("\n".join(map(console.printable, table.split("\n"))) for table in tables))
+    tables = [table(replay(records, options)) for records in found]
+    console.print_text("\n\n".join("\n".join(map(console.printable, text.split("\n"))) for text in tables))
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 An agent runs as the same user as the harness, with the person's environment: no wall of the operating
 system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
 lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
-tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), uv.lock, the
+tracked harness file, code and bytecode that Python would run beside or instead of them (untracked.py), uv.lock, the
 measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
 What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
 outside this checkout.
@@ -20,16 +20,27 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, UsageError
-from nightshift.files import write_atomically
-from nightshift.git.repo import CONFIG_NAME
+from nightshift.files import read_file, write_atomically
+from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.untracked import top_modules
-from nightshift.setup import Lab
+from nightshift.rules import Rules
 from nightshift.train_toml import text as toml_text
 
 _MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """What is watched, and by what."""
+
+    root: Path
+    rules: Rules
+    ledger: Ledger
+    repo: Repo
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +52,27 @@ class Seal:
     tsv: bytes | None
 
 
-def take(lab: Lab) -> Seal:
+def take(checkout: Checkout) -> Seal:
     """The state of the checkout now. Raises EngineError when git does not answer."""
-    head = lab.repo.head()
-    parts = dict(lab.repo.state())
-    parts["the measuring code or the shipped model"] = lab.rules.hash(lab.root)
+    head = checkout.repo.head()
+    parts = dict(checkout.repo.state())
+    parts["the measuring code or the shipped model"] = checkout.rules.hash(checkout.root)
     if head.commit is not None:
-        parts |= dict.fromkeys(lab.repo.changed_harness_files(head.commit), "changed")
-    for path in (*top_modules(lab.root), lab.root / "uv.lock"):
-        parts[path.relative_to(lab.root).as_posix()] = digest(path)
-    for number in lab.ledger.numbers():
+        parts |= dict.fromkeys(checkout.repo.changed_harness_files(head.commit), "changed")
+    for path in (*top_modules(checkout.root), checkout.root / "uv.lock"):
+        parts[path.relative_to(checkout.root).as_posix()] = digest(path)
+    for number in checkout.ledger.numbers():
         for name in ("record.json", CONFIG_NAME):
-            parts[f"runs/{number:04d}/{name}"] = digest(lab.ledger.run_dir(number) / name)
-    return Seal(parts, _config(lab.root), _bytes(lab.ledger.tsv_path))
+            parts[f"runs/{number:04d}/{name}"] = digest(checkout.ledger.run_dir(number) / name)
+    return Seal(parts, _config(checkout.root), _bytes(checkout.ledger.tsv_path))
 
 
-def mend(before: Seal, lab: Lab) -> tuple[str, ...]:
+def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
     """Put train.toml and results.tsv back if they were touched; the notes that name it.
 
     Raises UsageError when anything else was touched: a person has to look at that.
     """
-    after = take(lab)
+    after = take(checkout)
     names = sorted(name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name))
     if names:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
@@ -71,11 +82,11 @@ def mend(before: Seal, lab: Lab) -> tuple[str, ...]:
         )
     notes = []
     if after.config != before.config and before.config is not None:
-        write_atomically(lab.root / CONFIG_NAME, before.config)
+        write_atomically(checkout.root / CONFIG_NAME, before.config)
         notes.append("changed train.toml in the checkout itself: put back")
     if after.tsv != before.tsv:
-        lab.ledger.tsv_path.unlink(missing_ok=True)
-        lab.ledger.sync_tsv()
+        checkout.ledger.tsv_path.unlink(missing_ok=True)
+        checkout.ledger.sync_tsv()
         notes.append("changed results.tsv in the checkout itself: rebuilt from the records")
     return tuple(notes)
 
@@ -88,7 +99,10 @@ def _config(root: Path) -> bytes | None:
 
 
 def _bytes(path: Path) -> bytes | None:
-    return _opened(path, lambda file: file.read())
+    try:
+        return read_file(path)
+    except OSError:
+        return None
 
 
 def digest(path: Path) -> str:

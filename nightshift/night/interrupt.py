@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime
 from types import FrameType
 
-from nightshift.engines import ProgressCallback
 from nightshift.errors import Interrupted
 from nightshift.processes.supervise import STOP_SIGNALS
-from nightshift.records import Progress, Record, Side
-from nightshift.setup import Lab, Reporter
-
-FAR = datetime(9000, 1, 1, tzinfo=UTC)  # later than any --until
 
 
-class Brake:
+class Interrupt:
     """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         self.asked = False
+        self._note = note
+        self._has_told = False
         self._raised = False
 
     @contextmanager
@@ -40,10 +35,12 @@ class Brake:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def applied_to(self, lab: Lab) -> Lab:
-        """The lab as an experiment sees it: once asked to stop, there is no time for another run after this one."""
-        watched = _Watched(lab.reporter, self)
-        return replace(lab, reporter=watched, now=lambda: FAR if self.asked and watched.has_begun else lab.now())
+    def tell(self) -> bool:
+        """`asked`; says so on the live line, once, while a run is in flight."""
+        if self.asked and not self._has_told:
+            self._has_told = True
+            self._note("Ctrl-C: the run in flight is the last one; once more to stop now")
+        return self.asked
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._raised:
@@ -53,28 +50,3 @@ class Brake:
             return
         self._raised = True
         raise Interrupted(f"stopped by {signal.Signals(number).name}")
-
-
-class _Watched:
-    """A reporter that knows whether a run has begun, and tells on the live line that a stop was asked for."""
-
-    def __init__(self, reporter: Reporter, brake: Brake) -> None:
-        self.has_begun = False
-        self._reporter = reporter
-        self._brake = brake
-        self._has_told = False
-
-    def note(self, text: str) -> None:
-        self._reporter.note(text)
-
-    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
-        self.has_begun = True
-        inner = self._reporter.progress(record, run_index, side)
-
-        def report(reading: Progress) -> None:
-            if self._brake.asked and not self._has_told:
-                self._has_told = True
-                self._reporter.note("Ctrl-C: the run in flight is the last one; once more to stop now")
-            inner(reading)
-
-        return report

@@ -6,31 +6,30 @@ so a night that was killed at any moment goes on with true counts.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
-from filelock import FileLock, Timeout
+import psutil
 
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
-from nightshift.files import write_atomically
-from nightshift.records import Failure, Record
+from nightshift.files import read_json, write_json
+from nightshift.records import Failure, Record, Request
 
 STATE_NAME = "night.json"
-LOCK_NAME = ".night.lock"
 STOP_NAME = "STOP"  # a file in the checkout's root
-STATE_VERSION = 1
+STATE_VERSION = 2
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
 MAX_WITHOUT_EDIT = 3
 MAX_GIVEN_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the person asked for. The same order goes on with a night that was cut off.
+class NightRequest:
+    """What the person asked for: the flags of `nightshift night`. The same ones go on with a night that was cut off.
 
     `experiments` counts the baseline too; `plateau`: experiments in a row without a keep.
     """
@@ -39,12 +38,16 @@ class Order:
     hours: float | None = None
     experiments: int | None = None
     plateau: int | None = None
-    max_runs: int = 3
     budget_seconds: float | None = None
     engine: str | None = None
     gpus: str | None = None
     agent_timeout_seconds: float = 900.0
     seed: int = 0
+
+    @property
+    def request(self) -> Request:
+        """What of it is for every experiment."""
+        return Request(budget_seconds=self.budget_seconds, engine=self.engine, gpus=self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class NightState:
-    """`runs/night.json`. Times are ISO 8601, UTC; `cause` is set when the night is over."""
+    """`runs/night.json`. Times are ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's."""
 
-    order: Order
+    request: NightRequest
     branch: str
     rules_hash: str
     started: str
@@ -74,13 +77,15 @@ class NightState:
     doing_since: str = ""
     cause: str | None = None
     ended: str | None = None
+    pid: int = field(default_factory=os.getpid)
+    version: int = STATE_VERSION
 
     @property
     def deadline(self) -> datetime | None:
         """When the hours are over; None without --hours."""
-        if self.order.hours is None:
+        if self.request.hours is None:
             return None
-        return datetime.fromisoformat(self.started) + timedelta(hours=self.order.hours)
+        return datetime.fromisoformat(self.started) + timedelta(hours=self.request.hours)
 
     def own(self, records: Sequence[Record]) -> list[Record]:
         """The closed experiments of this night."""
@@ -89,7 +94,7 @@ class NightState:
             for r in records
             if r.number >= self.first
             and (r.branch, r.rules_hash) == (self.branch, self.rules_hash)
-            and r.status != "started"
+            and r.status != STARTED
         ]
 
 
@@ -101,64 +106,48 @@ class Stop:
     is_planned: bool = True
 
 
+BY_HAND = Stop("stopped by Ctrl-C")
+
+
 def save(ledger: Ledger, state: NightState) -> None:
     """Write night.json: whole or not at all."""
     ledger.runs_dir.mkdir(exist_ok=True)
-    data = json.dumps({"version": STATE_VERSION, **asdict(state)}, indent=1)
-    write_atomically(ledger.runs_dir / STATE_NAME, data.encode() + b"\n")
+    write_json(ledger.runs_dir / STATE_NAME, state)
 
 
 def load(ledger: Ledger) -> NightState | None:
-    """The last night of this checkout; None if there was none. UsageError when the file is damaged."""
+    """The last night of this checkout; None if there was none. UsageError when its file is damaged, or unfinished and
+    of another version."""
     path = ledger.runs_dir / STATE_NAME
-    try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        if data.pop("version") != STATE_VERSION:
-            raise ValueError("another version of Nightshift wrote it")
-        pending = data.pop("pending")
-        if pending is not None:
-            pending = Pending(**{**pending, "notes": tuple(pending["notes"])})
-        return NightState(**{**data, "order": Order(**data["order"]), "pending": pending})
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {error}", "Delete it: the next night starts anew.") from None
+    fix = "Delete it: the next night starts anew."
+    head = read_json(path, _Head, fix)
+    if head is None or (head.version == 1 and head.cause is not None):
+        return None  # over: its experiments tell all that there was
+    if head.version == 1:
+        raise UsageError(f"{path} is of a night that Nightshift 0.1.0 did not finish", f"{FINISH}, or delete it.")
+    return read_json(path, NightState, fix)
 
 
-def lock(ledger: Ledger) -> FileLock:
-    """One night at a time in a checkout; the kernel drops it when its holder dies. UsageError while it is held."""
-    ledger.runs_dir.mkdir(exist_ok=True)
-    held = FileLock(ledger.runs_dir / LOCK_NAME, timeout=1.0)
-    try:
-        held.acquire()
-    except Timeout:
-        raise UsageError("another night is running in this checkout", "See uv run nightshift status.") from None
-    return held
+@dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+    cause: str | None
 
 
-def is_running(ledger: Ledger) -> bool:
-    """True while a night runs in this checkout."""
-    path = ledger.runs_dir / LOCK_NAME
-    if not path.exists():
-        return False
-    probe = FileLock(path, timeout=0)
-    try:
-        probe.acquire()
-    except Timeout:
-        return True
-    probe.release()
-    return False
+def is_running(ledger: Ledger, state: NightState) -> bool:
+    """True while this night runs."""
+    return state.cause is None and ledger.is_running() and psutil.pid_exists(state.pid)
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
     """Those that count as experiments: not interrupted, not ended by broken machinery."""
-    return [r for r in records if r.failure not in (Failure.MACHINERY, Failure.INTERRUPTED)]
+    return [record for record in records if record.decided is not None]
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
     """Decided experiments since the last keep."""
     ours = decided(records)
-    return next((i for i, r in enumerate(reversed(ours)) if r.status == "keep"), len(ours))
+    return next((i for i, r in enumerate(reversed(ours)) if r.is_keep), len(ours))
 
 
 def num_crashes(records: Sequence[Record]) -> int:
@@ -172,12 +161,12 @@ def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_secon
 
     `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take.
     """
-    order, num_without = state.order, num_since_keep(own)
-    if order.experiments is not None and len(decided(own)) >= order.experiments:
-        return Stop(f"{order.experiments} experiments are done")
+    asked, num_without = state.request, num_since_keep(own)
+    if asked.experiments is not None and len(decided(own)) >= asked.experiments:
+        return Stop(f"{asked.experiments} experiments are done")
     if state.deadline is not None and now + timedelta(seconds=run_seconds) > state.deadline:
-        return Stop(f"{order.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")
-    if order.plateau is not None and num_without > order.plateau:
+        return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")
+    if asked.plateau is not None and num_without > asked.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
     if num_crashes(own) >= MAX_CRASHES:
         why = own[-1].judgement.why if own[-1].judgement else ""

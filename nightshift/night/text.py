@@ -7,12 +7,10 @@ from datetime import datetime
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.lineage import taken_back
 from nightshift.campaign.results import score_of
-from nightshift.night import state as states
-from nightshift.night.state import NightState
+from nightshift.night.state import STOP_NAME, NightState, decided, is_running, load, num_since_keep
 from nightshift.proposers.brief import clean
-from nightshift.records import Failure, Record
+from nightshift.records import Record
 
 SUMMARY_NAME = "night.txt"
 _NUM_SHOWN = 5
@@ -21,24 +19,23 @@ _MAX_DESCRIPTION = 160
 
 def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime) -> str:
     """The night in at most twenty lines of plain text."""
-    decided = states.decided(own)
-    judged = [r for r in decided if r.parent is not None or r.status == "crash"]
+    counted = decided(own)
+    judged = [r for r in counted if r.parent is not None or r.status == "crash"]
     counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
-    back = sum(r in judged for r in taken_back(campaign.decided))
-    lost = len(own) - len(decided)
+    back = sum(r in judged for r in campaign.taken_back)
+    lost = len(own) - len(counted)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
-        f"night:        {state.order.agent} on {state.branch}",
+        f"night:        {state.request.agent} on {state.branch}",
         f"since:        {_local(state.started)} ({hours:.1f} h)",
-        f"experiments:  {len(decided)}{' with the baseline' if len(judged) < len(decided) else ''}: "
+        f"experiments:  {len(counted)}{' with the baseline' if len(judged) < len(counted) else ''}: "
         f"{counts['keep']} kept{f' ({back} taken back)' if back else ''}, {counts['discard']} discarded, "
         f"{counts['crash']} crashed" + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
     ]
-    if campaign.incumbent is not None and campaign.belief is not None:
-        baseline = next(r for r in campaign.decided if r.parent is None and r.status == "keep")
+    if campaign.incumbent is not None and campaign.standing is not None:
         lines.append(
-            f"best:         {campaign.incumbent.number:04d}, expected score {campaign.belief.mean:.4f} "
-            f"(baseline {_score(baseline)})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
+            f"best:         {campaign.incumbent.number:04d}, expected score {campaign.standing.incumbent:.4f} "
+            f"(baseline {_score(campaign.kept[0])})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
         )
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
@@ -55,42 +52,41 @@ def one_line(record: Record) -> str:
     judgement = record.judgement
     delta = "" if judgement is None or judgement.delta is None else f"{100 * judgement.delta:+.1f} pp"
     # A crash that decided nothing is called by its reason.
-    verdict = record.failure if record.failure in (Failure.INTERRUPTED, Failure.MACHINERY) else record.status
+    verdict = record.failure if record.failure and record.decided is None else record.status
     return f"{record.number:04d} {verdict:12}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     """Which stop rule comes next, as far as it can be foreseen."""
-    order, parts = state.order, []
+    asked, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
         parts.append(f"{_local(state.deadline.isoformat())} (in {left:.1f} h)")
-    if order.experiments is not None:
-        parts.append(f"after {max(order.experiments - len(states.decided(own)), 0)} more experiments")
-    if order.plateau is not None:
-        parts.append(f"after {max(order.plateau + 1 - states.num_since_keep(own), 0)} more without a keep")
-    return ", or ".join([*parts, f"file {states.STOP_NAME}, or Ctrl-C"])
+    if asked.experiments is not None:
+        parts.append(f"after {max(asked.experiments - len(decided(own)), 0)} more experiments")
+    if asked.plateau is not None:
+        parts.append(f"after {max(asked.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+    return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
 
 
 def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> list[str]:
     """For `nightshift status`: what the night does and when it stops; nothing where there was no night."""
-    state = states.load(ledger)
+    state = load(ledger)
     if state is None:
         return []
     own = state.own(records)
-    if states.is_running(ledger):
+    if is_running(ledger, state):
         doing = "starting"
         if state.doing:
             seconds = (now - datetime.fromisoformat(state.doing_since)).total_seconds()
             doing = f"{clean(state.doing, _MAX_DESCRIPTION)}, for {seconds:.0f} s"
         return [
-            f"night:    {state.order.agent} since {_local(state.started)}, "
-            f"{len(states.decided(own))} experiments; {doing}",
+            f"night:    {state.request.agent} since {_local(state.started)}, {len(decided(own))} experiments; {doing}",
             f"stops:    {next_stop(state, own, now)}",
         ]
     if state.cause is None:
-        return [f"night:    {state.order.agent} was cut off: the same command goes on with it"]
-    return [f"night:    {state.order.agent} is over: {clean(state.cause, 400)}"]
+        return [f"night:    {state.request.agent} was cut off: the same command goes on with it"]
+    return [f"night:    {state.request.agent} is over: {clean(state.cause, 400)}"]
 
 
 def _score(record: Record) -> str:

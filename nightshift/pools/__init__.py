@@ -36,6 +36,7 @@ class Pool(Protocol):
     """`local` (workers on this machine)."""
 
     num_slots: int
+    look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
     def submit(self, folder: Path) -> None:
         """Start the worker of a run whose job.json lies in `folder`. Does nothing if that was done."""

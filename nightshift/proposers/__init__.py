@@ -1,1 +1,69 @@
-"""Who proposes the next train.toml."""
+"""Who proposes the next train.toml.
+
+A proposer sees the ledger only, and gives a whole train.toml back. Everything it says is checked like any other
+train.toml before it runs. agent.py asks a coding agent; random.py and search.py need no language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.records import Record
+from nightshift.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the next proposal is made from.
+
+    `campaign`: the decided experiments of this branch and rules hash, in order, crashes included.
+    `refusals`: why earlier proposals for this same experiment were not taken, one line each.
+    """
+
+    number: int  # of the experiment to come
+    incumbent: Record
+    source: bytes  # the incumbent's train.toml
+    campaign: Campaign
+    rules: Rules
+    ledger: Ledger
+    used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
+    refusals: tuple[str, ...] = ()
+    new_direction: bool = False  # nothing was kept for long: try something else
+    seconds_left: float | None = None  # until the night ends
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A proposed train.toml; `source` is None where there was no edit at all.
+
+    `cause`: why it cannot be taken, in one line. `lesson` is about the experiment before; `notes` name what the
+    proposer did beside its one task.
+    """
+
+    source: bytes | None
+    hypothesis: str = ""
+    prediction: str | None = None
+    lesson: str | None = None
+    notes: tuple[str, ...] = ()
+    cause: str | None = None
+
+
+class Proposer(Protocol):
+    """Makes one proposal at a time; keeps no state that the ledger does not hold."""
+
+    @property
+    def name(self) -> str:
+        """What the person calls it."""
+        ...
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        """The next proposal. Returns soon, without one, once `is_stopping` says so.
+
+        Raises EngineError when the machinery is missing or broken.
+        """
+        ...

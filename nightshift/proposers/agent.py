@@ -1,10 +1,10 @@
 """Asks a coding agent for the next train.toml: any program that reads a prompt and edits files.
 
-Each proposal is a fresh process with a bounded brief, in a throw-away clone (workplace.py), as a process
+Each proposal is a fresh process with a bounded brief, in a throw-away clone (guard/clone.py), as a process
 group that leaves nothing behind (supervise.py). Taken over are its train.toml, if that is a regular file
 of sane size, and up to three lines of text: hypothesis, prediction, and the lesson of the experiment
 before. Whatever else it did is named in the notes. The checkout itself is compared before and after
-(seal.py), and so is the Python environment (surroundings.py): what an agent does past its clone cannot be
+(guard/seal.py), and so is the Python environment (guard/surroundings.py): what an agent does past its clone cannot be
 prevented, only detected.
 """
 
@@ -29,10 +29,9 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.guard import seal, surroundings
 from nightshift.guard.clone import ANSWER_NAME, Workplace
+from nightshift.guard.seal import Checkout
 from nightshift.processes.supervise import Child, ProcessGroup
-from nightshift.proposers import brief
-from nightshift.proposers.proposers import Context, Proposal
-from nightshift.setup import Lab
+from nightshift.proposers import Context, Proposal, brief
 from nightshift.train_toml import text as toml_text
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI
@@ -101,14 +100,14 @@ class AgentProposer:
 
     name: str
     command: tuple[str, ...]
-    lab: Lab
+    checkout: Checkout
     environment: Mapping[str, str]
     timeout_seconds: float
     workplace: Workplace
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
-        before, environment = seal.take(self.lab), surroundings.take(self.lab.root)
+        before, environment = seal.take(self.checkout), surroundings.take(self.checkout.root)
         try:
             listing = self.workplace.open(context.source)
             prompt = brief.compose(context)
@@ -118,8 +117,8 @@ class AgentProposer:
             proposal = self._take_over(context, cause, tail)
         finally:
             self.workplace.clear()
-        notes += seal.mend(before, self.lab)
-        surroundings.require_same(environment, self.lab.root)
+        notes += seal.restore(before, self.checkout)
+        surroundings.require_same(environment, self.checkout.root)
         return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _log_path(self, context: Context) -> Path:

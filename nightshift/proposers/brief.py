@@ -11,10 +11,9 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.campaign.lineage import taken_back
 from nightshift.campaign.results import score_of
-from nightshift.proposers import history
-from nightshift.proposers.proposers import Context
+from nightshift.proposers import Context
+from nightshift.proposers.history import brief_lines, history, load_configs, untried
 from nightshift.records import Record
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.values import shorten, value_text
@@ -63,7 +62,8 @@ def compose(context: Context) -> str:
             "ones; change something that was not touched yet.\n"
         )
     task = _TASK
-    last = context.records[-1] if context.records else None
+    decided = context.campaign.decided
+    last = decided[-1] if decided else None
     if last is not None and last.parent is not None and last.lesson is None:
         task += f"LESSON: <what experiment {last.number:04d} taught, in the light of its numbers>\n"
     for refusal in context.refusals[-_MAX_REFUSALS:]:
@@ -103,7 +103,8 @@ def clean(text: str, limit: int) -> str:
 
 def _sections(context: Context) -> list[Section]:
     """In the order of the brief."""
-    incumbent, last = context.incumbent, context.records[-1] if context.records else None
+    incumbent, decided = context.incumbent, context.campaign.decided
+    last = decided[-1] if decided else None
     sections = [
         Section(f"The incumbent, experiment {incumbent.number:04d}, {_score(incumbent)}:", _config(context.source), 0),
         Section("Noise:", [_noise(context)], 1),
@@ -112,8 +113,8 @@ def _sections(context: Context) -> list[Section]:
         if record is not None and record.health and (rank == 4 or record.number != incumbent.number):
             name = "the incumbent" if rank == 4 else f"experiment {record.number:04d}, the last one"
             sections.append(Section(f"Health of {name}:", _data(record.health.splitlines()), rank))
-    gone = {r.number for r in taken_back(context.records)}
-    ended = [describe(r, r.number in gone) for r in reversed(context.records) if r.parent is not None][:_NUM_LAST]
+    gone = {r.number for r in context.campaign.taken_back}
+    ended = [describe(r, r.number in gone) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
     sections.append(Section("The last experiments, latest first:", _data(ended), 3))
     sections.append(Section("What was tried, by key (deltas with standard error):", _data(_memory(context)), 5))
     return sections
@@ -121,10 +122,8 @@ def _sections(context: Context) -> list[Section]:
 
 def _memory(context: Context) -> list[str]:
     """Near misses, dead ends, covered values, untried keys, then the values tried with each key."""
-    configs = history.load_configs(context.ledger, context.records)
-    histories = history.history(context.records, configs)
-    untried = history.untried(histories, parse(context.source), context.used_keys)
-    return history.brief_lines(histories, untried, _MAX_MEMORY)
+    histories = history(context.campaign, load_configs(context.ledger, context.campaign.decided))
+    return brief_lines(histories, untried(histories, parse(context.source), context.used_keys), _MAX_MEMORY)
 
 
 def describe(record: Record, is_taken_back: bool = False) -> str:
@@ -159,7 +158,7 @@ def _score(record: Record) -> str:
 def _noise(context: Context) -> str:
     """The band within which a difference says nothing, from the rules and the incumbent's own evaluation."""
     seed = context.rules.decision.seed_sd
-    evaluations = [run.evaluation for run in context.incumbent.runs if run.evaluation is not None]
+    evaluations = context.incumbent.evaluations
     stderr = evaluations[0].eval_stderr if evaluations else 0.0
     # Two runs are compared on the same examples: of the sampling error most is shared, so seeds lead.
     band = 100 * math.sqrt(2) * seed

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.lineage import incumbent_number, taken_back
 from nightshift.errors import ConfigError, UsageError
-from nightshift.records import Failure, Record, Verdict
+from nightshift.records import Record, Verdict
 from nightshift.train_toml import config as configs
 from nightshift.train_toml import keys
 from nightshift.train_toml.config import Config
@@ -117,17 +117,11 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
     return found
 
 
-def last_campaign(ledger: Ledger) -> list[Record]:
-    """The decided experiments that share branch and rules with the last one."""
-    records = [r for r in ledger.records() if r.judgement is not None]
-    ours = [r for r in records if (r.branch, r.rules_hash) == (records[-1].branch, records[-1].rules_hash)]
-    return [r for r in ours if r.failure not in (Failure.MACHINERY, Failure.INTERRUPTED)]
-
-
-def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
-    """Decided experiments of one campaign (Campaign.decided), grouped by key: the most tried first."""
+def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
+    """The decided experiments of one campaign, grouped by key: the most tried first."""
+    records = campaign.decided
     trials: dict[str, list[Trial]] = {}
-    gone = {record.number for record in taken_back(records)}
+    gone = {record.number for record in campaign.taken_back}
     for record in records:
         candidate = configs_by_number.get(record.number)
         parent = configs_by_number.get(record.parent) if record.parent is not None else None
@@ -138,7 +132,7 @@ def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) 
             others = tuple(other for other in changes if other != key)
             trial = _trial(record, before, after, candidate.resolved.get(key), others)
             trials.setdefault(key, []).append(replace(trial, is_taken_back=record.number in gone))
-    best = incumbent(records, configs_by_number)
+    best = incumbent(campaign, configs_by_number)
     found = [
         KeyHistory(
             key,
@@ -151,9 +145,9 @@ def history(records: Sequence[Record], configs_by_number: Mapping[int, Config]) 
     return sorted(found, key=lambda each: (-len(each.trials), each.key))
 
 
-def incumbent(records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Config | None:
+def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Config | None:
     """The config that the campaign has arrived at; None before the baseline, or where its file is gone."""
-    return configs_by_number.get(incumbent_number(records) or 0)
+    return configs_by_number.get(campaign.incumbent.number) if campaign.incumbent else None
 
 
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
@@ -221,14 +215,14 @@ def of_last_campaign(ledger: Ledger, used_keys: AbstractSet[str] | None = None) 
     """`describe` for the campaign of the last experiment. Without `used_keys`, the untried keys are those of
     train.toml alone. Raises UsageError before the baseline.
     """
-    records = last_campaign(ledger)
-    found = load_configs(ledger, records)
-    now = incumbent(records, found)
+    campaign = Campaign.last(ledger.records())
+    found = load_configs(ledger, campaign.decided)
+    now = incumbent(campaign, found)
     if now is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     if used_keys is None:
-        used_keys = set(now.values) - {key for record in records for key in record.unused_keys}
-    histories = history(records, found)
+        used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
+    histories = history(campaign, found)
     return describe(histories, untried(histories, now, used_keys))
 
 
