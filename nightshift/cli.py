@@ -81,12 +81,14 @@ def night(**flags: Any) -> None:
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift import doctor as doctors
+    from nightshift import environments
     from nightshift.processes.gpus import num_gpus, parse_gpus
-    from nightshift.setup import pick_rules
+    from nightshift.rules import pick_rules
 
-    rules = pick_rules(engine, num_gpus(os.environ))
+    root = command.process_root()
+    rules = pick_rules(engine, num_gpus(os.environ), environments.chosen(root))
     gpu_ids = None if gpus is None else parse_gpus(gpus)
-    found = doctors.checks(command.process_root(), rules, os.environ, gpu_ids, prime_rl)
+    found = doctors.checks(root, rules, os.environ, gpu_ids, prime_rl)
     console.print_text(doctors.table(found, rules))
     sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
 

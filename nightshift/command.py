@@ -117,17 +117,16 @@ def machine_error(error: OSError) -> EngineError:
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
-    from nightshift import preparation
+    from nightshift import environments, preparation
     from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
-    from nightshift.rules import ARITHMETIC_TRL
-    from nightshift.setup import pick_rules
+    from nightshift.rules import ARITHMETIC_TRL, pick_rules
 
     reporter = console.TerminalReporter(Ledger(root).run_dir)
     began = time.monotonic()
     try:
         with interruptible():
-            rules = pick_rules(flags.engine_meant, num_gpus(os.environ))
+            rules = pick_rules(flags.engine_meant, num_gpus(os.environ), environments.chosen(root))
             if flags.rebuild_base:
                 preparation.rebuild_base(root, ARITHMETIC_TRL, reporter.note)
             if rules.engine == "prime-rl":

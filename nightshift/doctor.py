@@ -80,7 +80,7 @@ def _trl_checks(root: Path, rules: Rules, environ: Mapping[str, str]) -> Iterato
         yield Check("trl", "installation", False, problem)
     if not problems:
         yield Check("trl", "installation", True, f"{rules.name}: packages, base model, disk")
-    yield _found("trl", "data", prime_rl.data_problem(rules), ", ".join(e.package for e in rules.environments))
+    yield _found("trl", "data", prime_rl.data_problem(rules, root), ", ".join(rules.environment_names))
 
 
 def _prime_rl_checks(

@@ -16,10 +16,10 @@ from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
 from nightshift.engines import Engine, ProgressCallback, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.evaluation import Problem, evaluate, selection_set
-from nightshift.git import repo
+from nightshift.evaluation import Posed, evaluate, examples_of
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.git.settlement import finish_earlier, settle, stored_config
+from nightshift.guard import freeze
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict
 from nightshift.rules import Rules
@@ -108,7 +108,7 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     agreed = None
     if head.is_campaign:
         agreed = first.commit if first else None
-        repo.require_clean_start(lab.repo, head, candidate.source, agreed)
+        freeze.require_clean_start(lab.repo, head, candidate.source, agreed, lab.rules)
         agreed = agreed or head.commit
     ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
     campaign = campaigns.replay(ours, lab.rules)
@@ -186,12 +186,12 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
     rules = lab.rules.decision
     belief = plan.campaign.belief
     comparison = decision.compare(belief, rules) if belief else None
-    problems = selection_set(lab.rules)
+    examples = examples_of(lab.rules, lab.root, "selection")
     side = Side.CANDIDATE
     while True:
-        run = execute(record, plan, side, problems, lab)
+        run = execute(record, plan, side, examples, lab)
         record = replace(record, runs=(*record.runs, run))
-        if plan.agreed and (changed := lab.repo.changed_harness_files(plan.agreed)):
+        if plan.agreed and (changed := freeze.changed_harness_files(lab.repo, plan.agreed, lab.rules)):
             cause = f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
             return crash(record, Failure.MACHINERY, cause)
         lab.ledger.write(record)  # an interruption loses the run in flight only
@@ -216,7 +216,7 @@ def run_until_decided(record: Record, plan: Plan, request: Request, lab: Lab) ->
         lab.reporter.note(f"{judgement.why}: close enough for one more run of the {side}")
 
 
-def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab: Lab) -> Run:
+def execute(record: Record, plan: Plan, side: Side, examples: list[Posed], lab: Lab) -> Run:
     """One run: start, train within the budget, evaluate the final weights, leave no process behind."""
     index = len(record.runs) + 1
     # A config never sees a seed twice, also where candidate and incumbent are one config (--again).
@@ -226,7 +226,7 @@ def execute(record: Record, plan: Plan, side: Side, problems: list[Problem], lab
     run_dir.mkdir()
     progress, began = lab.reporter.progress(record, index, side), lab.clock()
     training, evaluation, startup = train_and_evaluate(
-        plan.settings[side], seed, run_dir, problems, run_dir / "evaluation.jsonl", progress, lab
+        plan.settings[side], seed, run_dir, examples, run_dir / "evaluation.jsonl", progress, lab
     )
     return Run(index, side, seed, training, evaluation, startup, lab.clock() - began)
 
@@ -235,7 +235,7 @@ def train_and_evaluate(
     settings: Mapping[str, Any],
     seed: int,
     run_dir: Path,
-    problems: list[Problem],
+    examples: list[Posed],
     path: Path,
     progress: ProgressCallback,
     lab: Lab,
@@ -252,7 +252,7 @@ def train_and_evaluate(
             startup = lab.clock() - began
             training = session.train(lab.rules.budget_seconds, progress)
             if training.outcome.is_success:
-                evaluation = evaluate(session, problems, lab.rules, path, progress, lab.clock)
+                evaluation = evaluate(session, examples, lab.rules, path, progress, lab.clock)
         finally:
             session.close()
     except (EngineError, OSError) as error:

@@ -5,7 +5,6 @@ Used by prepare.py and, but for prime-rl, by the first run.py; every step is ski
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import time
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nightshift import environments
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import Engine
 from nightshift.engines.prime_rl import launch as prime_rl_launch
@@ -25,7 +24,7 @@ from nightshift.engines.prime_rl.errors import explain
 from nightshift.engines.prime_rl.installation import Installation, is_whole_model, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.evaluation import selection_set
+from nightshift.evaluation import examples_of
 from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
@@ -52,13 +51,8 @@ max_completion_tokens = 64
 def prepare_missing(root: Path, rules: Rules, note: Note, gsm8k: Path | None = None) -> None:
     """Prepare base model, data and results.tsv as far as they are missing. EngineError names what cannot be had."""
     _base_model(root, rules, note)
-    for environment in rules.environments:
-        data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):  # generated data needs none
-            try:
-                data.prepare(source=gsm8k, progress=note)
-            except ValueError as error:  # the environments' own error, one line with its fix
-                raise EngineError(str(error)) from None
+    for environment in environments.load(root, rules.environments):
+        environment.prepare(gsm8k, note)
     ledger = Ledger(root)
     if not ledger.tsv_path.exists() and ledger.sync_tsv():  # every run.py puts right what is wrong in it
         note("results.tsv: written")
@@ -96,12 +90,12 @@ def prepare_prime_rl(
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to twenty minutes")
-            said = rehearse(open_engine(WARM_UP), WARM_UP, config, runs_dir / WARM_UP.name, note)
+            said = rehearse(open_engine(WARM_UP), WARM_UP, installer.root, config, runs_dir / WARM_UP.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root)
-            rehearse(open_engine(tiny), tiny, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(open_engine(tiny), tiny, installer.root, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager
@@ -131,8 +125,9 @@ def dry_run(installer: Installer, config: Config) -> None:
     run_dir = installer.installation.state_dir / "runs" / "dry-run"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
+    (gsm8k,) = environments.load(installer.root, GSM8K_PRIME_RL.environments)
     launch = prime_rl_launch.plan(
-        effective(config, GSM8K_PRIME_RL),
+        effective(config, GSM8K_PRIME_RL, gsm8k.prompt_tokens),
         seed=GSM8K_PRIME_RL.seed(0),
         run_dir=run_dir,
         ports=prime_rl_launch.free_ports(),
@@ -154,7 +149,7 @@ def dry_run(installer: Installer, config: Config) -> None:
     shutil.rmtree(run_dir)
 
 
-def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: Engine, rules: Rules, root: Path, config: Config, run_dir: Path, note: Note) -> str:
     """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
@@ -170,7 +165,8 @@ def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: 
         if not training.outcome.is_success:
             raise EngineError(f"{rules.name}: {training.cause}", f"Read the logs in {run_dir}.")
         weights = session.load_final_weights()
-        prompts = [problem.messages for problem in selection_set(rules)[:NUM_REHEARSAL_PROMPTS]]
+        examples = examples_of(rules, root, "selection")[:NUM_REHEARSAL_PROMPTS]
+        prompts = [environment.episode(example).ask() or () for environment, example in examples]
         completions = session.complete(prompts, rules.decoding, _silent)
     finally:
         session.close()
@@ -216,6 +212,7 @@ def _base_model(root: Path, rules: Rules, note: Note) -> Path:
 
 def rebuild_base(root: Path, rules: Rules, note: Note) -> None:
     """Remake the shipped base model from its recipe: a fixed number of supervised steps (a few minutes)."""
+    environments.load(root, rules.environments)  # whose problems it learns from
     from nightshift.engines.trl import base_model as trl_base
 
     note(f"rebuilding {rules.model}: a few minutes; its bytes belong to the rules, so a new campaign starts")

@@ -12,16 +12,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+from nightshift import environments
 from nightshift.campaign.campaign import fixed_by
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import Engine, ProgressCallback
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
-from nightshift.guard.untracked import foreign_packages
 from nightshift.processes.gpus import num_gpus, parse_gpus
 from nightshift.records import Record, Side
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.rules import Rules, pick_rules
 
 _VERSIONED = ("nightshift", "torch", "transformers", "trl")
 
@@ -54,15 +54,6 @@ class Lab:
     versions: Mapping[str, str]
 
 
-def pick_rules(engine: str | None, gpu_count: int) -> Rules:
-    """The rules for this machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl."""
-    if engine is None:
-        engine = "prime-rl" if gpu_count >= 2 else "trl"
-    if engine == "prime-rl":
-        return GSM8K_PRIME_RL
-    return GSM8K_TRL if gpu_count else ARITHMETIC_TRL
-
-
 def open_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> Engine:
     """The engine that the rules name. `gpus` is --gpus, for prime-rl. UsageError for a flag that does not fit."""
     environment = dict(os.environ)
@@ -93,16 +84,12 @@ def open_lab(
     On a campaign branch without --engine, the engine of its first experiment is taken. UsageError where Python
     would not import what the rules hash.
     """
-    for package, place in foreign_packages(root):
-        raise UsageError(
-            f"Python imports {package} from {place}, which is not what {root / 'environments'} holds",
-            "Take that folder off PYTHONPATH and out of .venv, then run: uv sync.",
-        )
     ledger, repo = Ledger(root), Repo(root)
     if engine is None and (head := repo.head()).is_campaign:
         first = fixed_by(ledger.records(), head)
         engine = first.engine if first else None
-    rules = pick_rules(engine, num_gpus(os.environ))
+    rules = pick_rules(engine, num_gpus(os.environ), environments.chosen(root))
+    environments.load(root, rules.environments)
     if budget_seconds is not None:
         rules = rules.with_budget(budget_seconds)
     return Lab(

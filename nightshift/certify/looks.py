@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation import Problem, problems_of
+from nightshift.evaluation import Posed, examples_of
 from nightshift.rules import Rules
 
 LOOKS_NAME = "sealed-looks.jsonl"
@@ -57,7 +57,7 @@ def folder(runs_dir: Path, look: Look) -> Path:
     return runs_dir / "certify" / f"{look.number:04d}"
 
 
-def open_sealed(rules: Rules, runs_dir: Path, look: Look) -> list[Problem]:
+def open_sealed(rules: Rules, root: Path, runs_dir: Path, look: Look) -> list[Posed]:
     """Count the look and make its folder, unless it is the last one counted; then read the sealed examples.
 
     Raises EngineError when the look cannot be written (nothing is read then), or when data is missing.
@@ -67,7 +67,7 @@ def open_sealed(rules: Rules, runs_dir: Path, look: Look) -> list[Problem]:
         if look.number != len(counted) + 1:
             raise ValueError(f"look {look.number} after {len(counted)} looks")
         _append(runs_dir / LOOKS_NAME, json.dumps(asdict(look)), folder(runs_dir, look))
-    return [problem for environment in rules.environments for problem in problems_of(environment, "sealed")]
+    return examples_of(rules, root, "sealed")
 
 
 def _append(path: Path, line: str, folder: Path) -> None:

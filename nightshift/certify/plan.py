@@ -13,8 +13,8 @@ from nightshift.campaign import campaign as campaigns
 from nightshift.certify import certificate, looks
 from nightshift.certify.looks import Look
 from nightshift.errors import UsageError
-from nightshift.git import repo
 from nightshift.git.settlement import stored_config
+from nightshift.guard import freeze
 from nightshift.records import Record, Side
 from nightshift.setup import Lab
 
@@ -114,7 +114,7 @@ def _contenders(lab: Lab) -> tuple[Record, Record, campaigns.Campaign]:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
     campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
-    repo.require_clean_start(lab.repo, head, b"", first.commit or head.commit)
+    freeze.require_clean_start(lab.repo, head, b"", first.commit or head.commit, lab.rules)
     ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
     campaign = campaigns.replay(ours, lab.rules)
     incumbent = campaign.incumbent

@@ -23,7 +23,7 @@ from nightshift.certify.certificate import Certificate
 from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
 from nightshift.engines import ProgressCallback
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.evaluation import Problem
+from nightshift.evaluation import Posed
 from nightshift.experiment import require_ready, train_and_evaluate
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import Failure, Phase, Progress
@@ -58,8 +58,8 @@ def certify(lab: Lab, num_seeds: int | None = None, budget_hours: float | None =
         for line in describe(plan, len(_done(plan, lab)), lab):
             lab.reporter.note(line)
         require_ready(lab.engine)
-        problems = looks.open_sealed(lab.rules, lab.ledger.runs_dir, plan.look)
-        runs = _make_runs(plan, problems, lab)
+        examples = looks.open_sealed(lab.rules, lab.root, lab.ledger.runs_dir, plan.look)
+        runs = _make_runs(plan, examples, lab)
         result = _conclude(plan, runs, lab)
         certificate.write(looks.folder(lab.ledger.runs_dir, plan.look), result)
         certificate.write(lab.ledger.runs_dir, result)
@@ -73,7 +73,7 @@ def _order(num_seeds: int) -> Iterator[tuple[str, int]]:
             yield side, 2 * index + offset
 
 
-def _make_runs(plan: Plan, problems: list[Problem], lab: Lab) -> list[SealedRun]:
+def _make_runs(plan: Plan, examples: list[Posed], lab: Lab) -> list[SealedRun]:
     """All runs that could be made; machinery that broke is given a second chance at the end."""
     for attempt in (1, 2):
         done = _done(plan, lab)
@@ -83,7 +83,7 @@ def _make_runs(plan: Plan, problems: list[Problem], lab: Lab) -> list[SealedRun]
             if run_dir.name in done:
                 continue
             lab.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {2 * plan.look.num_seeds}")
-            run = _train_and_evaluate(plan.settings[side], SealedRun(side, seed), run_dir, problems, lab)
+            run = _train_and_evaluate(plan.settings[side], SealedRun(side, seed), run_dir, examples, lab)
             if run is not None:
                 done[run_dir.name] = run
         if len(done) == 2 * plan.look.num_seeds or attempt == 2:
@@ -92,7 +92,7 @@ def _make_runs(plan: Plan, problems: list[Problem], lab: Lab) -> list[SealedRun]
 
 
 def _train_and_evaluate(
-    settings: Mapping[str, Any], run: SealedRun, run_dir: Path, problems: list[Problem], lab: Lab
+    settings: Mapping[str, Any], run: SealedRun, run_dir: Path, examples: list[Posed], lab: Lab
 ) -> SealedRun | None:
     """One run; stored when it was evaluated or its training failed, None when the machinery broke."""
     shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
@@ -100,7 +100,7 @@ def _train_and_evaluate(
     # No evaluation.jsonl: it would hold the sealed problems' answers.
     nowhere = Path(os.devnull)
     try:
-        training, evaluation, _ = train_and_evaluate(settings, run.seed, run_dir, problems, nowhere, _news(lab), lab)
+        training, evaluation, _ = train_and_evaluate(settings, run.seed, run_dir, examples, nowhere, _news(lab), lab)
     finally:
         _tidy(run_dir)
     if evaluation is not None:

@@ -3,7 +3,7 @@
 An agent runs as the same user as the harness, with the person's environment: no wall of the operating
 system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
 lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
-tracked harness file, code and bytecode that Python would run beside or instead of them (stray.py), uv.lock, the
+tracked harness file, code and bytecode that Python would run beside or instead of them (untracked.py), uv.lock, the
 measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
 What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
 outside this checkout.
@@ -23,7 +23,7 @@ from typing import TypeVar
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
-from nightshift.guard.untracked import top_modules
+from nightshift.guard.untracked import top_modules, untracked_code
 from nightshift.setup import Lab
 from nightshift.train_toml import text as toml_text
 
@@ -47,7 +47,10 @@ def take(lab: Lab) -> Seal:
     parts = dict(lab.repo.state())
     parts["the measuring code or the shipped model"] = lab.rules.hash(lab.root)
     if head.commit is not None:
-        parts |= dict.fromkeys(lab.repo.changed_harness_files(head.commit), "changed")
+        tracked = lab.repo.files_at(head.commit)
+        free = (CONFIG_NAME, *(name for name in tracked if name.endswith(".md")))
+        names = (name for name in tracked if name not in free and lab.repo.differs(name, tracked[name]))
+        parts |= dict.fromkeys((*names, *untracked_code(lab.root, tracked, lab.rules.frozen)), "changed")
     for path in (*top_modules(lab.root), lab.root / "uv.lock"):
         parts[path.relative_to(lab.root).as_posix()] = digest(path)
     for number in lab.ledger.numbers():

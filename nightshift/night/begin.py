@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from nightshift.errors import UsageError
-from nightshift.git import repo as repos
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
+from nightshift.guard import freeze
 from nightshift.guard.clone import Workplace
 from nightshift.night import state as states
 from nightshift.night.state import NightState, Order
@@ -36,7 +36,7 @@ def begin(order: Order, lab: Lab) -> NightState:
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        repos.require_clean_start(lab.repo, wanted, toml_text.read(lab.root / CONFIG_NAME), None)
+        freeze.require_clean_start(lab.repo, wanted, toml_text.read(lab.root / CONFIG_NAME), None, lab.rules)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = lab.repo.start_campaign(tag)
         lab.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")

@@ -7,19 +7,18 @@ lies in one folder of it, `.nightshift`: compile caches, the environments, the p
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from nightshift import environments
 from nightshift.engines.prime_rl.git import read_git
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import free_disk_gb
-from nightshift.rules import Rules
+from nightshift.rules import ALL_RULES, Rules
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
 PREPARE = "Run: uv run prepare.py --engine prime-rl"
@@ -148,7 +147,7 @@ def examine(
             ("model", model_problem(installation, rules)),
             ("warm caches", warm_problem(installation, gpus)),
         ]
-    return [*findings, ("data", data_problem(rules)), ("disk", disk_problem(root))]
+    return [*findings, ("data", data_problem(rules, root)), ("disk", disk_problem(root))]
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
@@ -232,16 +231,10 @@ def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError
     return EngineError(f"the compile caches are cold for {gpus[0].name}", f"{PREPARE}.")
 
 
-def data_problem(rules: Rules) -> EngineError | None:
+def data_problem(rules: Rules, root: Path) -> EngineError | None:
     """The official data is missing or is not the official one."""
-    for environment in rules.environments:
-        data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):  # generated data needs none
-            try:
-                data.load("selection", size=1)
-            except ValueError as error:  # the environments' own error, one line with its fix
-                return EngineError(str(error))
-    return None
+    problems = (environment.problem() for environment in environments.load(root, rules.environments))
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def disk_problem(root: Path) -> EngineError | None:
@@ -269,8 +262,10 @@ def is_whole_model(snapshot: Path) -> bool:
 
 
 def environment_packages(root: Path) -> list[Path]:
-    """The folders of Nightshift's environment packages, sorted by name."""
-    return sorted((path.parent for path in root.glob("environments/*/*/__init__.py")), key=lambda path: path.name)
+    """The folders of the packages that any rules name, sorted by name; other environments may come and go."""
+    paths = {path for rules in ALL_RULES for environment in rules.environments for path in environment.folders}
+    packages = (path.parent for name in paths for path in (root / name).glob("*/__init__.py"))
+    return sorted(packages, key=lambda path: path.name)
 
 
 def environments_hash(packages: list[Path]) -> str:

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any
@@ -98,7 +99,7 @@ class TrlEngine:
         """Missing packages, model or disk space, each with its fix."""
         problems = [
             f"package {name} is not installed. Run: uv sync"
-            for name in ("torch", "transformers", "trl", *(e.package for e in self.rules.environments))
+            for name in ("torch", "transformers", "trl")
             if importlib.util.find_spec(name) is None
         ]
         if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
@@ -174,13 +175,12 @@ class TrlEngine:
         return session
 
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        environment = self.rules.environments[0]
         model = str(self.root / self.rules.model) if self.rules.model_revision is None else self.rules.model
         return {
             "model": model,
             "model_revision": self.rules.model_revision,
-            "environment": environment.package,
-            "train_size": environment.num_train,
+            "root": str(self.root),
+            "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),
