@@ -14,9 +14,10 @@ import click
 
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
-from nightshift.engines import ENGINES, PrepareFlags, rules_for
+from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, NightshiftError, UsageError
 from nightshift.records import DecisionRules, Request
+from nightshift.rules import pick_rules
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
@@ -82,10 +83,12 @@ def night(**flags: Any) -> None:
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift import doctor as doctors
+    from nightshift.environments import chosen
     from nightshift.processes.gpus import num_gpus
 
-    rules = rules_for(engine, num_gpus(os.environ))
-    found = doctors.checks(command.process_root(), rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
+    root = command.process_root()
+    rules = pick_rules(engine, num_gpus(os.environ), chosen(root))
+    found = doctors.checks(root, rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
     console.print_text(doctors.table(found, rules))
     sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
 

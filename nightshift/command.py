@@ -15,9 +15,10 @@ import click
 
 from nightshift import console
 from nightshift.campaign.ledger import Ledger, duration_seconds, read_progress
-from nightshift.engines import PrepareFlags, open_engine, rules_for
+from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
+from nightshift.rules import pick_rules
 from nightshift.train_toml import config, keys
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def machine_error(error: OSError) -> EngineError:
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
+    from nightshift.environments import chosen
     from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
 
@@ -95,7 +97,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     began = time.monotonic()
     try:
         with interruptible():
-            rules = rules_for(flags.engine_meant, num_gpus(os.environ))
+            rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
             if flags.rebuild_base:
                 from nightshift.engines.trl import base_model
 

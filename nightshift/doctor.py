@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightshift.engines import ENGINES, Check, PrepareFlags, open_engine, rules_for
+from nightshift.engines import ENGINES, Check, PrepareFlags, open_engine
 from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
-from nightshift.rules import Rules
+from nightshift.rules import Rules, pick_rules
 from nightshift.train_toml import config
 
 ALL = "all"  # a check that decides the readiness of every engine
@@ -24,7 +24,7 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
     except NightshiftError as error:
         found = [Check.of(ALL, CONFIG_NAME, error)]
     for name in ENGINES:
-        its_rules = rules if rules.engine == name else rules_for(name, num_gpus=1)
+        its_rules = rules if rules.engine == name else pick_rules(name, 1)
         found += open_engine(its_rules, root, environ).doctor(flags)
     return found
 

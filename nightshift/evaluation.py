@@ -7,98 +7,83 @@ each environment. The bytes of this file are part of the rules hash.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from nightshift import environments
 from nightshift.engines import ProgressCallback, Session
+from nightshift.environments import Environment, Example, Split
 from nightshift.errors import EngineError
 from nightshift.records import Completion, Evaluation
-from nightshift.rules import EnvironmentRules, Rules
+from nightshift.rules import Rules
 
 Monotonic = Callable[[], float]
+Posed = tuple[Environment, Example]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One example of an evaluation set: what the policy sees, and how its answer is scored (0..1)."""
-
-    environment: str
-    key: str
-    messages: Sequence[dict[str, str]]
-    answer: str
-    score: Callable[[str, str], float]
-
-
-def selection_set(rules: Rules) -> list[Problem]:
-    """The examples that decide keep or discard, environment by environment, in a fixed order.
+def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
+    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in looks.py only.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    return [problem for environment in rules.environments for problem in problems_of(environment, "selection")]
-
-
-def problems_of(environment: EnvironmentRules, split: str) -> list[Problem]:
-    """The examples of one set of one environment; the sealed set is read through looks.py only."""
-    # The packages ship with this repository and are named by the rules, never by train.toml.
-    data: Any = importlib.import_module(f"{environment.package}.data")
-    scoring: Any = importlib.import_module(f"{environment.package}.scoring")
-    try:
-        examples = data.load(split, environment.num_selection)
-    except ValueError as error:  # the environments' own error: data missing, or not the official bytes
-        raise EngineError(str(error)) from None
-    return [Problem(environment.package, e.key, data.messages(e), e.answer, scoring.score) for e in examples]
+    found = environments.load(root, rules.environments)
+    return [(environment, example) for environment in found for example in environment.examples(split)]
 
 
 def evaluate(
     session: Session,
-    problems: Sequence[Problem],
+    examples: Sequence[Posed],
     rules: Rules,
     path: Path,
     progress: ProgressCallback,
     clock: Monotonic,
 ) -> Evaluation:
-    """Load the final weights, complete every problem, score, and write `path` (JSON lines).
+    """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    `eval_score` is the mean over environments, which equals the mean over examples because all
-    selection sets have one size. Raises EngineError when the policy cannot be loaded or answers
-    another number of problems than it was asked.
+    `eval_score` is the mean over examples. Raises EngineError when the policy cannot be loaded or answers
+    another number of questions than it was asked.
     """
     began = clock()
     weights = session.load_final_weights()
-    completions = session.complete([p.messages for p in problems], rules.decoding, progress)
-    if len(completions) != len(problems):
-        raise EngineError(f"the policy completed {len(completions)} of {len(problems)} examples")
-    scores = tuple(p.score(c.text, p.answer) for p, c in zip(problems, completions, strict=True))
-    _write(path, problems, completions, scores)
-    n = len(scores)
-    mean = sum(scores) / n
+    episodes = [environment.episode(example) for environment, example in examples]
+    said: list[list[Completion]] = [[] for _ in episodes]
+    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
+        completions = session.complete([chat for _, chat in asked], rules.decoding, progress)
+        if len(completions) != len(asked):
+            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
+        for (index, _), completion in zip(asked, completions, strict=True):
+            episodes[index].answer(completion.text)
+            said[index].append(completion)
+    scores = tuple(episode.score() for episode in episodes)
+    n, mean = len(scores), sum(scores) / len(scores)
+    _write(path, examples, said, scores)
+    keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
     return Evaluation(
         eval_score=mean,
         eval_stderr=math.sqrt(mean * (1 - mean) / n),
         scores=scores,
-        examples_sha256=hashlib.sha256("\n".join(f"{p.environment}/{p.key}" for p in problems).encode()).hexdigest(),
-        truncated_share=sum(c.truncated for c in completions) / n,
-        completion_tokens_mean=sum(c.num_tokens for c in completions) / n,
+        examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
+        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
+        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
         weights=weights,
         seconds=clock() - began,
     )
 
 
-def _write(path: Path, problems: Sequence[Problem], completions: Sequence[Completion], scores: Sequence[float]) -> None:
+def _write(
+    path: Path, examples: Sequence[Posed], said: Sequence[Sequence[Completion]], scores: Sequence[float]
+) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for problem, completion, score in zip(problems, completions, scores, strict=True):
+        for (environment, example), turns, score in zip(examples, said, scores, strict=True):
             line = {
-                "environment": problem.environment,
-                "key": problem.key,
+                "environment": environment.package,
+                "key": example.key,
                 "score": score,
-                "answer": problem.answer,
-                "completion": completion.text,
-                "num_tokens": completion.num_tokens,
-                "truncated": completion.truncated,
+                "answer": example.answer,
+                "completion": "\n".join(turn.text for turn in turns),
+                "num_tokens": sum(turn.num_tokens for turn in turns),
+                "truncated": any(turn.truncated for turn in turns),
             }
             file.write(json.dumps(line) + "\n")

@@ -20,7 +20,8 @@ from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Effective, Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.files import write_json
-from nightshift.git.repo import CONFIG_NAME, Head, require_clean_start
+from nightshift.git.repo import CONFIG_NAME, Head
+from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Job, Judgement, Record, Request, Verdict
 from nightshift.setup import Setup
@@ -98,7 +99,8 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
     if head.is_campaign:
-        require_clean_start(setup.repo, head, candidate.source, first.commit if first else None)
+        agreed = first.commit if first else None
+        require_clean_start(setup.repo, head, candidate.source, agreed, setup.rules)
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
     validated, incumbent = setup.engine.validate(candidate), None
     if campaign.incumbent:
@@ -236,12 +238,15 @@ def examine(record: Record, setup: Setup) -> str | None:
 
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     """Why the last run of a record counts for nothing; None if it was measured by the harness that was agreed."""
-    training = record.runs[-1].training
     first = baseline_of(setup.ledger.records(), record.branch)
     agreed = first.commit if first else record.commit
-    if Head(record.branch, agreed).is_campaign and agreed and (changed := setup.repo.changed_harness_files(agreed)):
-        return Failure.MACHINERY, f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
+    if agreed and Head(record.branch, agreed).is_campaign:
+        changed = changed_harness_files(setup.repo, agreed, setup.rules)
+        if changed:
+            named = ", ".join(changed[:3])
+            return Failure.MACHINERY, f"{named} changed while the experiment ran: it counts for nothing"
     if record.runs[-1].evaluation is None:
+        training = record.runs[-1].training
         return training.failure or Failure.MACHINERY, training.cause or "no cause known"
     return None
 

@@ -2,33 +2,59 @@
 
 Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
 here; a value here that train.toml also names is a locked key (see keys.py).
+
+One list of paths serves twice. `Rules.measuring` is hashed into every record; `Rules.frozen`, the same and the
+rest of the harness, may not change while a campaign lives (guard/freeze.py). A path is a file, or a folder with all
+below it where it ends with a slash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Decoding
 
-# The code that turns a policy into a number and a number into a verdict.
+RULES_NAME = "rules.toml"
+# What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
-    "environments/**/*.py",
-    "nightshift/evaluation.py",
+    RULES_NAME,
+    "nightshift/campaign/campaign.py",
     "nightshift/campaign/decision.py",
+    "nightshift/engines/__init__.py",
+    "nightshift/environments.py",
+    "nightshift/evaluation.py",
+    "nightshift/train_toml/",
+    "nightshift/worker.py",
 )
+# All that runs beside it. Documents, tests, benchmarks and other environments come and go.
+_HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
+_NO_PART = ("~", ".md")  # editors' copies, documents
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRules:
-    """One environment: the package that holds `data` and `scoring`, and the sizes of its sets."""
+    """One environment: the folder `environments/<name>/`, the sizes of its sets, the folders that its code `needs`."""
 
-    package: str
+    name: str
     num_selection: int
     num_train: int | None = None  # None: the whole train split
+    needs: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        """What its folder holds for Python to import, which is also its id for verifiers."""
+        return f"nightshift_{self.name}"
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Paths of all folders that its code lies in, its own first."""
+        return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +66,7 @@ class Rules:
     model: str
     model_revision: str | None  # None: the model's bytes lie in this repository and are hashed
     environments: tuple[EnvironmentRules, ...]
+    num_gpus: int  # that a machine must have for them to be its rules
     budget_seconds: float
     startup_seconds: float
     evaluation_seconds: float
@@ -50,9 +77,8 @@ class Rules:
     first_seed: int = 1000
 
     def __post_init__(self) -> None:
-        if len({environment.num_selection for environment in self.environments}) != 1:
-            # eval_score is the mean over environments; the paired decision averages over examples.
-            raise ValueError(f"rules {self.name}: all environments need selection sets of one size")
+        if len(self.environments) != 1:  # an engine would train on the first and be scored on all
+            raise ValueError(f"rules {self.name}: one environment at a time")
 
     @property
     def deadline_seconds(self) -> float:
@@ -69,20 +95,62 @@ class Rules:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
         return replace(self, budget_seconds=float(budget_seconds))
 
+    @property
+    def environment_names(self) -> tuple[str, ...]:
+        """As rules.toml writes them."""
+        return tuple(environment.name for environment in self.environments)
+
+    @property
+    def measuring(self) -> tuple[str, ...]:
+        """Paths of all that can move the number or the verdict: what the hash covers, beside the constants here."""
+        engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
+        folders = (folder for environment in self.environments for folder in environment.folders)
+        model = (f"{self.model}/",) if self.model_revision is None else ()
+        return (*MEASURING_CODE, engine, *folders, *model)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Paths of all that may not change while a campaign under these rules lives."""
+        return (*_HARNESS, *self.measuring)
+
     def hash(self, root: Path) -> str:
-        """12 hex digits over the constants, the measuring code below `root`, and a shipped model."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode())
-        files = [file for name in MEASURING_CODE for file in sorted(root.glob(name))]
-        if self.model_revision is None:
-            files += sorted(file for file in (root / self.model).iterdir() if file.suffix != ".md")
-        for file in files:
-            data = file.read_bytes()
-            digest.update(f"{file.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data)
-        return digest.hexdigest()[:12]
+        """12 hex digits over the constants, and the bytes of `measuring` below `root`."""
+        return _digest(root, self.measuring, json.dumps(asdict(self), sort_keys=True))[:12]
+
+    def harness_tree(self, root: Path) -> str:
+        """sha256 over the bytes of `frozen` below `root`: the same on two machines that run the same harness."""
+        return _digest(root, self.frozen)
+
+
+def is_covered(name: str, paths: Sequence[str]) -> bool:
+    """True if the file `name`, relative to the checkout, is one of these paths or lies below one."""
+    if name.endswith(_NO_PART) or any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
+        return False
+    return any(name.startswith(path) if path.endswith("/") else name == path for path in paths)
+
+
+def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
+    digest = hashlib.sha256(constants.encode())
+    for name in sorted(_files(root, paths)):
+        data = (root / name).read_bytes()
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
+
+
+def _files(root: Path, paths: Sequence[str]) -> set[str]:
+    """Names of the regular files below `root` that `paths` cover."""
+    names = {path for path in paths if not path.endswith("/")}
+    for path in paths:
+        is_walked_already = any(path != other and path.startswith(other) for other in paths)
+        for folder, folders, files in os.walk(root / path) if path not in names and not is_walked_already else ():
+            folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+            here = folder[len(str(root)) + 1 :].replace(os.sep, "/")
+            names.update(f"{here}/{name}" for name in files)
+    return {name for name in names if is_covered(name, paths) and (root / name).is_file()}
 
 
 _QWEN = ("Qwen/Qwen2.5-0.5B-Instruct", "7ae557604adf67be50417f59c2c2f167def9a775")
-_GSM8K = (EnvironmentRules("nightshift_gsm8k", num_selection=1319),)
+_GSM8K = (EnvironmentRules("gsm8k", num_selection=1319),)
 
 GSM8K_PRIME_RL = Rules(
     name="gsm8k-prime-rl",
@@ -90,6 +158,7 @@ GSM8K_PRIME_RL = Rules(
     model=_QWEN[0],
     model_revision=_QWEN[1],
     environments=_GSM8K,
+    num_gpus=2,
     budget_seconds=600.0,
     startup_seconds=300.0,
     evaluation_seconds=300.0,
@@ -102,6 +171,7 @@ GSM8K_TRL = replace(
     GSM8K_PRIME_RL,
     name="gsm8k-trl",
     engine="trl",
+    num_gpus=1,
     evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
     decoding=Decoding(max_completion_tokens=1024, batch_size=128),
 )
@@ -111,7 +181,8 @@ ARITHMETIC_TRL = Rules(
     engine="trl",
     model="models/arithmetic-base",
     model_revision=None,
-    environments=(EnvironmentRules("nightshift_arithmetic", num_selection=1000, num_train=4000),),
+    environments=(EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),),
+    num_gpus=0,
     budget_seconds=60.0,
     startup_seconds=120.0,
     evaluation_seconds=120.0,
@@ -124,7 +195,27 @@ ARITHMETIC_TRL = Rules(
     learning_rate_scale=50.0,
 )
 
-ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)
+ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)  # what a machine can do best comes first
+
+
+def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) -> Rules:
+    """The rules for this machine, --engine, and the environments that rules.toml names; for none what comes first.
+
+    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for an
+    environment that no model of this machine answers.
+    """
+    mine = [rules for rules in ALL_RULES if engine in (None, rules.engine)]
+    fitting = [rules for rules in mine if rules.num_gpus <= gpu_count] or mine
+    for rules in fitting:
+        if not names or rules.environment_names == tuple(names):
+            return rules
+    best, written = fitting[0], json.dumps(fitting[0].environment_names)
+    others = [rules for rules in ALL_RULES if rules.environment_names == tuple(names)]
+    places = (f", or use --engine {other.engine} (GPUs needed: {other.num_gpus})" for other in others)
+    raise UsageError(
+        f"{RULES_NAME}: environments = {json.dumps(names)}: {best.model} ({best.name}) answers {written} only",
+        f"Write environments = {written}, or [] for what the machine can do{''.join(places)}.",
+    )
 
 
 def rules_named(name: str) -> Rules:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation import Problem, problems_of
 from nightshift.files import disk_error, read_file
 from nightshift.rules import Rules
 
@@ -87,16 +87,17 @@ def count(runs_dir: Path, look: Look, key: bytes) -> Look:
     return look
 
 
-def sealed_set(rules: Rules, runs_dir: Path, number: int | None, key: bytes) -> list[Problem]:
+def sealed_set(rules: Rules, root: Path, number: int | None, key: bytes) -> list[tuple[Environment, Example]]:
     """The sealed examples, for a worker of the last look that was counted.
 
     Raises EngineError for another look, a key that is not its head's, or missing data.
     """
-    counted = counted_looks(runs_dir)
+    counted = counted_looks(root / "runs")
     digest = hashlib.sha256(key).hexdigest()
     if not counted or counted[-1].number != number or not hmac.compare_digest(counted[-1].key_sha256, digest):
         raise EngineError(f"the sealed examples are for the head of a look in {LOOKS_NAME}, not for this worker")
-    return [problem for environment in rules.environments for problem in problems_of(environment, "sealed")]
+    found = load(root, rules.environments)
+    return [(environment, example) for environment in found for example in environment.examples("sealed")]
 
 
 def num_examples(rules: Rules) -> int:

@@ -14,15 +14,14 @@ from typing import Protocol
 
 from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.ledger import Ledger, read_progress
-from nightshift.engines import Engine, open_engine, rules_for
-from nightshift.errors import UsageError
+from nightshift.engines import Engine, open_engine
+from nightshift.environments import chosen, load
 from nightshift.git.repo import Head, Repo
-from nightshift.guard.untracked import foreign_packages
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.processes.gpus import num_gpus
 from nightshift.records import Progress, Request
-from nightshift.rules import Rules, harness_tree
+from nightshift.rules import Rules, pick_rules
 
 _TICK_SECONDS = 0.5
 
@@ -80,20 +79,16 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     On a campaign branch without --engine, the engine of its first experiment is taken. UsageError where Python
     would not import what the rules hash.
     """
-    for package, place in foreign_packages(root):
-        raise UsageError(
-            f"Python imports {package} from {place}, which is not what {root / 'environments'} holds",
-            "Take that folder off PYTHONPATH and out of .venv, then run: uv sync.",
-        )
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    rules = rules_for(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ))
+    rules = pick_rules(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ), chosen(root))
+    load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     return Setup(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
-        harness_tree=harness_tree(root),
+        harness_tree=rules.harness_tree(root),
         engine=open_engine(rules, root, environ, request.gpus, request.keep_all),
         ledger=ledger,
         repo=repo,

@@ -25,12 +25,12 @@ import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation import Problem, evaluate, selection_set
+from nightshift.evaluation import Posed, evaluate, examples_of
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, Step, read_steps
 from nightshift.processes.supervise import interruptible
 from nightshift.records import CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
-from nightshift.rules import Rules, harness_tree, rules_named
+from nightshift.rules import Rules, rules_named
 from nightshift.sealed import sealed_set
 
 JOB_NAME, RESULT_NAME, LOG_NAME, PROGRESS_NAME = "job.json", "result.json", "worker.log", "progress.json"
@@ -98,9 +98,9 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         _require_same(job, rules, root, engine)
         if job.split == "sealed":
-            examples = sealed_set(rules, root / "runs", job.look, look_key)
+            examples = sealed_set(rules, root, job.look, look_key)
         else:
-            examples = selection_set(rules)
+            examples = examples_of(rules, root, "selection")
         result = replace(result, hardware=engine.hardware(), versions=engine.versions())
         result = train_and_evaluate(job, result, rules, engine, examples, attempt)
     except (NightshiftError, OSError) as error:
@@ -115,7 +115,7 @@ def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
     """Refuse a job that was made for another harness or other hardware."""
     for what, wanted, found in (
         ("rules", job.rules_hash, rules.hash(root)),
-        ("harness", job.harness_tree, harness_tree(root)),
+        ("harness", job.harness_tree, rules.harness_tree(root)),
         ("hardware", job.hardware, engine.hardware()),
     ):
         if wanted not in (None, found):
@@ -123,7 +123,7 @@ def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
 
 
 def train_and_evaluate(
-    job: Job, result: Result, rules: Rules, engine: Engine, examples: list[Problem], attempt: Path
+    job: Job, result: Result, rules: Rules, engine: Engine, examples: list[Posed], attempt: Path
 ) -> Result:
     """Start, train within the budget, evaluate the final weights, leave no process behind.
 

@@ -12,7 +12,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of, mean_scores, req
 from nightshift.campaign.version_1 import FINISH
 from nightshift.certify import certificate
 from nightshift.errors import UsageError
-from nightshift.git.repo import require_clean_start
+from nightshift.guard.freeze import require_clean_start
 from nightshift.records import Record
 from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
@@ -117,7 +117,7 @@ def _contenders(setup: Setup) -> tuple[Record, Record, Campaign]:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
     require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
-    require_clean_start(setup.repo, head, b"", first.commit or head.commit)
+    require_clean_start(setup.repo, head, b"", first.commit or head.commit, setup.rules)
     campaign = setup.campaign(head.branch)
     incumbent = campaign.incumbent
     if incumbent is None or incumbent.number == first.number:

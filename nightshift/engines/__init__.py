@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.rules import Rules
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
     from nightshift.errors import NightshiftError
@@ -30,17 +30,6 @@ _ENGINES = {
     "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
 }
 ENGINES = tuple(_ENGINES)
-# (GPUs needed, rules), the best first.
-_BY_MACHINE = ((2, GSM8K_PRIME_RL), (1, GSM8K_TRL), (0, ARITHMETIC_TRL))
-
-
-def rules_for(engine: str | None, num_gpus: int) -> Rules:
-    """The rules for a machine: two GPUs -> prime-rl, one -> GSM8K on trl, none -> arithmetic on trl.
-
-    An engine that is asked for by name gets its own, and says itself what this machine lacks.
-    """
-    choices = [(needed, rules) for needed, rules in _BY_MACHINE if engine in (None, rules.engine)]
-    return next((rules for needed, rules in choices if needed <= num_gpus), choices[-1][1])
 
 
 def open_engine(

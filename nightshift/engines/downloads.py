@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from nightshift.engines import Note
+from nightshift.engines import Message, Note
+from nightshift.environments import load
 from nightshift.errors import EngineError
 from nightshift.rules import Rules
 
@@ -41,33 +41,23 @@ def is_whole_model(snapshot: Path) -> bool:
     )
 
 
-def prepare_data(rules: Rules, source: Path | None, note: Note) -> None:
+def prepare_data(root: Path, rules: Rules, source: Path | None, note: Note) -> None:
     """Fetch the data of the rules' environments, from the folder `source` if given. EngineError if it is not to be had.
 
     Generated data needs none of this.
     """
-    for environment in rules.environments:
-        data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):
-            try:
-                data.prepare(source=source, progress=note)
-            except ValueError as error:  # the environments' own error, one line with its fix
-                raise EngineError(str(error)) from None
+    for environment in load(root, rules.environments):
+        environment.prepare(source, note)
 
 
-def data_problem(rules: Rules) -> EngineError | None:
+def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """The official data is missing or is not the official one."""
-    for environment in rules.environments:
-        data: Any = importlib.import_module(f"{environment.package}.data")
-        if hasattr(data, "prepare"):
-            try:
-                data.load("selection", size=1)
-            except ValueError as error:
-                return EngineError(str(error))
-    return None
+    problems = (environment.problem() for environment in load(root, rules.environments))
+    return next((problem for problem in problems if problem is not None), None)
 
 
-def prompts(rules: Rules, num: int) -> list[list[dict[str, str]]]:
+def prompts(root: Path, rules: Rules, num: int) -> list[Sequence[Message]]:
     """The first prompts of the selection set, for a rehearsal."""
-    data: Any = importlib.import_module(f"{rules.environments[0].package}.data")
-    return [data.messages(example) for example in data.load("selection", num)]
+    (environment,) = load(root, rules.environments)
+    episodes = (environment.episode(example) for example in environment.examples("selection")[:num])
+    return [episode.ask() or () for episode in episodes]

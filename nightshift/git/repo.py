@@ -14,15 +14,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
-from nightshift.guard.untracked import stray_code
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
-# The person's documents and the agent's one file may differ from the branch point; the harness may not.
-_FREE_SUFFIXES = (".md",)
 _TIMEOUT_SECONDS = 60.0
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
@@ -41,6 +39,13 @@ class Head:
     def is_campaign(self) -> bool:
         """True on a branch `autoresearch/<tag>`: the only place where results are settled in git."""
         return self.branch.startswith(CAMPAIGN_PREFIX)
+
+
+class Blob(NamedTuple):
+    """A file as git holds it: `mode` 120000 is a link, `id` hashes its bytes."""
+
+    mode: str
+    id: str
 
 
 class Repo:
@@ -63,32 +68,37 @@ class Repo:
         result = self._run("cat-file", "blob", f"{commit}:./{CONFIG_NAME}")
         return result.stdout if result.returncode == 0 else None
 
-    def changed_harness_files(self, commit: str) -> list[str]:
-        """Tracked files that differ from `commit`, but for train.toml and Markdown; then code that it does not hold.
-
-        Blobs are hashed here, not by `git diff`: its answer can be bent by index flags, attributes
-        and filters, which whoever edits the harness could set too.
-        """
-        listing = self._git("ls-tree", "-r", "-z", "--full-tree", commit)
-        top, prefix = Path(self._git("rev-parse", "--show-toplevel").strip()), self._prefix()
-        changed, names = [], set()
-        for entry in listing.split("\0")[:-1]:
+    def files_at(self, commit: str) -> dict[str, Blob]:
+        """The files that `commit` holds, by their names relative to the root."""
+        prefix, found = self._prefix(), {}
+        for entry in self._git("ls-tree", "-r", "-z", "--full-tree", commit).split("\0")[:-1]:
             meta, name = entry.split("\t", 1)
             mode, kind, object_id = meta.split()
-            names.add(name)
-            # Below the root as Python sees it: git's own top may be a copy elsewhere (core.worktree).
-            path = self.root / name.removeprefix(prefix) if name.startswith(prefix) else top / name
-            if kind != "blob" or path == self.root / CONFIG_NAME or name.endswith(_FREE_SUFFIXES):
-                continue
-            if _blob_id(path, mode, len(object_id)) != object_id:
-                changed.append(name)
-        if f"{prefix}{CONFIG_NAME}" not in names:
+            if kind == "blob" and name.startswith(prefix):
+                found[name.removeprefix(prefix)] = Blob(mode, object_id)
+        if CONFIG_NAME not in found:
+            top = self._git("rev-parse", "--show-toplevel").strip()
             raise UsageError(
                 f"{commit[:7]} holds no {prefix}{CONFIG_NAME}: git takes {top} for the checkout",
                 "Commit train.toml; if core.worktree is set, unset it: git config --unset core.worktree.",
             )
-        own = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        return changed + [prefix + name for name in stray_code(self.root, own)]
+        return found
+
+    def differs(self, name: str, blob: Blob) -> bool:
+        """True if the working file is another one, or is gone.
+
+        Hashed here, below the root as Python sees it, not by `git diff`: its answer can be bent by index flags,
+        attributes, filters and core.worktree, which whoever edits the harness could set too.
+        """
+        path = self.root / name
+        try:
+            if path.is_symlink() != (blob.mode == "120000") or not (path.is_symlink() or path.is_file()):
+                return True
+            data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        except OSError:
+            return True
+        digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
+        return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
     def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str | None, str]:
         """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
@@ -244,40 +254,6 @@ class Repo:
             raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
-def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str | None) -> None:
-    """Refuse an experiment on a campaign branch whose harness is not the one that was agreed.
-
-    `branch_point` is the commit of the campaign's first experiment; None for that first one itself,
-    which measures train.toml as it is committed. Raises UsageError.
-    """
-    if head.commit is None:
-        raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
-    changed = repo.changed_harness_files(branch_point or head.commit)
-    if changed:
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        raise UsageError(
-            f"{names} differ from the branch point {(branch_point or head.commit)[:7]}",
-            "On a campaign branch only train.toml changes: restore or delete them, or start another branch.",
-        )
-    if branch_point is None and repo.config_at(head.commit) != config:
-        raise UsageError(
-            "train.toml differs from its committed version, and the first experiment measures the baseline",
-            "Commit train.toml, or restore it, before the first run of a campaign.",
-        )
-
-
 def _program() -> str:
     """The system's own git where there is one: PATH is the caller's, and the caller may be the agent."""
     return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or "git"
-
-
-def _blob_id(path: Path, mode: str, id_length: int) -> str | None:
-    """Git's object id of a working file; None if it is missing or of another kind."""
-    try:
-        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-    except OSError:
-        return None
-    if (mode == "120000") != path.is_symlink():
-        return None
-    digest = hashlib.sha1 if id_length == 40 else hashlib.sha256
-    return digest(b"blob %d\0" % len(data) + data).hexdigest()

@@ -24,7 +24,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
-from nightshift.guard.untracked import top_modules
+from nightshift.guard.untracked import top_modules, untracked_code
 from nightshift.rules import Rules
 from nightshift.train_toml import text as toml_text
 
@@ -58,7 +58,10 @@ def take(checkout: Checkout) -> Seal:
     parts = dict(checkout.repo.state())
     parts["the measuring code or the shipped model"] = checkout.rules.hash(checkout.root)
     if head.commit is not None:
-        parts |= dict.fromkeys(checkout.repo.changed_harness_files(head.commit), "changed")
+        tracked = checkout.repo.files_at(head.commit)
+        free = (CONFIG_NAME, *(name for name in tracked if name.endswith(".md")))
+        names = (name for name in tracked if name not in free and checkout.repo.differs(name, tracked[name]))
+        parts |= dict.fromkeys((*names, *untracked_code(checkout.root, tracked, checkout.rules.frozen)), "changed")
     for path in (*top_modules(checkout.root), checkout.root / "uv.lock"):
         parts[path.relative_to(checkout.root).as_posix()] = digest(path)
     for number in checkout.ledger.numbers():

@@ -11,43 +11,26 @@ import importlib.machinery
 import importlib.util
 import marshal
 import os
-from collections.abc import Collection, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
 
-# Where the code of the harness lies; each child of the second is a folder on sys.path, as is the top itself.
-_CODE_FOLDERS = ("nightshift", "environments")
+from nightshift.rules import is_covered
+
 _START_UP = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself, if they are on sys.path
 _CACHE = "__pycache__"
 
 
-def stray_code(top: Path, tracked: Collection[str]) -> list[str]:
-    """Names, relative to `top`, of what Python could import there beside the `tracked` files, in order."""
-    code = [name for name in tracked if name.startswith(tuple(f"{folder}/" for folder in _CODE_FOLDERS))]
-    if not code:
-        return []
-    packages = {PurePosixPath(name).parent.name for name in code if name.endswith("/__init__.py")}
+def untracked_code(top: Path, tracked: Collection[str], frozen: Sequence[str]) -> list[str]:
+    """Names, relative to `top`, of what Python could import beside the `tracked` files of the `frozen` folders."""
+    code = [name for name in tracked if is_covered(name, frozen)]
+    folders = [path for path in frozen if path.endswith("/") and any(name.startswith(path) for name in code)]
+    packages = {name.split("/")[-2] for name in code if fnmatch(name, "environments/*/__init__.py")}
     beside = {path.name for path in top.iterdir() if path.name.partition(".")[0] in _START_UP | packages}
-    found = beside - {PurePosixPath(name).parts[0] for name in tracked}
-    known = frozenset(code)
-    for folder in _CODE_FOLDERS:
-        found |= {name for name in _importable(top, folder) if name not in known}
+    found = beside - {name.partition("/")[0] for name in tracked} if folders else set()
+    for folder in folders:
+        found |= {name for name in _importable(top, folder) if name not in tracked}
     return sorted(found) + sorted(_forged(top, code))
-
-
-def foreign_packages(root: Path) -> list[tuple[str, Path]]:
-    """Environment packages of the checkout that Python takes from another folder, with other code: name and folder.
-
-    What is hashed into the rules is the checkout's copy; what scores and trains is the imported one.
-    """
-    found = []
-    for package in sorted(path.parent for path in root.glob("environments/*/*/__init__.py")):
-        spec = importlib.util.find_spec(package.name)
-        if spec is None or spec.origin is None:
-            continue  # not installed: the engine says so
-        place = Path(spec.origin).parent
-        if not place.samefile(package) and (_code(place) != _code(package) or any(_forged(place.parent, _code(place)))):
-            found.append((package.name, place))
-    return found
 
 
 def top_modules(root: Path) -> list[Path]:
@@ -58,14 +41,6 @@ def top_modules(root: Path) -> list[Path]:
     suffixes = tuple(importlib.machinery.all_suffixes())
     inside = (path for folder in root.iterdir() if folder.is_dir() for path in folder.glob("__init__.*"))
     return sorted(path for path in (*root.glob("*.*"), *inside) if path.name.endswith(suffixes))
-
-
-def _code(package: Path) -> dict[str, bytes]:
-    """What can be imported below a folder, by name; a link, which may lead to more, as where it leads."""
-    paths = {name: package.parent / name for name in _importable(package.parent, package.name)}
-    return {
-        name: os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() for name, path in paths.items()
-    }
 
 
 def _importable(top: Path, folder: str) -> Iterator[str]:

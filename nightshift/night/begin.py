@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightshift.errors import UsageError
-from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, require_clean_start
+from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
 from nightshift.guard.clone import Workplace
+from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, ended, load, save
 from nightshift.proposers import Proposer
@@ -38,7 +39,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        require_clean_start(setup.repo, wanted, read(setup.root / CONFIG_NAME), None)
+        require_clean_start(setup.repo, wanted, read(setup.root / CONFIG_NAME), None, setup.rules)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")

@@ -126,7 +126,7 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
     morning = gather(ledger, branch, head_branch)
     with_curves = _chosen(morning.experiments, _MAX_CURVES)
     with_rollouts = _chosen(morning.experiments, _MAX_ROLLOUTS)
-    problems = problem_texts(morning.rules) if with_rollouts else {}
+    problems = problem_texts(morning.rules, ledger.tsv_path.parent) if with_rollouts else {}
     scale = panels.interval_scale([(e.delta, e.delta_spread) for e in morning.experiments])
     rows = []
     for experiment in morning.experiments:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.errors import NightshiftError
-from nightshift.evaluation import selection_set
+from nightshift.evaluation import examples_of
 from nightshift.metrics import METRICS_NAME, Step, read_steps
 from nightshift.records import Run, Side
 from nightshift.rules import Rules
@@ -77,19 +77,23 @@ def _thinned(points: Sequence[tuple[float, float]], max_points: int) -> list[tup
     return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
 
 
-def problem_texts(rules: Rules | None) -> dict[tuple[str, str], str]:
+def problem_texts(rules: Rules | None, root: Path) -> dict[tuple[str, str], str]:
     """The last message of every problem of the selection set by (environment, key); empty without its data."""
     if rules is None:
         return {}
     try:
-        return _texts(rules)
+        return _texts(rules, root)
     except (NightshiftError, ImportError, OSError):
         return {}
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
-def _texts(rules: Rules) -> dict[tuple[str, str], str]:
-    return {(p.environment, p.key): p.messages[-1]["content"] for p in selection_set(rules)}
+def _texts(rules: Rules, root: Path) -> dict[tuple[str, str], str]:
+    return {
+        (environment.package, example.key): chat[-1]["content"]
+        for environment, example in examples_of(rules, root, "selection")
+        if (chat := environment.episode(example).ask())
+    }
 
 
 def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:

@@ -22,6 +22,8 @@ from typing import Literal, TypeVar, get_args
 T = TypeVar("T")
 Split = Literal["train", "selection", "sealed"]
 
+PROMPT_TOKENS = 448  # far more than any question has: the shipped model's 512 less its longest answer
+
 # A bound that the generator reaches quickly; the wording alone could go on for much longer.
 MAX_SIZE: dict[str, int] = {"train": 200_000, "selection": 20_000, "sealed": 20_000}
 

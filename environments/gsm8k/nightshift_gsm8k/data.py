@@ -19,6 +19,9 @@ from typing import Any, Literal, get_args
 Split = Literal["train", "selection", "sealed"]
 
 INSTRUCTION = "Reason step by step, then end with a line `#### <number>` that gives only the final number."
+# Room for a prompt in the model's context. The longest question has 985 characters in 183 words; the instruction
+# and the chat template add about 60 tokens.
+PROMPT_TOKENS = 448
 
 ENV_VAR = "NIGHTSHIFT_GSM8K"  # the folder with the two files, if it is not the default one
 SHA256 = {

@@ -17,17 +17,16 @@ from nightshift.train_toml.config import Config
 
 HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
-# Room for a prompt beside the longest completion. GSM8K's longest question has 985 characters in 183 words;
-# the instruction and the chat template add about 60 tokens.
-PROMPT_TOKENS = 448
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
 _SAMPLER = f"{keys.SOURCE}.curriculum.sampler.type"
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
-def effective(config: Config, rules: Rules) -> dict[str, Any]:
+def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """The RLConfig tree of a checked train.toml under `rules`: JSON values only, the same for every run.
+
+    `prompt_tokens`: room for a prompt of the environment beside the longest completion.
 
     Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
 
@@ -35,7 +34,7 @@ def effective(config: Config, rules: Rules) -> dict[str, Any]:
         ConfigError: a value that these rules do not allow.
     """
     _check_length(config, rules)
-    values = {**config.resolved, **configs.effective(config, fixed(rules))}
+    values = {**config.resolved, **configs.effective(config, fixed(rules, prompt_tokens))}
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
@@ -44,7 +43,7 @@ def effective(config: Config, rules: Rules) -> dict[str, Any]:
     return configs.nested({path: sorted(v) if isinstance(v, tuple) else v for path, v in values.items()})
 
 
-def fixed(rules: Rules) -> dict[str, Any]:
+def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     """The values that train.toml cannot name, dotted; all of them are locked keys."""
     return {
         "clean": False,  # a run folder is used once; with true, even a dry run deletes it
@@ -67,7 +66,7 @@ def fixed(rules: Rules) -> dict[str, Any]:
         # One engine needs no router in front, and its program is in another extra.
         "inference.router": None,
         # Without a length the server reckons with the model's 32,768 tokens for each rollout.
-        "inference.vllm.max_model_len": PROMPT_TOKENS
+        "inference.vllm.max_model_len": prompt_tokens
         + max(rules.max_completion_tokens, rules.decoding.max_completion_tokens),
         # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
         "inference.vllm.generation_config": "vllm",
@@ -89,7 +88,7 @@ def _source(environment: EnvironmentRules) -> dict[str, Any]:
     """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker."""
     taskset = {"id": environment.package, "split": "train", "size": environment.num_train}
     return {
-        "name": environment.package.removeprefix("nightshift_"),
+        "name": environment.name,
         "env": {
             "taskset": taskset,
             # The default runtime is a paid sandbox elsewhere (V/configs/agent.py:29); ours starts nothing.

@@ -14,6 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.prime_rl import launch as launches
 from nightshift.engines.prime_rl.effective import effective
@@ -120,7 +121,7 @@ class PrimeRlEngine:
 
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
-        return Effective(effective(config, self.rules), unused=())
+        return Effective(effective(config, self.rules, self._prompt_tokens()), unused=())
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Every process's command line, the complete config, ports and GPUs; and what is missing here."""
@@ -169,6 +170,9 @@ class PrimeRlEngine:
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
         )
+
+    def _prompt_tokens(self) -> int:
+        return max(environment.prompt_tokens for environment in environments.load(self.root, self.rules.environments))
 
     def _pair(self) -> Sequence[Gpu]:
         """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""

@@ -19,7 +19,7 @@ from nightshift.engines.prime_rl.git import read_git
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import free_disk_gb
-from nightshift.rules import Rules
+from nightshift.rules import ALL_RULES, Rules
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
 PREPARE = "Run: uv run prepare.py --engine prime-rl"
@@ -148,7 +148,7 @@ def examine(
             ("model", model_problem(installation, rules)),
             ("warm caches", warm_problem(installation, gpus)),
         ]
-    return [*findings, ("data", data_problem(rules)), ("disk", disk_problem(root))]
+    return [*findings, ("data", data_problem(root, rules)), ("disk", disk_problem(root))]
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
@@ -257,8 +257,10 @@ def model_folder(installation: Installation, rules: Rules) -> Path:
 
 
 def environment_packages(root: Path) -> list[Path]:
-    """The folders of Nightshift's environment packages, sorted by name."""
-    return sorted((path.parent for path in root.glob("environments/*/*/__init__.py")), key=lambda path: path.name)
+    """The folders of the packages that any rules name, sorted by name; other environments may come and go."""
+    paths = {path for rules in ALL_RULES for environment in rules.environments for path in environment.folders}
+    packages = (path.parent for name in paths for path in (root / name).glob("*/__init__.py"))
+    return sorted(packages, key=lambda path: path.name)
 
 
 def environments_hash(packages: list[Path]) -> str:

@@ -19,6 +19,7 @@ from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.errors import explain
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
+from nightshift.environments import load
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
@@ -57,7 +58,7 @@ def prepare(
         raise problem
     installer.install()
     model = prepare_model(installer.root, rules, note)
-    prepare_data(rules, gsm8k, note)
+    prepare_data(installer.root, rules, gsm8k, note)
     if model_problem(installation, rules) is not None:
         pin_model(installation, rules, model)
     with _alone(installation):
@@ -68,12 +69,12 @@ def prepare(
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to twenty minutes")
             cold = warm_up_rules(rules)
-            said = rehearse(open_engine(cold), cold, config, runs_dir / cold.name, note)
+            said = rehearse(open_engine(cold), cold, installer.root, config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root, rules)
-            rehearse(open_engine(tiny), tiny, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(open_engine(tiny), tiny, installer.root, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager
@@ -108,8 +109,9 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     run_dir = installer.installation.state_dir / "runs" / "dry-run"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
+    (environment,) = load(installer.root, rules.environments)
     launch = prime_rl_launch.plan(
-        effective(config, rules),
+        effective(config, rules, environment.prompt_tokens),
         seed=rules.seed(0),
         run_dir=run_dir,
         ports=prime_rl_launch.free_ports(),
@@ -119,10 +121,10 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     )
     launch.write()
     validator = next(command for command in launch.commands if command.name == "validator")
-    environment = engine_environment(installer.environ, validator.env)
+    variables = engine_environment(installer.environ, validator.env)
     try:
         installer.run(
-            "prime-rl's validation", validator.argv, cwd=run_dir, env=environment, log_path=run_dir / validator.log_name
+            "prime-rl's validation", validator.argv, cwd=run_dir, env=variables, log_path=run_dir / validator.log_name
         )
     except EngineError:
         if not launch.verdict.is_file():
@@ -131,7 +133,7 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     shutil.rmtree(run_dir)
 
 
-def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: Engine, rules: Rules, root: Path, config: Config, run_dir: Path, note: Note) -> str:
     """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
@@ -147,7 +149,7 @@ def rehearse(engine: Engine, rules: Rules, config: Config, run_dir: Path, note: 
         if not training.outcome.is_success:
             raise EngineError(f"{rules.name}: {training.cause}", f"Read the logs in {run_dir}.")
         weights = session.load_final_weights()
-        asked = prompts(rules, NUM_REHEARSAL_PROMPTS)
+        asked = prompts(root, rules, NUM_REHEARSAL_PROMPTS)
         completions = session.complete(asked, rules.decoding, _silent)
     finally:
         session.close()

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
@@ -114,7 +115,7 @@ class TrlEngine:
         if flags.is_for_prime_rl:
             raise UsageError("--prime-rl, --gpus and --smoke are for --engine prime-rl", "Leave them out.")
         prepare_model(self.root, self.rules, note)
-        prepare_data(self.rules, flags.gsm8k, note)
+        prepare_data(self.root, self.rules, flags.gsm8k, note)
 
     def prepare_at_start(self, note: Note) -> None:
         """All of it: it is small."""
@@ -125,13 +126,13 @@ class TrlEngine:
         found = [Check(self.name, "installation", False, problem) for problem in self.check()]
         ready = Check(self.name, "installation", True, f"{self.rules.name}: packages, base model, disk")
         names = ", ".join(environment.package for environment in self.rules.environments)
-        return [*(found or [ready]), Check.of(self.name, "data", data_problem(self.rules), names)]
+        return [*(found or [ready]), Check.of(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
         """Missing packages, model or disk space, each with its fix."""
         problems = [
             f"package {name} is not installed. Run: uv sync"
-            for name in ("torch", "transformers", "trl", *(e.package for e in self.rules.environments))
+            for name in ("torch", "transformers", "trl")
             if importlib.util.find_spec(name) is None
         ]
         if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
@@ -212,13 +213,12 @@ class TrlEngine:
         return session
 
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        environment = self.rules.environments[0]
         model = str(self.root / self.rules.model) if self.rules.model_revision is None else self.rules.model
         return {
             "model": model,
             "model_revision": self.rules.model_revision,
-            "environment": environment.package,
-            "train_size": environment.num_train,
+            "root": str(self.root),
+            "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),

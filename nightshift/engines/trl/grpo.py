@@ -25,6 +25,8 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from nightshift.environments import Episode
+
 Settings = Mapping[str, Any]
 EventCallback = Callable[[dict[str, Any]], None]
 
@@ -50,8 +52,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         model: Any,
         tokenizer: Any,
         examples: Sequence[Any],
-        messages: Callable[[Any], list[dict[str, str]]],
-        score: Callable[[str, str], float],
+        episode: Callable[[Any], Episode],
         sample: Callable[..., list[Any]],
         settings: Settings,
         seed: int,
@@ -59,13 +60,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         metrics_path: Path,
         send: EventCallback,
     ) -> None:
-        self._settings, self._score, self._sample, self._send = settings, score, sample, send
+        self._settings, self._sample, self._send = settings, sample, send
+        self._examples, self._episode = examples, episode
         self._metrics_path = metrics_path
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
-            tokenizer.apply_chat_template(messages(example), tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(episode(example).ask(), tokenize=False, add_generation_prompt=True)
             for example in examples
         ]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
@@ -79,7 +81,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             processing_class=tokenizer,
             reward_funcs=self._reward,
             args=_config(settings, limit, seed, output_dir, model.device.type == "cuda"),
-            train_dataset=Dataset.from_dict({"prompt": prompts, "answer": [example.answer for example in examples]}),
+            train_dataset=Dataset.from_dict({"prompt": prompts, "index": list(range(len(prompts)))}),
             optimizers=(optimizer, scheduler),
             callbacks=[_StepCallback(self)],
         )
@@ -101,12 +103,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
 
-    def _reward(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    def _reward(self, completions: list[str], index: list[int], **_: Any) -> list[float]:
         """What TRL subtracts the group mean from: the reward for grpo, (r - mean) / mean for max_rl.
 
         Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
         """
-        rewards = torch.tensor([self._score(text, gold) for text, gold in zip(completions, answer, strict=True)])
+        rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -118,6 +120,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             mean = groups.mean(1, keepdim=True)
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
+
+    def _score(self, text: str, index: int) -> float:
+        episode = self._episode(self._examples[index])
+        episode.answer(text)
+        return episode.score()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if self.use_vllm:

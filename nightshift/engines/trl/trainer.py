@@ -2,7 +2,7 @@
 
 Commands arrive as JSON lines on stdin, events leave as JSON lines on stdout; everything that a library
 prints goes to stderr, the run's log. Any failure is one `error` event with its cause, a traceback on
-stderr, and exit code 1. Of nightshift it imports the two modules beside it only.
+stderr, and exit code 1. Of nightshift it imports what a run needs only.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ class Worker:
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
         self._events, self._spec = events, spec
         began = time.monotonic()
+        from nightshift import environments
         from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
+        from nightshift.rules import EnvironmentRules
 
         self._sampler = sampler
-        data = importlib.import_module(f"{spec['environment']}.data")
-        scoring = importlib.import_module(f"{spec['environment']}.scoring")
+        wanted = [EnvironmentRules(**{**fields, "needs": tuple(fields["needs"])}) for fields in spec["environments"]]
+        (environment,) = environments.load(Path(spec["root"]), wanted)
         imported = time.monotonic()
         import torch
         from transformers import AutoTokenizer
@@ -80,9 +82,8 @@ class Worker:
         self._trainer = grpo.Trainer(
             model=self._policy,
             tokenizer=self._tokenizer,
-            examples=data.load("train", spec["train_size"]),
-            messages=data.messages,
-            score=scoring.score,
+            examples=environment.examples("train"),
+            episode=environment.episode,
             sample=self._sampler.sample,
             settings=spec["settings"],
             seed=spec["train_seed"],

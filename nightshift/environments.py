@@ -1,0 +1,213 @@
+"""Environments: what is asked, how an answer is scored, and where the data comes from.
+
+An environment is a folder `environments/<name>/` with one package, `nightshift_<name>`, which stands on its own: it
+imports nothing of Nightshift, because prime-rl loads it too, as a verifiers taskset. The harness finds it by its
+folder and puts that folder at the end of Python's path; no list of dependencies names it. Of the package it reads
+
+    data.PROMPT_TOKENS                 room that a prompt may need, in tokens of the rules' model
+    data.load(split, size)             examples with `key` and `answer`; ValueError, one line with its fix
+    data.messages(example)             the chat that asks
+    data.prepare(source=, progress=)   only where data must be fetched; ValueError, one line with its fix
+    scoring.score(text, answer)        0..1
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.rules import RULES_NAME, EnvironmentRules
+
+Split = Literal["train", "selection", "sealed"]
+Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
+
+
+class Example(Protocol):
+    """One problem, or one opening of a game. `key` is the same in every split, order and size."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def answer(self) -> str:
+        """What is right, for people who read rollouts."""
+        ...
+
+
+class Episode(Protocol):
+    """One example in the hands of a policy."""
+
+    def ask(self) -> Sequence[Message] | None:
+        """The chat that the policy shall continue; None once the episode is over."""
+        ...
+
+    def answer(self, text: str) -> None:
+        """What the policy said to the last chat."""
+        ...
+
+    def score(self) -> float:
+        """0..1; what was not answered scores as an empty text."""
+        ...
+
+
+class Environment(Protocol):
+    """A task with its three sets of examples. `prompt_tokens`: room that its chats need in the model's context."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def package(self) -> str:
+        """Its name for Python and verifiers, and in every evaluation."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    def examples(self, split: Split) -> Sequence[Example]:
+        """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
+        official data. The sealed set is read through certify/looks.py only."""
+        ...
+
+    def episode(self, example: Example) -> Episode:
+        """A fresh episode of one of its examples."""
+        ...
+
+    def problem(self) -> EngineError | None:
+        """What is wrong with its data: it is missing, or not the official data. Reads only."""
+        ...
+
+    def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
+        """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
+        there. EngineError when it cannot be had."""
+        ...
+
+
+class SingleTurn:
+    """An Environment of one question and one answer, over the modules `data` and `scoring` of its package."""
+
+    def __init__(self, rules: EnvironmentRules, data: Any, scoring: Any) -> None:
+        self.name, self.package = rules.name, rules.package
+        self.prompt_tokens: int = data.PROMPT_TOKENS
+        self._rules, self._data, self._scoring = rules, data, scoring
+
+    def examples(self, split: Split) -> Sequence[Example]:
+        """See Environment."""
+        size = self._rules.num_train if split == "train" else self._rules.num_selection
+        examples: Sequence[Example] = _call(self._data.load, split, size)
+        return examples
+
+    def episode(self, example: Example) -> Question:
+        """See Environment."""
+        return Question(self._data.messages(example), lambda text: self._scoring.score(text, example.answer))
+
+    def problem(self) -> EngineError | None:
+        """See Environment; nothing is wrong with generated data."""
+        try:
+            if hasattr(self._data, "prepare"):
+                _call(self._data.load, "selection", 1)
+        except EngineError as error:
+            return error
+        return None
+
+    def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
+        """See Environment; generated data needs no preparation."""
+        if hasattr(self._data, "prepare"):
+            _call(self._data.prepare, source=source, progress=note)
+
+
+class Question:
+    """The Episode of a SingleTurn."""
+
+    def __init__(self, messages: Sequence[Message], score: Callable[[str], float]) -> None:
+        self._messages, self._score = messages, score
+        self._text: str | None = None
+
+    def ask(self) -> Sequence[Message] | None:
+        """The question, until it is answered."""
+        return self._messages if self._text is None else None
+
+    def answer(self, text: str) -> None:
+        """The one answer."""
+        self._text = text
+
+    def score(self) -> float:
+        """By the package's scoring."""
+        return self._score(self._text or "")
+
+
+def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
+    """The wanted environments of the checkout at `root`; from now on Python can import their packages.
+
+    Raises UsageError when there is no such folder, or when Python has a package of that name elsewhere, whose bytes
+    no rules hash would cover.
+    """
+    found: list[Environment] = []
+    for rules in wanted:
+        for folder in rules.folders:
+            _put_on_path(root / folder)
+        data, scoring = (importlib.import_module(f"{rules.package}.{name}") for name in ("data", "scoring"))
+        found.append(SingleTurn(rules, data, scoring))
+    return tuple(found)
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The package's own error, one line with its fix, becomes ours."""
+    try:
+        return function(*arguments, **named)
+    except ValueError as error:
+        raise EngineError(str(error)) from None
+
+
+def _put_on_path(folder: Path) -> None:
+    """At the end: no file of an environment passes for a library."""
+    package = folder / EnvironmentRules(folder.name, 0).package
+    if not (package / "__init__.py").is_file():
+        raise UsageError(f"{package} is no package", "Restore it: git checkout environments.")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    spec = importlib.util.find_spec(package.name)
+    place = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    if place is None or not place.samefile(package):
+        raise UsageError(
+            f"Python imports {package.name} from {place}, not from {package}",
+            "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
+        )
+
+
+def chosen(root: Path) -> tuple[str, ...]:
+    """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
+    try:
+        table = tomllib.loads((root / RULES_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{root / RULES_NAME} is missing", f"Restore it: git checkout {RULES_NAME}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{RULES_NAME}: {error}", f"Restore it: git checkout {RULES_NAME}.") from None
+    for key in table:
+        if key != "environments":
+            raise UsageError(f"{RULES_NAME}: {key} is unknown", "Write environments = [...], and nothing else.")
+    names = table.get("environments", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(
+            f"{RULES_NAME}: environments = {json.dumps(names, default=str)} is no list of names",
+            'Write a list: environments = ["gsm8k"].',
+        )
+    there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
+    for name in names:
+        if name not in there:
+            near = get_close_matches(name, there, 1)
+            fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
+            raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
+    if len(names) > 1:
+        raise UsageError(
+            f"{RULES_NAME}: environments = {json.dumps(names)}: this version scores one at a time", "Name one of them."
+        )
+    return tuple(names)
