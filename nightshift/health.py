@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from nightshift.metrics import Step
-from nightshift.records import Outcome, Run
+from nightshift.records import Outcome, Result
 from nightshift.trends import levels, noise, trend
 
 MAX_FINDINGS = 5
@@ -127,7 +127,7 @@ class Facts:
 
 
 def facts_of(
-    run: Run, budget_seconds: float, values: Mapping[str, Any], used_keys: AbstractSet[str] | None = None
+    run: Result, budget_seconds: float, values: Mapping[str, Any], used_keys: AbstractSet[str] | None = None
 ) -> Facts:
     """The facts of a recorded run under `values` (Config.resolved)."""
     evaluation = run.evaluation
