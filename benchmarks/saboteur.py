@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-STAND_IN = Path(__file__).resolve().parents[1] / "tests" / "stand_in_worker.py"
+STAND_IN = Path(__file__).resolve().parents[1] / "tests" / "stand_in_trainer.py"
 NUM_SELECTION = 100  # of the rules in fault_scene.py
 FOREVER = 600.0
 # Ignores SIGTERM, has a session of its own, and forgets who started it.
@@ -76,7 +76,7 @@ def _pids(victim: str) -> list[int]:
 def main() -> None:
     path = Path(sys.argv[1]).resolve().parents[3] / "fault.json"
     order: dict[str, str] | None = json.loads(path.read_text()) if path.exists() else None
-    spec = importlib.util.spec_from_file_location("stand_in_worker", STAND_IN)
+    spec = importlib.util.spec_from_file_location("stand_in_trainer", STAND_IN)
     assert spec is not None
     assert spec.loader is not None
     worker: Any = importlib.util.module_from_spec(spec)

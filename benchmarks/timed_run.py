@@ -87,7 +87,7 @@ def main() -> None:
         setattr(owner, name, watch.around(getattr(owner, name), part))
 
     def stand_in(rules: Rules, root: Path, environ: dict[str, str], *flags: object) -> TrlEngine:
-        return TrlEngine(rules, root, environ, trainer=HERE.parent / "tests" / "stand_in_worker.py")
+        return TrlEngine(rules, root, environ, trainer=HERE.parent / "tests" / "stand_in_trainer.py")
 
     lab.open_engine = stand_in  # type: ignore[assignment]
     run.ROOT = root

@@ -54,12 +54,12 @@ def main(root: Path, folder: Path) -> int:
     """One run; the exit code says whether there is a result."""
     # A file at the top of a checkout must not pass for a library that others import if it is there (wandb).
     sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).resolve().parents[1]]
-    key = sys.stdin.buffer.read(KEY_BYTES)
     try:
         with interruptible():
+            key = _read_key()
             data = read_file(folder / JOB_NAME)
             job = msgspec.json.decode(data, type=Job)
-            look_key = sys.stdin.buffer.read(KEY_BYTES) if job.split == "sealed" else b""
+            look_key = _read_key() if job.split == "sealed" else b""
             threading.Thread(target=_end_with_the_head, daemon=True).start()
             attempt = _make_attempt(folder)
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
@@ -71,9 +71,20 @@ def main(root: Path, folder: Path) -> int:
     return ExitCode.MEASURED
 
 
+def _read_key() -> bytes:
+    """The next key on stdin. Interrupted where the head died before it sent one."""
+    key = b""
+    while len(key) < KEY_BYTES:
+        data = os.read(0, KEY_BYTES - len(key))
+        if not data:
+            raise Interrupted("the head is gone")
+        key += data
+    return key
+
+
 def _end_with_the_head() -> None:
     """Wait for the end of stdin: the head is dead. Then stop as if it had asked."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

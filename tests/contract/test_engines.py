@@ -24,7 +24,7 @@ from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "tests" / "stand_in_worker.py"
+STAND_IN = ROOT / "tests" / "stand_in_trainer.py"
 SMALL = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
 DEADLINE_SECONDS = 90.0

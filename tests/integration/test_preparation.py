@@ -25,7 +25,7 @@ from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
-STAND_IN_WORKER = ROOT / "tests" / "stand_in_worker.py"
+STAND_IN_WORKER = ROOT / "tests" / "stand_in_trainer.py"
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
 PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 CONFIG = config.parse(b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")

@@ -24,7 +24,7 @@ from nightshift.rules import ARITHMETIC_TRL, DecisionRules
 from nightshift.setup import Lab
 from tests.conftest import git
 
-STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"
+STAND_IN = Path(__file__).parents[1] / "stand_in_trainer.py"
 RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
 # About 0.25, 0.33, 0.44, 0.44 (a tie), 0.20 and 0.48: the stand-in's score of a learning rate.
 RATES = ("6e-7", "1e-6", "2e-6", "2.05e-6", "1e-4", "3e-6")

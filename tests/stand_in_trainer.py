@@ -41,7 +41,7 @@ def share_right(lr: float) -> float:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    fault = fault_of(Path(sys.argv[1]).resolve().parents[3])
+    fault = fault_of(next(path.parent for path in Path(sys.argv[1]).absolute().parents if path.name == "runs"))
     if fault == "exit_at_start":
         sys.exit("stand-in: no model here")
     if fault == "silent_start":
@@ -49,7 +49,11 @@ def main() -> None:
     if fault == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     settings, rng = spec["settings"], random.Random(spec["train_seed"])
-    data = importlib.import_module(f"{spec['environment']}.data")
+    for environment in spec["environments"]:
+        sys.path += [
+            str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
+        ]
+    data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     answers = {e.question: e.answer for e in data.load("selection", 1000)}
     right = share_right(settings["optimizer"]["lr"]) + rng.gauss(0, 0.005)
     steps = 0

@@ -1,0 +1,51 @@
+"""A stand-in for the local pool: the worker's own code, in this process, when the head waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from nightshift.errors import EngineError
+from nightshift.pools import State
+from nightshift.records import Job, Result
+from nightshift.worker import JOB_NAME, make_run
+
+
+class StandInPool:
+    """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
+
+    num_slots = 1
+    look_key = b""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._results: dict[Path, Result | None] = {}
+        self.during: Callable[[Path], object] = lambda folder: None
+
+    def submit(self, folder: Path) -> None:
+        self._results.setdefault(folder, None)
+
+    def state(self, folder: Path) -> State:
+        return State.RUNNING if self._results[folder] is None else State.ENDED
+
+    def result(self, folder: Path) -> Result:
+        result = self._results.pop(folder)
+        if result is None:
+            raise EngineError(f"{folder} has no result")
+        return result
+
+    def cancel(self, folder: Path) -> None:
+        self._results.pop(folder, None)
+
+    def wait(self, timeout_seconds: float) -> None:
+        for folder in [folder for folder, result in self._results.items() if result is None]:
+            self.during(folder)
+            attempt = folder / "attempt-0"
+            attempt.mkdir()
+            job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
+            self._results[folder] = make_run(job, self.look_key, self._root, attempt)
+
+    def in_flight(self) -> list[Path]:
+        return list(self._results)

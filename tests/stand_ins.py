@@ -1,0 +1,83 @@
+"""Stand-ins below the engine, for the head and for the workers that it starts.
+
+    install("trl", pool=True)           # in the head's process, before run.py's or the night's own code
+    python stand_ins.py KIND ROOT FOLDER   # a worker, as the local pool starts it then
+
+KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
+rates; `sealed`, one that knows the sealed answers too; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
+
+TRAINER = HERE / "stand_in_trainer.py"
+
+
+def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
+    """The real engine around a trainer that trains nothing."""
+    rules = replace(rules, startup_seconds=60.0, evaluation_seconds=60.0)
+    return TrlEngine(rules, root, environ, trainer=TRAINER)
+
+
+def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
+    """The stand-in's best learning rate is 3e-6, whatever the scale of the real task."""
+    return trl_engine(replace(rules, learning_rate_scale=200.0), root, environ)
+
+
+def sealed_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
+    """The stand-in that also knows the answers of the sealed examples, for certificates."""
+    return TrlEngine(rules, root, environ, trainer=HERE / "stand_in_sealed_trainer.py")
+
+
+def prime_rl_rules() -> Rules:
+    """prime-rl's own rules on a small selection set."""
+    return replace(
+        GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
+    )
+
+
+def _put_into(module: ModuleType, kind: str) -> None:
+    name, _, folder = kind.partition(":")
+    if name == "prime-rl":
+        from nightshift.engines.prime_rl import engine as prime_rl
+        from nightshift.engines.prime_rl.session import Timing
+        from tests import stand_in_prime_rl
+
+        prime_rl.problems = lambda *arguments: []
+        made = stand_in_prime_rl.installation(Path(folder), prime_rl_rules())
+        timing = Timing(startup_seconds=60.0, grace_seconds=1.0, poll_seconds=0.05)
+
+        def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
+            return prime_rl.PrimeRlEngine(rules, root, environ, "none", installation=made, timing=timing)
+
+        module.open_engine = open_engine  # type: ignore[attr-defined]
+        module.pick_rules = module.rules_named = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
+    elif name != "real":
+        module.open_engine = {"trl": trl_engine, "night": night_engine, "sealed": sealed_engine}[name]  # type: ignore[attr-defined]
+
+
+def install(kind: str) -> None:
+    """Have this process, as the head, and its workers use the stand-in."""
+    from nightshift import setup
+    from nightshift.pools import local
+
+    _put_into(setup, kind)
+    local.PROGRAM = (Path(__file__), kind)
+
+
+if __name__ == "__main__":
+    from nightshift import worker
+
+    _put_into(worker, sys.argv[1])
+    sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))
