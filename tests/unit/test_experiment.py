@@ -54,7 +54,10 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         (checkout / name).symlink_to(Path(__file__).parents[2] / name)
     with (checkout / ".gitignore").open("a") as file:
         file.write("models\nenvironments\nstand-in.json\n")
-    git(checkout, "commit", "--quiet", "--all", "-m", "ignored")
+    (checkout / "run.py").write_text("MEASURES = True\n")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--amend", "--no-edit")
+    git(checkout, "branch", "--force", "main")
     return make_setup(checkout, RULES, monkeypatch)
 
 
@@ -80,7 +83,7 @@ def make_setup(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) ->
 
 def write(setup: Setup, lr: str, extra: str = "") -> bytes:
     """Put a config in place, as an agent would."""
-    source = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n[trainer.optim]\nlr = {lr}\n".encode()
+    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n[trainer.optim]\nlr = {lr}\n".encode()
     (setup.root / "train.toml").write_bytes(source)
     return source
 
@@ -224,7 +227,7 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
         run(setup)
     gates = "".join(f"orchestrator.train.source.curriculum.gates.gate-{n:020d} = {{}}\n" for n in range(20))
     (setup.root / "train.toml").write_text(
-        f"{gates}orchestrator.batch_size = 256\norchestrator.group_size = 4\ntrainer.optim.lr = {GOOD}\n"
+        f"{gates}max_steps = 3\norchestrator.batch_size = 256\norchestrator.group_size = 4\ntrainer.optim.lr = {GOOD}\n"
     )
     with pytest.raises(UsageError, match="does not use: ") as caught:
         run(setup)
@@ -483,12 +486,10 @@ def test_evaluation_writes_one_line_an_example(setup: Setup) -> None:
     evaluation = record.runs[0].evaluation
     assert evaluation is not None
     assert evaluation.eval_score == pytest.approx(sum(scores) / 1000)
-    assert record.runs[0].training.outcome is Outcome.BUDGET
+    assert record.runs[0].training.outcome is Outcome.FINISHED
 
 
-def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(
-    setup: Setup, reporter: SilentReporter
-) -> None:
+def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(setup: Setup) -> None:
     baseline(setup)
     write(setup, POOR)
     with during(setup, lambda folder: (setup.root / "run.py").write_text("MEASURES = False\n")):
