@@ -105,7 +105,7 @@ def baseline(scores: ArrayLike, num_examples: int, rules: DecisionRules) -> Beli
     return replace(belief, covariance=belief.run_variance(rules)[..., None, None] / runs.shape[-1])
 
 
-def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: int) -> Array:
+def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index) -> Array:
     """e2 as seen in one pair, (...): the spread of per-example differences.
 
     `scores` (..., n) of the candidate's run, `parent_scores` (..., n) averaged over the parent's `num_parent_runs`.
