@@ -65,21 +65,23 @@ def effects(rng: np.random.Generator, size: int) -> Floats:
     return np.where(kind < 0.27, help_, np.where(kind < 0.60, rng.normal(0, 0.15, size), -harm)) / 100
 
 
+def answers(rng: np.random.Generator, difficulty: Floats, truth: Floats) -> Floats:
+    """One run of a config of each campaign: 0 or 1 for each of its examples, of the shape of `difficulty`."""
+    share = np.clip(truth + rng.normal(0, SEED_SD, len(truth)), 0.02, 0.98)
+    latent = math.sqrt(SHARED) * difficulty + math.sqrt(1 - SHARED) * rng.standard_normal(difficulty.shape)
+    return (latent > _quantile(1 - share)[:, None]).astype(float)
+
+
 def play(size: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
     """(true gain, believed gain, its standard deviation) of each campaign in which the last incumbent is a keep."""
     difficulty = rng.standard_normal((size, NUM_EXAMPLES))
-
-    def scores(truth: Floats) -> Floats:
-        share = np.clip(truth + rng.normal(0, SEED_SD, size), 0.02, 0.98)
-        latent = math.sqrt(SHARED) * difficulty + math.sqrt(1 - SHARED) * rng.standard_normal(difficulty.shape)
-        return (latent > _quantile(1 - share)[:, None]).astype(float)
-
     truths = np.full((size, NUM_EXPERIMENTS + 1), START)  # of the configs that were kept
-    campaigns = Campaigns(np.stack([scores(truths[:, 0]) for _ in range(RULES.baseline_runs)], axis=1), RULES)
+    first = [answers(rng, difficulty, truths[:, 0]) for _ in range(RULES.baseline_runs)]
+    campaigns = Campaigns(np.stack(first, axis=1), RULES)
     for _ in range(NUM_EXPERIMENTS):
         candidate = truths[campaigns.rows, campaigns.incumbent] + effects(rng, size)
         where = campaigns.rows, campaigns.num_kept.copy()
-        truths[where] = np.where(campaigns.test(scores(candidate)), candidate, truths[where])
+        truths[where] = np.where(campaigns.test(answers(rng, difficulty, candidate)), candidate, truths[where])
     belief, best = campaigns.belief, campaigns.incumbent
     covariance = belief.covariance
     variance = belief.variance + covariance[:, 0, 0] - 2 * covariance[campaigns.rows, 0, best]
