@@ -5,7 +5,7 @@
     uv run benchmarks/aa.py --folder FOLDER --decisions 20 --budget-seconds 6
 
 Runs run.py in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds.
-Then simulates the same number of decisions with decision.py itself, from the run-to-run spread and
+Then simulates the same number of decisions with nightshift/campaign/decision.py, from the run-to-run spread and
 the per-example agreement that the real runs showed, and prints both. Resumable: give the same --folder.
 """
 
@@ -21,11 +21,12 @@ from statistics import NormalDist
 import click
 import numpy as np
 from machine import RESULTS, machine, write_result
+from posterior_interval import Campaigns
+from simulated_nights import Floats
 
-from nightshift.campaign import decision
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Record, Side
-from nightshift.rules import ARITHMETIC_TRL, DecisionRules
+from nightshift.records import DecisionRules, Record
+from nightshift.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).resolve().parents[1]
 BRANCH = "autoresearch/aa"
@@ -48,9 +49,7 @@ def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> l
             sys.exit(f"run.py ended with {result.returncode}")
 
 
-def simulate(
-    matrix: np.ndarray, rules: DecisionRules, max_runs: int, num_decisions: int, repetitions: int
-) -> np.ndarray:
+def simulate(matrix: Floats, rules: DecisionRules, num_decisions: int, repetitions: int) -> Floats:
     """Kept share of simulated A/A campaigns, when runs are drawn like the rows of `matrix` (runs x examples, 0/1).
 
     A campaign is what was really run: one baseline, then `num_decisions` in a row, each informing the next.
@@ -77,30 +76,19 @@ def simulate(
     run_sd = math.sqrt(max(matrix.mean(axis=1).var(ddof=1) - within, 0.0))
     shift = run_sd / normal.pdf(cut)  # score sd -> latent sd
 
-    def run(difficulty: np.ndarray) -> tuple[float, ...]:
-        latent = math.sqrt(share) * difficulty + math.sqrt(1 - share) * rng.standard_normal(n)
-        return tuple((latent + shift * rng.standard_normal() > cut).astype(float).tolist())
+    difficulty = rng.standard_normal((repetitions, n))
 
-    shares = []
-    for _ in range(repetitions):
-        difficulty = rng.standard_normal(n)
-        belief = decision.baseline([run(difficulty) for _ in range(rules.baseline_runs)], rules)
-        kept = 0
-        for _ in range(num_decisions):
-            comparison = decision.observe(decision.compare(belief, rules), Side.CANDIDATE, run(difficulty), rules)
-            for num_runs in range(1, max_runs + 1):
-                choice = decision.decide(comparison, rules, can_replicate=num_runs < max_runs)
-                if choice.replicate is None:
-                    break
-                comparison = decision.observe(comparison, choice.replicate, run(difficulty), rules)
-            belief = decision.settle(comparison, choice.keep, rules)
-            kept += choice.keep
-        shares.append(kept / num_decisions)
+    def run() -> Floats:
+        latent = math.sqrt(share) * difficulty + math.sqrt(1 - share) * rng.standard_normal(difficulty.shape)
+        return (latent + shift * rng.standard_normal((repetitions, 1)) > cut).astype(float)
+
+    campaigns = Campaigns(np.stack([run() for _ in range(rules.baseline_runs)], axis=1), rules)
+    kept = np.sum([campaigns.test(run()) for _ in range(num_decisions)], axis=0)
     print(
         f"observed: {len(matrix)} runs, mean {mean:.4f}, run sd {matrix.mean(axis=1).std(ddof=1):.4f}, "
         f"correlation between runs {pairs:.2f}"
     )
-    return np.array(shares)
+    return kept / num_decisions
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -124,7 +112,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
     rows = [run.evaluation.scores for record in records for run in record.runs if run.evaluation]
-    shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, 3, len(records) - 1, repetitions)
+    shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, len(records) - 1, repetitions)
     predicted = float(shares.mean())
     p_better = [r.judgement.p_better for r in records[1:] if r.judgement and r.judgement.p_better is not None]
     result = {

@@ -89,7 +89,9 @@ class Checkout:
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        shutil.copy2(ROOT / "tests" / "stand_in_trainer.py", self.root / "nightshift" / "engines" / "trl" / "trainer.py")
+        shutil.copy2(
+            ROOT / "tests" / "stand_in_trainer.py", self.root / "nightshift" / "engines" / "trl" / "trainer.py"
+        )
         self.submit(BASELINE)
         self._make_environment()
         self.git("init", "--quiet", "--initial-branch", "main")

@@ -3,89 +3,91 @@
     uv run benchmarks/posterior_interval.py --campaigns 750
 
 The world is the default one of docs/decision-rule.md, section 2, without its interaction of configs and
-examples: 1,319 examples, ideas that help, are neutral or harm, 40 experiments after the baseline, at most
-3 runs each. decision.py decides and nightshift/campaign/posterior.py follows, as in a real campaign.
+examples: 1,319 examples, ideas that help, are neutral or harm, 40 experiments after the baseline.
+nightshift/campaign/decision.py decides on the scores of every example, as in a real campaign.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import NormalDist
 
 import click
 import numpy as np
+from simulated_nights import Bools, Floats, Ints
 
 from nightshift.campaign import decision
-from nightshift.campaign.posterior import follow
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
-NUM_EXAMPLES, NUM_EXPERIMENTS, MAX_RUNS = 1319, 40, 3
+NUM_EXAMPLES, NUM_EXPERIMENTS = 1319, 40
 START, SEED_SD = 0.475, 0.0125
 SHARED = 0.62  # of an answer's latent variance: the example's difficulty, the same in every run
 
-
-def effect(rng: np.random.Generator) -> float:
-    """The true difference of one idea, a fraction."""
-    kind = rng.random()
-    if kind < 0.27:
-        return min(0.2 + rng.exponential(0.6), 2.0) / 100
-    if kind < 0.60:
-        return float(rng.normal(0, 0.15)) / 100
-    return float(-rng.uniform(5, 20) if rng.random() < 0.1 else -rng.exponential(1.5)) / 100
+_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
-def campaign(rng: np.random.Generator) -> tuple[float, float, float] | None:
-    """(true gain, believed gain, its standard deviation) of one campaign; None if nothing was kept."""
-    difficulty = rng.standard_normal(NUM_EXAMPLES)
+class Campaigns:
+    """Campaigns in step, on one score an example: the belief, and what the kept configs answered."""
 
-    def scores(truth: float) -> tuple[float, ...]:
-        share = min(max(truth + rng.normal(0, SEED_SD), 0.02), 0.98)
-        latent = math.sqrt(SHARED) * difficulty + math.sqrt(1 - SHARED) * rng.standard_normal(NUM_EXAMPLES)
-        return tuple((latent > NormalDist().inv_cdf(1 - share)).astype(float).tolist())
+    def __init__(self, first: Floats, rules: DecisionRules) -> None:
+        """Baselines: `first` (campaigns, runs, examples), answers 0 or 1."""
+        self.rules, (size, self.baseline_runs, num_examples) = rules, first.shape
+        self.belief = decision.baseline(first.mean(axis=2), num_examples, rules)
+        self.rows, self.num_kept = np.arange(size), np.ones(size, int)
+        self.right = first.sum(axis=1, dtype=np.uint8)[:, None]  # (campaigns, configs, examples), summed over runs
 
-    truths = [START]  # of the configs that were kept; the belief says which one is the incumbent
-    first = [(Side.CANDIDATE, scores(START)) for _ in range(RULES.baseline_runs)]
-    kept = [1]  # their experiments
-    belief = decision.baseline([s for _, s in first], RULES)
-    records = [record(1, first, Judgement(Verdict.KEEP, "baseline", incumbent_score=belief.mean))]
-    for number in range(2, NUM_EXPERIMENTS + 2):
-        truth = truths[belief.incumbent]
-        candidate = truth + effect(rng)
-        comparison, runs = decision.compare(belief, RULES), []
-        side: Side | None = Side.CANDIDATE
-        while side is not None:
-            runs.append((side, scores(candidate if side is Side.CANDIDATE else truth)))
-            comparison = decision.observe(comparison, *runs[-1], RULES)
-            choice = decision.decide(comparison, RULES, can_replicate=len(runs) < MAX_RUNS)
-            side = choice.replicate
-        judgement = decision.judge(comparison, choice)
-        records.append(record(number, runs, decision.taken_back(judgement, comparison, RULES, kept)))
-        belief = decision.settle(comparison, choice.keep, RULES)
-        if choice.keep:
-            truths.append(candidate)
-            kept.append(number)
-    standing = follow(records, RULES)[records[-1].number]
-    assert standing.difference_sd is not None
-    truth = truths[belief.incumbent]
-    return (truth - START, standing.difference, standing.difference_sd) if standing.difference_sd > 0 else None
+    @property
+    def incumbent(self) -> Ints:
+        """(campaigns) which of the kept configs it is."""
+        return np.asarray(self.belief.incumbent)
+
+    def test(self, scores: Floats) -> Bools:
+        """One child of every incumbent, `scores` (campaigns, examples): is it kept?"""
+        runs = np.where(self.incumbent == 0, self.baseline_runs, 1)
+        parent = self.right[self.rows, self.incumbent] / runs[:, None]
+        e2 = decision.pairing(scores, parent, runs)
+        tested = decision.observe(self.belief, self.incumbent, scores.mean(axis=1), e2, self.rules)
+        keep = np.asarray(tested.keep)
+        self.belief = decision.settle(tested, keep, self.rules)
+        if self.belief.means.shape[1] > self.right.shape[1]:
+            self.right = np.pad(self.right, ((0, 0), (0, 1), (0, 0)))
+        self.right[keep, self.num_kept[keep]] = scores[keep]
+        self.num_kept += keep
+        return keep
 
 
-def record(number: int, runs: list[tuple[Side, tuple[float, ...]]], judgement: Judgement) -> Record:
-    """A record that holds nothing but its runs' scores and its verdict."""
-    made = tuple(
-        Run(i, side, i, Training(Outcome.BUDGET, 1), evaluation(run_scores), None, 0.0)
-        for i, (side, run_scores) in enumerate(runs, 1)
-    )
-    empty = Record(number, "", "", None, "", "", "", "", "", "", "", (), (), None, {}, "")
-    return replace(empty, status=str(judgement.verdict), runs=made, judgement=judgement)
+def effects(rng: np.random.Generator, size: int) -> Floats:
+    """The true differences of ideas, as fractions."""
+    kind = rng.random(size)
+    help_ = np.minimum(0.2 + rng.exponential(0.6, size), 2.0)
+    harm = np.where(rng.random(size) < 0.1, rng.uniform(5, 20, size), rng.exponential(1.5, size))
+    return np.where(kind < 0.27, help_, np.where(kind < 0.60, rng.normal(0, 0.15, size), -harm)) / 100
 
 
-def evaluation(scores: tuple[float, ...]) -> Evaluation:
-    """An evaluation that holds nothing but its scores."""
-    return Evaluation(sum(scores) / len(scores), 0.0, scores, "", 0.0, 0.0, Weights(0, ""), 0.0)
+def answers(rng: np.random.Generator, difficulty: Floats, truth: Floats) -> Floats:
+    """One run of a config of each campaign: 0 or 1 for each of its examples, of the shape of `difficulty`."""
+    share = np.clip(truth + rng.normal(0, SEED_SD, len(truth)), 0.02, 0.98)
+    latent = math.sqrt(SHARED) * difficulty + math.sqrt(1 - SHARED) * rng.standard_normal(difficulty.shape)
+    return (latent > _quantile(1 - share)[:, None]).astype(float)
+
+
+def play(size: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    """(true gain, believed gain, its standard deviation) of each campaign in which the last incumbent is a keep."""
+    difficulty = rng.standard_normal((size, NUM_EXAMPLES))
+    truths = np.full((size, NUM_EXPERIMENTS + 1), START)  # of the configs that were kept
+    first = [answers(rng, difficulty, truths[:, 0]) for _ in range(RULES.baseline_runs)]
+    campaigns = Campaigns(np.stack(first, axis=1), RULES)
+    for _ in range(NUM_EXPERIMENTS):
+        candidate = truths[campaigns.rows, campaigns.incumbent] + effects(rng, size)
+        where = campaigns.rows, campaigns.num_kept.copy()
+        truths[where] = np.where(campaigns.test(answers(rng, difficulty, candidate)), candidate, truths[where])
+    belief, best = campaigns.belief, campaigns.incumbent
+    covariance = belief.covariance
+    variance = belief.variance + covariance[:, 0, 0] - 2 * covariance[campaigns.rows, 0, best]
+    gain, believed = truths[campaigns.rows, best] - START, belief.mean - belief.means[:, 0]
+    moved = variance > 0
+    return gain[moved], believed[moved], np.sqrt(variance[moved])
 
 
 @click.command(help=__doc__)
@@ -93,14 +95,12 @@ def evaluation(scores: tuple[float, ...]) -> Evaluation:
 @click.option("--seed", default=1, show_default=True)
 def main(campaigns: int, seed: int) -> None:
     """Print the share of campaigns whose interval holds the truth."""
-    rng = np.random.default_rng(seed)
-    found = np.array([one for _ in range(campaigns) if (one := campaign(rng)) is not None])
-    true, believed, sd = found.T
+    true, believed, sd = play(campaigns, np.random.default_rng(seed))
     share = float(np.mean(np.abs(believed - true) < 1.96 * sd))
-    print(f"campaigns with a keep:  {len(found)} of {campaigns}")
+    print(f"campaigns with a keep:  {len(true)} of {campaigns}")
     print(f"true gain, mean:        {100 * true.mean():+.2f} pp")
     print(f"believed minus true:    {100 * (believed - true).mean():+.2f} pp on average")
-    print(f"95 % interval holds it: {share:.1%} (standard error {math.sqrt(share * (1 - share) / len(found)):.1%})")
+    print(f"95 % interval holds it: {share:.1%} (standard error {math.sqrt(share * (1 - share) / len(true)):.1%})")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,18 @@ of one rule in it at once. Scores are fractions 0..1, times are seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from remembering_rule import to_front
-from vectorised_rule import CANDIDATE, INCUMBENT, NOBODY, Bools, Floats, Ints
+from numpy.typing import NDArray
+
+from nightshift.campaign import decision
+from nightshift.records import DecisionRules
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int_]
 
 START = 0.475
 SAME_CONFIG, OTHER_CONFIG = 0.65, 0.60  # correlation of one example's 0/1 answer between two runs
@@ -43,29 +49,25 @@ class World:
 
 
 class Rule(Protocol):
-    """What decides. All arrays hold one element a campaign; `mask` says which ones it is about."""
+    """What decides. All arrays hold one element a campaign."""
 
     @property
-    def reported(self) -> Floats: ...
+    def incumbent(self) -> Ints: ...  # its index among the configs that were kept, the baseline first
     @property
-    def p_better(self) -> Floats: ...
-    def begin(self, scores: Floats, num_examples: int) -> None: ...
-    def compare(self) -> None: ...
-    def observe_candidate(self, mask: Bools, y: Floats, e2: Floats) -> None: ...
-    def observe_incumbent(self, mask: Bools, y: Floats) -> None: ...
-    def decide(self, can_replicate: Bools) -> tuple[Bools, Ints]: ...
-    def settle(self, mask: Bools, keep: Bools) -> Ints: ...  # how many incumbents back the best one is
+    def reported(self) -> Floats: ...
+    def begin(self, scores: Floats, num_examples: int) -> None: ...  # (campaigns, baseline runs)
+    def test(self, active: Bools, score: Floats, e2: Floats, delta: Floats) -> tuple[Bools, Floats]:
+        """One run of a child of the incumbent where `active`: (keep, p_better). `delta`, the truth, is the oracle's."""
+        ...
 
 
 @dataclass(frozen=True)
 class Player:
-    """A rule with what it runs on: `early_stop` ends training half-way where the forecast is below it."""
+    """A rule with what it runs on."""
 
     rule: Rule
     num_examples: int = 1319
     baseline_runs: int = 2
-    max_runs: int = 3
-    early_stop: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,47 @@ class Night:
     gain: Floats  # true
     bias: Floats  # reported minus true score of the last incumbent
     ideas: float  # a campaign, crashes included
-    replicates: float  # a campaign
     taken_back: float  # a campaign
     delta: Floats  # true difference to the incumbent it met
     kept: Bools
-    p_better: Floats  # NaN where training was stopped early, or where the rule has none
+    p_better: Floats  # NaN where the rule has none
+
+
+class ShippedRule:
+    """nightshift/campaign/decision.py itself, its batch axis being the campaigns."""
+
+    def __init__(self, rules: DecisionRules) -> None:
+        self.rules = rules
+        self.belief: decision.Belief
+
+    def begin(self, scores: Floats, num_examples: int) -> None:
+        """The baselines."""
+        self.belief = decision.baseline(scores, num_examples, self.rules)
+
+    def test(self, active: Bools, score: Floats, e2: Floats, delta: Floats) -> tuple[Bools, Floats]:
+        """Observe and settle; the belief stays what it was where nothing was run."""
+        before = self.belief
+        tested = decision.observe(before, before.incumbent, score, e2, self.rules)
+        keep = active & tested.keep
+        after = decision.settle(tested, keep, self.rules)
+        idle, size = ~active, before.means.shape[-1]
+        after.means[idle, :size], after.covariance[idle, :size, :size] = before.means[idle], before.covariance[idle]
+        self.belief = replace(
+            after,
+            incumbent=np.where(active, after.incumbent, before.incumbent),
+            pairing_variance=np.where(active, after.pairing_variance, before.pairing_variance),
+        )
+        return keep, tested.p_better
+
+    @property
+    def incumbent(self) -> Ints:
+        """The config that is believed best."""
+        return np.asarray(self.belief.incumbent)
+
+    @property
+    def reported(self) -> Floats:
+        """What the campaign says of its incumbent."""
+        return self.belief.mean
 
 
 def simulate(player: Player, world: World, num_campaigns: int, seed: int) -> Night:
@@ -93,26 +131,26 @@ class _Nights:
     def __init__(self, player: Player, world: World, size: int, seed: int) -> None:
         self.player, self.world, self.size, self.seed = player, world, size, seed
         self.luck = np.random.default_rng((seed, 1))
-        memory = getattr(player.rule, "memory", 1)
-        # Incumbents, the present one first: true score, own luck on the example set (in its sd), number of runs.
-        self.q, self.own = np.full((size, memory), START), np.zeros((size, memory))
-        self.num_runs = np.full((size, memory), player.baseline_runs)
         self.run_seconds = _STARTUP + _TRAINING + _PER_EXAMPLE * player.num_examples
         self.end, self.clock = world.hours * 3600, np.full(size, player.baseline_runs * self.run_seconds)
-        self.ideas = self.replicates = self.taken_back = 0
+        # Of every config that was kept: true score, own luck on the example set (in its sd). A column each.
+        most = int(self.end / self.run_seconds) + 1
+        self.q, self.own = np.full((size, most), START), np.zeros((size, most))
+        self.num_kept = np.ones(size, int)
+        self.ideas = self.taken_back = 0
         self.log: list[tuple[Floats, Bools, Floats]] = []
 
     def play(self) -> Night:
-        rule, size = self.player.rule, self.size
-        runs = [self.run(self.q[:, 0], self.own[:, 0]) for _ in range(self.player.baseline_runs)]
+        rule, size, baseline_runs = self.player.rule, self.size, self.player.baseline_runs
+        runs = [self.run(self.q[:, 0], self.own[:, 0]) for _ in range(baseline_runs)]
         rule.begin(np.stack(runs, axis=1), self.player.num_examples)
         index = 0
         while (alive := self.clock + _AGENT + self.run_seconds <= self.end).any():
             self.try_idea(alive, index)
             index += 1
         delta, kept, p_better = (np.concatenate(column) for column in zip(*self.log, strict=True))
-        counts = (self.ideas / size, self.replicates / size, self.taken_back / size)
-        return Night(self.q[:, 0] - START, rule.reported - self.q[:, 0], *counts, delta, kept, p_better)
+        q = self.q[np.arange(size), rule.incumbent]
+        return Night(q - START, rule.reported - q, self.ideas / size, self.taken_back / size, delta, kept, p_better)
 
     def run(self, q: Floats, own: Floats) -> Floats:
         """Scores of one run of each campaign's config."""
@@ -124,59 +162,29 @@ class _Nights:
 
     def try_idea(self, alive: Bools, index: int) -> None:
         """One experiment in every campaign of `alive`."""
-        rule, stop = self.player.rule, self.player.early_stop
-        q, own = self.q[:, 0], self.own[:, 0]
-        delta, crash, crash_seconds, forecast, child = _idea(self.world, q, own, self.seed, index)
-        stopped = (forecast < stop) & ~crash if stop is not None else np.zeros(self.size, bool)
-        seconds = np.where(crash, crash_seconds, np.where(stopped, _STARTUP + _TRAINING / 2, self.run_seconds))
-        self.clock = np.where(alive, self.clock + _AGENT + seconds, self.clock)
+        rule, before = self.player.rule, self.player.rule.incumbent
+        q, own = (values[np.arange(self.size), before] for values in (self.q, self.own))
+        delta, crash, crash_seconds, child = _idea(self.world, q, own, self.seed, index)
+        self.clock += np.where(alive, _AGENT + np.where(crash, crash_seconds, self.run_seconds), 0.0)
         self.ideas += int(alive.sum())
-        active = alive & ~crash & ~stopped
-        candidate = np.clip(q + delta, 0.01, 0.99)
-        rule.compare()
-        rule.observe_candidate(active, self.run(candidate, child), self.e2())
-        keep, candidate_runs = self.replicate(active, candidate, child)
-        decided = alive & ~crash
-        p_better = np.where(active, rule.p_better, np.nan)
-        self.log.append((delta[decided], (keep & active)[decided], p_better[decided]))
-        best = rule.settle(active, keep)
-        kept = active & keep
-        for name, new in (("q", candidate), ("own", child), ("num_runs", candidate_runs)):
-            values = getattr(self, name)
-            shifted = np.concatenate([new[:, None], values[:, :-1]], axis=1)
-            values = np.where(kept[:, None], shifted, values)
-            setattr(self, name, np.take_along_axis(values, to_front(best, values.shape[1]), axis=1))
-        self.taken_back += int((best > 0).sum())
+        active, candidate = alive & ~crash, np.clip(q + delta, 0.01, 0.99)
+        keep, p_better = rule.test(active, self.run(candidate, child), self.e2(q, before), delta)
+        self.log.append((delta[active], keep[active], p_better[active]))
+        where = keep.nonzero()[0], self.num_kept[keep]
+        self.q[where], self.own[where] = candidate[keep], child[keep]
+        self.num_kept += keep
+        self.taken_back += int((~keep & (rule.incumbent != before)).sum())
 
-    def replicate(self, open_: Bools, candidate: Floats, child: Floats) -> tuple[Bools, Ints]:
-        """Further runs as long as the rule wants them; (keep, runs of the candidate)."""
-        rule, player = self.player.rule, self.player
-        num_runs, candidate_runs = np.ones(self.size, int), np.ones(self.size, int)
-        while True:
-            has_time = self.clock + self.run_seconds <= self.end
-            keep, side = rule.decide(open_ & (num_runs < player.max_runs) & has_time)
-            open_ = open_ & (side != NOBODY)
-            if not open_.any():
-                return keep, candidate_runs
-            again, of_incumbent = open_ & (side == CANDIDATE), open_ & (side == INCUMBENT)
-            rule.observe_candidate(again, self.run(candidate, child), self.e2())
-            rule.observe_incumbent(of_incumbent, self.run(self.q[:, 0], self.own[:, 0]))
-            candidate_runs = candidate_runs + again
-            self.num_runs[:, 0] += of_incumbent
-            self.clock = np.where(open_, self.clock + self.run_seconds, self.clock)
-            num_runs = num_runs + open_
-            self.replicates += int(open_.sum())
-
-    def e2(self) -> Floats:
-        """What decision.py would find in the per-example scores: the variance of a paired difference, a run."""
-        q, k = self.q[:, 0], 1 / self.num_runs[:, 0]
+    def e2(self, q: Floats, parent: Ints) -> Floats:
+        """What `pairing` would find in the per-example scores: the variance of a paired difference, a run."""
+        k = np.where(parent == 0, 1 / self.player.baseline_runs, 1.0)
         own = 2 * (1 - INHERITED) * (SAME_CONFIG - OTHER_CONFIG)
         variance: Floats = q * (1 - q) / self.player.num_examples * (own / (1 + k) + 1 - SAME_CONFIG)
         return variance
 
 
-def _idea(world: World, q: Floats, own: Floats, seed: int, index: int) -> tuple[Floats, Bools, Floats, Floats, Floats]:
-    """The next idea: (true difference, crashes?, seconds of a crash, half-way forecast, its own luck)."""
+def _idea(world: World, q: Floats, own: Floats, seed: int, index: int) -> tuple[Floats, Bools, Floats, Floats]:
+    """The next idea: (true difference, crashes?, seconds of a crash, its own luck)."""
     rng, size = np.random.default_rng((seed, 2, index)), len(q)
     kind, catastrophe = rng.random(size), rng.random(size) < world.catastrophes
     helpful = world.helpful * math.exp(-world.decay * index)
@@ -187,7 +195,6 @@ def _idea(world: World, q: Floats, own: Floats, seed: int, index: int) -> tuple[
     # What stops helping as ideas are used up becomes neutral.
     delta = np.where(kind < helpful, help_, np.where(kind < world.helpful + world.neutral, neutral, -harm))
     crash, crash_seconds = rng.random(size) < world.crashes, _STARTUP + _TRAINING * rng.random(size) ** 2
-    # Half-way forecast: unbiased, correlation 0.7 with the truth over all ideas of the default world (sd 2.9 pp).
-    forecast = delta + rng.normal(0, 0.030, size)
+    rng.normal(size=size)  # a draw that an earlier rule needed: without it every recorded figure would be another
     child = INHERITED * own + math.sqrt(1 - INHERITED**2) * rng.standard_normal(size)
-    return delta, crash, crash_seconds, forecast, child
+    return delta, crash, crash_seconds, child

@@ -16,8 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift.night import command as night_command  # noqa: E402
 from nightshift.night import begin, loop  # noqa: E402
+from nightshift.night import command as night_command  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
 from nightshift.train_toml import config  # noqa: E402

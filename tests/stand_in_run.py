@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import run  # noqa: E402
-from tests.stand_ins import install  # noqa: E402
+import run
+from tests.stand_ins import install
 
 if __name__ == "__main__":
     run.ROOT = Path(sys.argv[1])

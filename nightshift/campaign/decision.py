@@ -29,7 +29,7 @@ Bools = NDArray[np.bool_] | bool  # as well
 _INITIAL_E2 = 0.4  # of a binomial variance, before any pair was seen: 1 - the correlation of two configs' answers
 _SMOOTHING = 0.9  # of e2, an experiment
 _CALIBRATION = 0.9
-_cdf = np.vectorize(NormalDist().cdf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
@@ -104,7 +104,7 @@ def baseline(scores: ArrayLike, num_examples: int, rules: DecisionRules) -> Beli
     return replace(belief, covariance=belief.run_variance(rules)[..., None, None] / runs.shape[-1])
 
 
-def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: int) -> Array:
+def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index) -> Array:
     """e2 as seen in one pair, (...): the spread of per-example differences.
 
     `scores` (..., n) of the candidate's run, `parent_scores` (..., n) averaged over the parent's `num_parent_runs`.
@@ -128,10 +128,10 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     e2 = _SMOOTHING * belief.pairing_variance + (1 - _SMOOTHING) * observed_pairing
     belief = replace(belief, pairing_variance=e2)
     share, prior, spread = _ideas(rules)
-    with_parent = _column(belief.covariance, parent)  # (..., k)
-    variance = _at(with_parent, parent)
-    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., kinds), as the next four
-    pull = ((score - _at(belief.means, parent))[..., None] - prior) / innovation
+    mean, column = _at(belief.means, parent), _column(belief.covariance, parent)
+    variance = _at(column, parent)
+    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., kinds), as the next six
+    pull = ((score - mean)[..., None] - prior) / innovation
     log = np.log(share) - 0.5 * (np.log(innovation) + pull**2 * innovation)
     weight = np.exp(log - log.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
@@ -139,20 +139,19 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     mean_pull, mean_effect = (weight * pull).sum(axis=-1), (weight * effect).sum(axis=-1)
     curvature = (weight * (pull**2 - 1 / innovation)).sum(axis=-1) - mean_pull**2
     joint = (weight * (pull * effect - spread / innovation)).sum(axis=-1) - mean_pull * mean_effect
-    means = belief.means + with_parent * mean_pull[..., None]
-    covariance = with_parent[..., :, None] * with_parent[..., None, :] * curvature[..., None, None]
-    covariance += belief.covariance
-    column = _column(covariance, parent)
-    corner = _at(column, parent) + 2 * variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
-    column = column + with_parent * joint[..., None]
-    grown = replace(
-        belief,
-        means=np.concatenate([means, (_at(means, parent) + mean_effect)[..., None]], axis=-1),
-        covariance=np.block([[covariance, column[..., None]], [column[..., None, :], corner[..., None, None]]]),
-    )
+    # The candidate joins as a copy of its parent; then all move with the run, and the candidate by the effect too.
+    column = np.concatenate([column, variance[..., None]], axis=-1)  # (..., k + 1)
+    means = np.concatenate([belief.means, mean[..., None]], axis=-1) + column * mean_pull[..., None]
+    means[..., -1] += mean_effect
+    covariance = column[..., :, None] * column[..., None, :] * curvature[..., None, None]
+    covariance[..., :-1, :-1] += belief.covariance
+    with_candidate = column * (1 + joint)[..., None]
+    covariance[..., -1, :] += with_candidate
+    covariance[..., :-1, -1] = covariance[..., -1, :-1]
+    covariance[..., -1, -1] += variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
     # Nearer to a half by a factor that benchmarks/decision_rules.py measures: luck on the example set stays.
-    p_better = (weight * _cdf(effect / np.sqrt(rest))).sum(axis=-1)
-    return Tested(grown, parent, _cdf(_CALIBRATION * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))[()])
+    p_better = np.clip((weight * _cdf(effect / np.sqrt(rest))).sum(axis=-1), 1e-15, 1 - 1e-15)
+    return Tested(replace(belief, means=means, covariance=covariance), parent, _cdf(_CALIBRATION * _quantile(p_better)))
 
 
 def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
@@ -161,15 +160,14 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     A discard informs it too, and may take a keep back: an earlier config replaces the incumbent when it is expected
     to be better by more than `rules.take_back`.
     """
-    belief = tested.belief
-    last = belief.means.shape[-1] - 1
-    count = np.isfinite(belief.means[..., :last]).sum(axis=-1)  # slots in use come first; the candidate joins them
+    belief, means, covariance = tested.belief, tested.belief.means, tested.belief.covariance
+    count = np.isfinite(means[..., :-1]).sum(axis=-1)  # slots in use come first; a kept candidate joins them
     used = count + keep
     slot = np.arange(used.max())
-    order, live = np.where(slot == count[..., None], last, slot), slot < used[..., None]
-    covariance = np.take_along_axis(belief.covariance, order[..., None, :], axis=-1)
-    covariance = np.take_along_axis(covariance, order[..., :, None], axis=-2)
-    means = np.where(live, np.take_along_axis(belief.means, order, axis=-1), -np.inf)
+    here, live = slot == count[..., None], slot < used[..., None]
+    means = np.where(live, np.where(here, means[..., -1:], means[..., : len(slot)]), -np.inf)
+    covariance = np.where(here[..., None, :], covariance[..., -1:], covariance[..., : len(slot)])
+    covariance = np.where(here[..., :, None], covariance[..., -1:, :], covariance[..., : len(slot), :])
     best = means.argmax(axis=-1)
     best = np.where(_at(means, best) - belief.mean > rules.take_back, best, belief.incumbent)
     return replace(
@@ -230,6 +228,12 @@ def _ideas(rules: DecisionRules) -> tuple[Array, Array, Array]:
     """(share, mean effect, variance of the effect) of each kind of idea, (kinds,)."""
     share, mean, sd = np.array(rules.ideas).T
     return share / share.sum(), mean * rules.prior_sd, (sd * rules.prior_sd) ** 2
+
+
+def _cdf(x: Array) -> Array:
+    """The standard normal distribution function."""
+    below: Array = 0.5 * _erfc(-x / math.sqrt(2))
+    return below
 
 
 def _at(values: Array, index: Index) -> Array:

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from nightshift.certify.looks import counted_looks
 from nightshift_arithmetic import data
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
-from nightshift.certify.looks import counted_looks
 from nightshift.certify.plan import describe, make_plan
 from nightshift.certify.run import FIRST_SEED_INDEX, certify
 from nightshift.engines import ProgressCallback

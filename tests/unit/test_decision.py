@@ -2,217 +2,196 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.decision import Belief, Comparison
-from nightshift.records import Side, Verdict
-from nightshift.records import DecisionRules
+from nightshift.campaign.decision import Belief
+from nightshift.records import DecisionRules, Verdict
+from nightshift.rules import ARITHMETIC_TRL
 
 RULES = DecisionRules()
-N = 1319
+CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "campaigns"
+E2 = 0.4 * 0.25 / 1319  # what `pairing` sees in two ordinary runs
 
 
-def scores(rng: np.random.Generator, truth: float, problem: np.ndarray, share: float = 0.62) -> tuple[float, ...]:
-    """0/1 scores with mean `truth` (logistic in a per-problem difficulty shared by all runs)."""
-    latent = math.sqrt(share) * problem + math.sqrt(1 - share) * rng.standard_normal(len(problem))
-    cut = float(np.quantile(rng.standard_normal(200_000), 1 - truth))
-    return tuple((latent > cut).astype(float).tolist())
+def after(*scores: float, start: Belief | None = None) -> Belief:
+    """The belief after children of the incumbents that scored so, on a baseline of 0.475 twice."""
+    belief = start or decision.baseline([0.475, 0.475], 1319, RULES)
+    for score in scores:
+        tested = decision.observe(belief, belief.incumbent, score, E2, RULES)
+        belief = decision.settle(tested, tested.keep, RULES)
+    return belief
 
 
-def exact(mean: float, n: int = N) -> tuple[float, ...]:
-    """A vector whose mean is `mean` to the nearest example."""
-    right = round(mean * n)
-    return (1.0,) * right + (0.0,) * (n - right)
-
-
-def baseline_at(mean: float) -> Belief:
-    return decision.baseline([exact(mean), exact(mean)], RULES)
-
-
-def first_run(mean: float) -> Comparison:
-    return decision.observe(decision.compare(baseline_at(0.475), RULES), Side.CANDIDATE, exact(mean), RULES)
-
-
-def test_identical_vectors_are_discarded() -> None:
-    comparison = first_run(0.475)
-    assert 100 * comparison.delta == pytest.approx(-0.05, abs=0.05)
-    assert not decision.decide(comparison, RULES, can_replicate=False).keep
+def first_run(score: float) -> decision.Tested:
+    return decision.observe(after(), 0, score, E2, RULES)
 
 
 @pytest.mark.parametrize(
-    ("gain_pp", "expected"), [(-3.0, "discard"), (-0.5, "discard"), (0.9, "keep"), (2.4, "keep"), (9.0, "keep")]
+    ("gain_pp", "keep"), [(-3.0, False), (-0.5, False), (0.0, False), (0.9, True), (2.4, True), (9.0, True)]
 )
-def test_reading_of_a_first_run(gain_pp: float, expected: str) -> None:
-    verdict = decision.decide(first_run(0.475 + gain_pp / 100), RULES, can_replicate=True)
-    assert ("replicate" if verdict.replicate else "keep" if verdict.keep else "discard") == expected
+def test_reading_of_a_first_run(gain_pp: float, keep: bool) -> None:
+    assert first_run(0.475 + gain_pp / 100).keep == keep
 
 
 def test_a_lucky_score_is_shrunk_to_the_tested_value() -> None:
-    # Section 7 step 7: "after a 51.0 on 47.5 the tested m was 49.1".
-    belief = decision.settle(first_run(0.51), True, RULES)
-    assert 100 * belief.mean == pytest.approx(49.1, abs=0.25)
+    # docs/decision-rule.md, section 7 step 7: "after a 51.0 on 47.5 the tested m was 49.1".
+    assert 100 * after(0.51).mean == pytest.approx(49.1, abs=0.25)
 
 
-def test_a_discard_moves_the_incumbent_belief() -> None:
-    comparison = first_run(0.465)
-    belief = decision.settle(comparison, False, RULES)
+def test_a_discard_moves_the_incumbent_belief_and_is_forgotten() -> None:
+    belief = after(0.465)
     assert belief.mean < 0.475
-    assert belief.variance < comparison.belief.variance
-    assert belief.runs == comparison.belief.runs
+    assert belief.variance < after().variance
+    assert belief.means.shape == (1,)
 
 
-def test_a_collapsed_candidate_hardly_moves_the_incumbent() -> None:
-    comparison = first_run(0.05)
-    assert comparison.a == pytest.approx(comparison.belief.mean, abs=0.004)
-    assert comparison.delta == pytest.approx(-0.42, abs=0.02)
+def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once() -> None:
+    collapse, leap = first_run(0.05), first_run(0.575)
+    assert collapse.belief.mean == pytest.approx(0.475, abs=0.004)
+    assert collapse.delta == pytest.approx(-0.42, abs=0.02)
+    assert leap.delta == pytest.approx(0.10, abs=0.01)
+    assert leap.p_better > 0.99
 
 
-def test_a_leap_is_believed_at_once() -> None:
-    comparison = first_run(0.575)
-    assert comparison.delta == pytest.approx(0.10, abs=0.01)
-    assert comparison.p_better > 0.99
+def test_the_baseline_s_runs_inform_the_run_variance() -> None:
+    wild, calm = (decision.baseline(scores, 1319, RULES) for scores in ([0.40, 0.55], [0.475, 0.475]))
+    assert wild.mean == pytest.approx(calm.mean)
+    assert wild.squares == pytest.approx(0.15**2 / 2)
+    prior = RULES.seed_sd**2 + 0.4 * 0.475 * 0.525 / 1319
+    assert wild.run_variance(RULES) == pytest.approx((RULES.seed_df * prior + wild.squares) / (RULES.seed_df + 1))
+    assert calm.variance == pytest.approx(calm.run_variance(RULES) / 2)
+    with pytest.raises(ValueError, match="at least one run"):
+        decision.baseline([], 1319, RULES)
 
 
-def test_a_collapsed_incumbent_run_is_set_aside_once_and_counts_twice() -> None:
-    start = first_run(0.48)
-    once = decision.observe(start, Side.INCUMBENT, exact(0.05), RULES)
-    assert once.a == start.a
-    assert once.incumbent_runs == start.incumbent_runs
-    twice = decision.observe(once, Side.INCUMBENT, exact(0.05), RULES)
-    assert twice.a < start.a
-    assert len(twice.incumbent_runs) == len(start.incumbent_runs) + 1
-    assert twice.noise.variance(RULES) > 10 * start.noise.variance(RULES)  # and runs are known to be wild now
+def test_the_examples_alone_bound_the_run_variance_from_below() -> None:
+    noisy = replace(after(), pairing_variance=0.01)
+    assert noisy.run_variance(replace(RULES, seed_sd=0.0)) == 0.01
 
 
-def test_a_run_is_repeated_only_where_it_is_cheap_and_under_the_caps() -> None:
-    comparison = first_run(0.480)
-    assert decision.decide(comparison, RULES, can_replicate=True).replicate is None
-    cheap = DecisionRules(run_value=0.0003)
-    assert decision.decide(comparison, cheap, can_replicate=True).replicate is Side.CANDIDATE
-    assert decision.decide(comparison, cheap, can_replicate=False).replicate is None
-    capped = DecisionRules(run_value=0.0003, max_runs_per_config=1)
-    assert decision.decide(comparison, capped, can_replicate=True).replicate is None
-
-
-def test_other_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match="not the same examples"):
-        decision.observe(decision.compare(baseline_at(0.475), RULES), Side.CANDIDATE, exact(0.5, 200), RULES)
-
-
-def test_replicates_feed_the_pooled_run_variance() -> None:
-    wild = decision.baseline([exact(0.40), exact(0.55)], RULES)
-    calm = decision.baseline([exact(0.475), exact(0.475)], RULES)
-    assert wild.noise.df == calm.noise.df == 1
-    assert wild.noise.squares == pytest.approx(0.15**2 / 2, rel=0.02)
-    assert wild.noise.variance(RULES) > calm.noise.variance(RULES)
-
-
-def experiment(
-    rng: np.random.Generator, belief: Belief, truths: tuple[float, float], problem: np.ndarray
-) -> Comparison:
-    """One experiment as run_experiment makes it: at most three runs, seed noise as the rules assume."""
-
-    def run(truth: float) -> tuple[float, ...]:
-        return scores(rng, truth + rng.normal(0, RULES.seed_sd), problem)
-
-    comparison = decision.observe(decision.compare(belief, RULES), Side.CANDIDATE, run(truths[1]), RULES)
-    for num_runs in (1, 2, 3):
-        verdict = decision.decide(comparison, RULES, can_replicate=num_runs < 3)
-        if verdict.replicate is None:
-            break
-        truth = truths[verdict.replicate is Side.CANDIDATE]
-        comparison = decision.observe(comparison, verdict.replicate, run(truth), RULES)
-    return comparison
-
-
-def simulate(rng: np.random.Generator, gain: float, then: float) -> tuple[float, float]:
-    """Share of repetitions that keep a candidate `then` away after a true `gain` was kept; and the belief's mean."""
-    repetitions, kept, means = 120, 0, []
-    for _ in range(repetitions):
-        problem = rng.standard_normal(N)
-        belief = decision.baseline([scores(rng, 0.475 + rng.normal(0, RULES.seed_sd), problem) for _ in "12"], RULES)
-        if gain:
-            belief = decision.settle(experiment(rng, belief, (0.475, 0.475 + gain), problem), True, RULES)
-        means.append(belief.mean)
-        truth = 0.475 + gain
-        comparison = experiment(rng, belief, (truth, truth + then), problem)
-        kept += decision.decide(comparison, RULES, can_replicate=False).keep
-    return kept / repetitions, float(np.mean(means))
-
-
-def test_after_a_leap_a_worse_candidate_is_rarely_kept() -> None:
-    # Section 9: 57 % without the heavy tail, 1 % with it; the bar is 10 %.
-    kept, mean = simulate(np.random.default_rng(0), gain=0.10, then=-0.04)
-    assert kept < 0.10
-    assert mean == pytest.approx(0.575, abs=0.01)
-
-
-def test_an_unchanged_config_is_kept_in_less_than_half_of_cases() -> None:
-    # Harmless, and taken back as likely as not; 120 repetitions give a standard error of 4.5 %.
-    kept, _ = simulate(np.random.default_rng(1), gain=0.0, then=0.0)
-    assert 0.30 < kept < 0.58
-
-
-def after(mean: float, belief: Belief) -> Comparison:
-    return decision.observe(decision.compare(belief, RULES), Side.CANDIDATE, exact(mean), RULES)
+def test_pairing_is_the_variance_of_one_run_from_the_spread_of_differences() -> None:
+    run, parent = [1.0, 0.0, 1.0, 0.0], [0.5, 0.0, 1.0, 1.0]
+    assert decision.pairing(run, parent, 2) == pytest.approx(np.var([0.5, 0, 0, -1], ddof=1) / (4 * 1.5))
+    assert decision.pairing([1.0], [0.0], 1) == 0.0
+    with pytest.raises(ValueError, match="4 scores against 3: not the same examples"):
+        decision.pairing(run, parent[:3], 2)
 
 
 def test_a_keep_whose_children_disappoint_is_taken_back() -> None:
-    belief = decision.settle(first_run(0.495), True, RULES)
+    belief = after(0.495)
     assert belief.incumbent == 1
     children = 0
     while belief.incumbent == 1 and children < 20:
-        comparison = after(0.462, belief)
-        assert not decision.decide(comparison, RULES, can_replicate=True).keep
-        belief = decision.settle(comparison, False, RULES)
+        belief = after(0.462, start=belief)
         children += 1
     assert 2 <= children < 15
     assert belief.incumbent == 0
-    assert belief.runs == baseline_at(0.475).runs
-    assert len(belief.means) == 2, "a discarded candidate is forgotten"
+    assert len(belief.means) == 2
 
 
-def test_a_candidate_is_kept_only_if_it_is_the_best_of_all() -> None:
-    belief = decision.settle(first_run(0.495), True, RULES)
-    child = after(0.470, belief)
-    below = replace(child, means=np.array([child.b + 0.001, child.b - 0.001, child.b]))
-    assert below.delta > 0
-    assert not decision.decide(below, RULES, can_replicate=False).keep
+def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
+    belief = after(0.520)
+    below, between, best = (decision.observe(belief, 0, score, E2, RULES) for score in (0.470, 0.490, 0.540))
+    assert (below.keep, between.keep, best.keep) == (False, False, True)
+    assert between.delta > 0
+    assert decision.settle(between, between.keep, RULES).incumbent == 1, "the parent does not become the incumbent"
+    judgement = decision.judge(between, np.ones(4), np.zeros(4), [1, 7], RULES)
+    assert (judgement.verdict, judgement.taken_back_to) == (Verdict.DISCARD, None)
+    assert judgement.incumbent_score == between.belief.means[0]
+    assert judgement.why == f"expected {100 * between.delta:+.1f} pp over 0001 after 1 run"
 
 
-def test_the_first_run_is_conditioned_on_kind_by_kind() -> None:
-    """Against the textbook: each kind's Gaussian conditioned on the run, then the moments of the mixture."""
-    belief = decision.settle(after(0.500, decision.settle(first_run(0.490), True, RULES)), True, RULES)
-    comparison = after(0.505, belief)
-    s2, k = comparison.noise.variance(RULES), len(belief.means)
-    run = np.zeros(k + 1)
-    run[[belief.incumbent, k]] = 1  # a run sees its parent plus the effect
-    scores = np.vstack([np.eye(k + 1)[:k], run])
-    weights, means, covariances = [], [], []
+@pytest.mark.parametrize("parent", [0, 1, 2])
+def test_a_run_is_conditioned_on_kind_by_kind(parent: int) -> None:
+    """Against the textbook: each kind's joint Gaussian conditioned on the run, then the moments of the mixture."""
+    belief, score = after(0.490, 0.510), 0.520
+    assert (len(belief.means), belief.incumbent) == (3, 2)
+    tested = decision.observe(belief, parent, score, E2, RULES)
+    s2, run = float(tested.belief.run_variance(RULES)), np.zeros(4)
+    run[[parent, 3]] = 1  # a run sees its parent plus the effect
+    configs = np.vstack([np.eye(4)[:3], run])
+    weights, means, covariances, better = [], [], [], []
     for share, effect, sd in RULES.ideas:
-        m, v = np.append(belief.means, effect * RULES.prior_sd), np.zeros((k + 1, k + 1))
-        v[:k, :k], v[k, k] = belief.covariance, (sd * RULES.prior_sd) ** 2
-        innovation, surprise = run @ v @ run + s2, np.mean(exact(0.505)) - run @ m
-        weights.append(share * math.exp(-0.5 * surprise**2 / innovation) / math.sqrt(innovation))
-        means.append(scores @ (m + v @ run * surprise / innovation))
-        covariances.append(scores @ (v - np.outer(v @ run, run @ v) / innovation) @ scores.T)
+        m, v = np.append(belief.means, effect * RULES.prior_sd), np.zeros((4, 4))
+        v[:3, :3], v[3, 3] = belief.covariance, (sd * RULES.prior_sd) ** 2
+        innovation, surprise = run @ v @ run + s2, score - run @ m
+        weights.append(share * NormalDist(0, math.sqrt(innovation)).pdf(surprise))
+        m, v = m + v @ run * surprise / innovation, v - np.outer(v @ run, run @ v) / innovation
+        means.append(configs @ m)
+        covariances.append(configs @ v @ configs.T)
+        better.append(1 - NormalDist(m[3], math.sqrt(v[3, 3])).cdf(0))
     w = np.array(weights) / sum(weights)
     expected = w @ np.array(means)
     spread = [c + np.outer(m - expected, m - expected) for m, c in zip(means, covariances, strict=True)]
-    np.testing.assert_allclose(comparison.means, expected, atol=1e-12)
-    np.testing.assert_allclose(comparison.covariance, np.tensordot(w, np.array(spread), axes=1), atol=1e-12)
+    covariance = np.tensordot(w, np.array(spread), axes=1)
+    difference = np.eye(4)[3] - np.eye(4)[parent]
+    np.testing.assert_allclose(tested.belief.means, expected, atol=1e-12)
+    np.testing.assert_allclose(tested.belief.covariance, covariance, atol=1e-12)
+    assert tested.delta == pytest.approx(difference @ expected, abs=1e-12)
+    assert tested.delta_stderr == pytest.approx(math.sqrt(difference @ covariance @ difference), abs=1e-12)
+    calibrated = NormalDist().cdf(0.9 * NormalDist().inv_cdf(float(w @ better)))
+    assert tested.p_better == pytest.approx(calibrated, abs=1e-12)
 
 
-def test_judgement_names_numbers_and_runs() -> None:
-    comparison = first_run(0.51)
-    judgement = decision.judge(comparison, decision.decide(comparison, RULES, False))
-    assert judgement.verdict is Verdict.KEEP
-    assert judgement.why.startswith("expected +")
-    assert "after 1 run" in judgement.why
-    assert judgement.incumbent_score == comparison.a
-    assert 0.5 < (judgement.p_better or 0) < 1
+def test_a_batch_is_the_same_campaigns_one_by_one() -> None:
+    rng, size = np.random.default_rng(0), 12
+    runs = rng.normal(0.475, 0.02, (size, 3))
+    batch, alone = decision.baseline(runs, 1319, RULES), [decision.baseline(one, 1319, RULES) for one in runs]
+    for _ in range(15):
+        score, e2 = rng.normal(0.485, 0.02, size), rng.uniform(0, 2 * E2, size)
+        parent = np.array([rng.integers(len(belief.means)) for belief in alone])
+        tested = decision.observe(batch, parent, score, e2, RULES)
+        batch = decision.settle(tested, tested.keep, RULES)
+        for i, belief in enumerate(alone):
+            one = decision.observe(belief, int(parent[i]), score[i], e2[i], RULES)
+            for value in ("delta", "delta_stderr", "p_better", "keep"):
+                assert getattr(tested, value)[i] == pytest.approx(getattr(one, value), abs=1e-12), value
+            alone[i] = decision.settle(one, one.keep, RULES)
+    sizes = [len(belief.means) for belief in alone]
+    assert min(sizes) < max(sizes) == batch.means.shape[1], "no campaign is shorter than another"
+    for i, (k, belief) in enumerate(zip(sizes, alone, strict=True)):
+        np.testing.assert_allclose(batch.means[i], [*belief.means, *[-np.inf] * (max(sizes) - k)], atol=1e-12)
+        np.testing.assert_allclose(batch.covariance[i, :k, :k], belief.covariance, atol=1e-12)
+        assert not batch.covariance[i, k:].any()
+        assert not batch.covariance[i, :, k:].any()
+        assert batch.incumbent[i] == belief.incumbent
+
+
+@pytest.mark.parametrize("name", ["random-0", "tpe-0"])
+def test_the_recorded_judgements_are_made_again(name: str) -> None:
+    """Version 0.1.0 wrote them with all digits, by another program."""
+    rules, belief, kept, runs_of = ARITHMETIC_TRL.decision, None, [], list[NDArray[np.float64]]()
+    records = [json.loads(path.read_text()) for path in sorted((CAMPAIGNS / name).glob("*/record.json"))]
+    for record in records:
+        recorded: dict[str, Any] = record["judgement"]
+        runs = np.array([run["evaluation"]["scores"] for run in record["runs"] if run["evaluation"]])
+        if record["status"] == Verdict.CRASH:
+            continue
+        if belief is None:
+            belief = decision.baseline(runs.mean(axis=1), runs.shape[1], rules)
+            kept, runs_of = [record["number"]], [runs]
+            continue
+        parent = kept.index(record["parent"])
+        assert parent == belief.incumbent
+        e2 = decision.pairing(runs[0], runs_of[parent].mean(axis=0), len(runs_of[parent]))
+        tested = decision.observe(belief, parent, runs[0].mean(), e2, rules)
+        judgement = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
+        for field, value in recorded.items():
+            made = getattr(judgement, field)
+            assert made == (pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value), field
+        belief = decision.settle(tested, tested.keep, rules)
+        if tested.keep:
+            kept.append(record["number"])
+            runs_of.append(runs)
+    assert len(records) == 30
+    assert len(kept) > 1

@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nightshift.campaign.posterior import Standing, follow
 
 from nightshift.campaign import decision
-from nightshift.campaign.posterior import Standing, follow
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
-from nightshift.records import DecisionRules
+from nightshift.records import (
+    DecisionRules,
+    Evaluation,
+    Judgement,
+    Outcome,
+    Record,
+    Run,
+    Side,
+    Training,
+    Verdict,
+    Weights,
+)
 from tests.unit.test_ledger import a_record
 
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.

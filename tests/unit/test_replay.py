@@ -19,8 +19,8 @@ from nightshift.engines import ProgressCallback
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import Request, run_experiment
 from nightshift.git.repo import Repo
-from nightshift.records import Record, Run, Side, Verdict
-from nightshift.rules import ARITHMETIC_TRL, DecisionRules
+from nightshift.records import DecisionRules, Record, Run, Side, Verdict
+from nightshift.rules import ARITHMETIC_TRL
 from nightshift.setup import Lab
 from tests.conftest import git
 
