@@ -167,7 +167,7 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 @click.argument("number", type=click.IntRange(min=1))
 def show(number: int) -> None:
     """Print everything that is known of one experiment."""
-    from nightshift.report.show import facts
+    from nightshift.report.show import experiment_text
 
     ledger = Ledger(command.process_root())
     record = ledger.read(number)
@@ -175,7 +175,7 @@ def show(number: int) -> None:
         last = max(ledger.numbers(), default=None)
         fix = "Run the first one: uv run run.py." if last is None else f"The last one is {last}."
         raise UsageError(f"there is no experiment {number:04d}", fix)
-    console.print_text(facts(record, ledger.run_dir(number)))
+    console.print_text(experiment_text(record, ledger.run_dir(number)))
 
 
 def _constants(function: Callable[..., None]) -> Callable[..., None]:

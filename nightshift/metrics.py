@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, fields
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from nightshift.files import read_file
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -47,22 +51,22 @@ _NAMES = frozenset(field.name for field in fields(Step))
 
 
 def write_steps(path: Path, steps: list[Step]) -> None:
-    """Write the whole file; what was not measured is null."""
-    path.write_text("".join(json.dumps(asdict(step)) + "\n" for step in steps))
+    """Write the whole file; what was not measured, or is no finite number, is null."""
+    path.write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in steps))
 
 
 def read_steps(path: Path) -> list[Step]:
     """The steps in order; of a step that was written twice (resumed runs) the last line.
 
-    A missing file is an empty list. Torn lines, unknown names and values that are no finite numbers are
+    What cannot be read is an empty list. Torn lines, unknown names and values that are no finite numbers are
     left out: the file is written by a process that may have been killed at any byte.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+        lines = read_file(path).splitlines()
+    except OSError:
         return []
     steps: dict[int, Step] = {}
-    for line in text.splitlines():
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -75,9 +79,5 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond any float
-        return False
+    """Finite, and no integer beyond any float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,19 +1,79 @@
-"""Recorded campaigns, made up: experiments that change the learning rate, written to a real ledger."""
+"""Recorded campaigns, made up: single records, campaigns judged by the real rule, and one in a real ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
+from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml import config
 
+BRANCH = "autoresearch/test"
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 SCORES = {"3e-6": 0.60, "6e-7": 0.35}  # of every other rate 0.55
 
 
-def campaign(ledger: Ledger, rates: list[str], branch: str = "autoresearch/test") -> list[Record]:
-    """A baseline at 6e-7, then one experiment a rate: the first 3e-6 is kept, the others are discarded."""
+def a_result(score: float = 0.5, num_examples: int = 2, seed: int = 1001) -> Result:
+    """An evaluated run: the first examples are right, as many as `score` says."""
+    right = round(score * num_examples)
+    scores = (1.0,) * right + (0.0,) * (num_examples - right)
+    evaluation = Evaluation(score, 0.01, scores, "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
+    training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
+    return Result(seed, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
+
+
+def a_record(**changes: object) -> Record:
+    """A record as it is reserved, with `changes`."""
+    record = Record(
+        number=0,
+        status="started",
+        branch=BRANCH,
+        parent=None,
+        description="lr 3e-6 -> 5e-6",
+        started="2026-11-20T19:00:00+00:00",
+        engine="trl",
+        rules_name=ARITHMETIC_TRL.name,
+        rules_hash="abc123",
+        config_hash="c0ffee",
+        effective_hash="beef",
+        diff=("trainer.optim.lr 3e-6 -> 5e-6",),
+        unused_keys=(),
+        commit="0" * 40,
+        versions={"python": "3.11"},
+        hardware="cpu",
+        decision=ARITHMETIC_TRL.decision,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def judged(
+    story: Sequence[Sequence[float]], rules: DecisionRules = ARITHMETIC_TRL.decision, num_examples: int = 400
+) -> list[Record]:
+    """A campaign as experiment.py decides it, from the scores of each experiment's runs; the first is the baseline.
+
+    An experiment without a run is a crash.
+    """
+    records, campaign = list[Record](), Campaign()
+    for number, scores in enumerate(story, 1):
+        runs = tuple(a_result(score, num_examples, 1000 + index) for index, score in enumerate(scores))
+        parent = campaign.incumbent.number if campaign.incumbent else None
+        record = a_record(
+            number=number, decided=number, parent=parent, config_hash=f"{number}", decision=rules, runs=runs
+        )
+        judgement = campaign.judge(record) if runs else Judgement(Verdict.CRASH, "loss is nan")
+        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        campaign = campaign.step(records[-1])
+    return records
+
+
+def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:
+    """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate.
+
+    The first 3e-6 is kept, the others are discarded.
+    """
     records: list[Record] = []
     incumbent: Record | None = None
     for rate in ["6e-7", *rates]:
@@ -29,7 +89,7 @@ def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | No
     old = config.parse(ledger.source(incumbent.number)) if incumbent else None
     before = SCORES["6e-7"] if incumbent is None or incumbent.parent is None else SCORES["3e-6"]
     score = SCORES.get(rate, 0.55)
-    number = max(ledger.numbers(), default=0) + 1
+    number = ledger.next_number()
     keep = incumbent is None or score > before
     judgement = Judgement(
         Verdict.KEEP if keep else Verdict.DISCARD,
@@ -39,33 +99,20 @@ def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | No
         p_better=None if incumbent is None else 0.5,
         incumbent_score=score if incumbent is None else before,
     )
-    scores = tuple(float(i < 100 * score) for i in range(100))
-    evaluation = Evaluation(score, 0.05, scores, "examples", 0.0, 10.0, Weights(20, "0" * 64), 5.0)
-    training = Training(Outcome.BUDGET, num_steps=20, training_seconds=60.0, reward_mean=score)
-    record = Record(
-        number=0,
-        status="started",
+    record = a_record(
         branch=branch,
         parent=incumbent.number if incumbent else None,
         description="baseline" if incumbent is None else f"idea {number}",
         started="2026-11-21T22:00:00+00:00",
-        engine="trl",
-        rules_name="arithmetic-trl",
         rules_hash="rules",
         config_hash=candidate.hash,
-        effective_hash="effective",
         diff=config.diff(old, candidate) if old else (),
-        unused_keys=(),
-        commit="0" * 40,
-        versions={},
-        hardware="cpu",
-        runs=(Run(1, Side.CANDIDATE, 1000, training, evaluation, 5.0, 70.0),),
+        runs=(a_result(score, 100),),
         judgement=judgement,
         settled="settled",
         health=f"entropy fell {number}",
         lesson=f"lesson {number}" if incumbent else None,
     )
-    record = ledger.reserve(record, {"train.toml": source})
-    record = replace(record, status=judgement.verdict)
+    record = replace(ledger.reserve(record, {"train.toml": source}), status=judgement.verdict, decided=number)
     ledger.close(record)
     return record

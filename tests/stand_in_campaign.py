@@ -22,14 +22,22 @@ from unittest import mock
 import numpy as np
 from nightshift_arithmetic import data as arithmetic
 
-from nightshift.campaign import decision
-from nightshift.campaign.decision import Belief
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
-from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+from nightshift.records import (
+    Evaluation,
+    Failure,
+    Judgement,
+    Outcome,
+    Record,
+    Result,
+    Training,
+    Verdict,
+    Weights,
+)
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml import config
-from nightshift.train_toml.config import Config
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
@@ -69,8 +77,8 @@ _CHOICES: dict[str, Sequence[Any]] = {
 
 
 @dataclass
-class Campaign:
-    """The state of a stand-in campaign while it is made."""
+class State:
+    """A stand-in campaign while it is made. `values`: what is written in each train.toml, by experiment."""
 
     ledger: Ledger
     rng: np.random.Generator
@@ -78,14 +86,8 @@ class Campaign:
     difficulty: np.ndarray
     with_files: bool
     now: datetime = _BEGAN
-    belief: Belief | None = None
-    kept: list[tuple[int, dict[str, Any], Config]] = field(default_factory=list)
-    num_runs: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def incumbent(self) -> tuple[int, dict[str, Any], Config] | None:
-        """Number, values and config; None before the baseline."""
-        return self.kept[self.belief.incumbent] if self.belief else None
+    campaign: Campaign = field(default_factory=Campaign)
+    values: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def build(
@@ -97,12 +99,12 @@ def build(
     """
     rng = np.random.default_rng(seed)
     examples = arithmetic.load("selection", num_examples)
-    state = Campaign(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
+    state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):
             values = dict(_START)
-            if state.incumbent is not None:
-                values = dict(state.incumbent[1])
+            if state.campaign.incumbent is not None:
+                values = dict(state.values[state.campaign.incumbent.number])
                 for key in rng.choice(list(_CHOICES), size=2 if rng.random() < 0.2 else 1, replace=False):
                     values[key] = rng.choice([c for c in _CHOICES[key] if c != values[key]])
             _experiment(state, number, values)
@@ -124,17 +126,16 @@ def _truth(values: dict[str, Any]) -> float:
     )
 
 
-def _experiment(state: Campaign, number: int, values: dict[str, Any]) -> None:
+def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     source = _TEMPLATE.format(**values).encode()
-    candidate = config.parse(source)
-    parent = state.incumbent
-    diff = config.diff(parent[2], candidate) if parent else ()
+    candidate, parent = config.parse(source), state.campaign.incumbent
+    diff = config.diff(config.parse(state.ledger.source(parent.number)), candidate) if parent else ()
     told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in diff)
     record = Record(
         number=0,
         status="started",
         branch=BRANCH,
-        parent=parent[0] if parent else None,
+        parent=parent.number if parent else None,
         description=f"{told}: the curves say that it should help" if parent else "baseline",
         started=state.now.isoformat(timespec="seconds"),
         engine="trl",
@@ -147,64 +148,49 @@ def _experiment(state: Campaign, number: int, values: dict[str, Any]) -> None:
         commit="0" * 40,
         versions={"nightshift": "0.1.0", "python": "3.11"},
         hardware="stand-in hardware, no training",
+        decision=ARITHMETIC_TRL.decision,
         prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
     )
     record = state.ledger.reserve(record, {"train.toml": source, "effective.json": b"{}"})
+    state.values[record.number] = values
     draw = state.rng.random()
-    crashes = number > 1 and draw < 0.1
-    record = _crashed(state, record, draw) if crashes else _decided(state, record, values, candidate)
+    record = _crashed(state, record, draw) if parent and draw < 0.1 else _decided(state, record, values)
     # The harness's own seconds, then the proposer's pause until the next experiment.
-    record = replace(record, total_seconds=sum(run.total_seconds for run in record.runs) + 1.5)
-    state.now += timedelta(seconds=record.total_seconds + float(state.rng.uniform(10, 50)))
+    seconds = sum(run.total_seconds for run in record.runs) + 1.5
+    record = replace(record, total_seconds=seconds)
+    state.now += timedelta(seconds=seconds + float(state.rng.uniform(10, 50)))
     state.ledger.close(record)
+    if record.decided:
+        state.campaign = state.campaign.step(record)
 
 
-def _crashed(state: Campaign, record: Record, draw: float) -> Record:
+def _crashed(state: State, record: Record, draw: float) -> Record:
     failure, cause = (
         (Failure.TRAINING, "loss became nan at step 41 with lr 3e-05")
         if draw < 0.07
         else (Failure.MACHINERY, "the worker was killed by SIGKILL: out of memory?")
     )
     training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
-    run = Run(1, Side.CANDIDATE, 1000, training, None, 7.2, float(state.rng.uniform(12, 50)))
-    run_dir = state.ledger.run_dir(record.number) / "run-1"
-    run_dir.mkdir()
-    write_steps(run_dir / "metrics.jsonl", _steps(state, 0.4, 40))
-    return replace(record, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, cause), runs=(run,))
+    run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
+    write_steps(_folder(state, record, 1, run) / "metrics.jsonl", _steps(state, 0.4, 40))
+    decided = record.number if failure is Failure.TRAINING else None
+    judgement = Judgement(Verdict.CRASH, cause)
+    return replace(record, status="crash", failure=failure, judgement=judgement, runs=(run,), decided=decided)
 
 
-def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate: Config) -> Record:
-    rules = ARITHMETIC_TRL.decision
-    if state.belief is None:
-        runs = tuple(_run(state, record, i, Side.CANDIDATE, values, candidate) for i in (1, 2))
-        state.belief = decision.baseline([r.evaluation.scores for r in runs if r.evaluation], rules)
-        state.kept.append((record.number, values, candidate))
-        judgement = Judgement(Verdict.KEEP, "baseline: 2 runs", incumbent_score=state.belief.mean)
-        return replace(record, status="keep", judgement=judgement, runs=runs)
-    assert state.incumbent is not None
-    comparison, side = decision.compare(state.belief, rules), Side.CANDIDATE
-    while True:
-        whose = (values, candidate) if side is Side.CANDIDATE else state.incumbent[1:]
-        run = _run(state, record, len(record.runs) + 1, side, *whose)
-        record = replace(record, runs=(*record.runs, run))
-        assert run.evaluation is not None
-        comparison = decision.observe(comparison, side, run.evaluation.scores, rules)
-        choice = decision.decide(comparison, rules, can_replicate=len(record.runs) < 3)
-        if choice.replicate is None:
-            break
-        side = choice.replicate
-    numbers = [number for number, _, _ in state.kept]
-    judgement = decision.taken_back(decision.judge(comparison, choice), comparison, rules, numbers)
-    state.belief = decision.settle(comparison, choice.keep, rules)
-    if choice.keep:
-        state.kept.append((record.number, values, candidate))
+def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
+    num_runs = 1 if record.parent else record.decision.baseline_runs
+    runs = tuple(_run(state, record, index, values) for index in range(1, num_runs + 1))
+    judgement = state.campaign.judge(replace(record, runs=runs))
+    record = replace(record, runs=runs, judgement=judgement, status=judgement.verdict, decided=record.number)
+    if judgement.delta is None:
+        return record
+    is_keep = record.is_keep
     return replace(
         record,
-        status=str(judgement.verdict),
-        judgement=judgement,
-        kept_commit=f"{record.number:040x}" if choice.keep else None,
-        settled="committed on the stand-in branch" if choice.keep else "restored the incumbent's train.toml",
-        lesson=f"{100 * comparison.delta:+.1f} pp expected; the other direction is open" if record.number % 4 else None,
+        kept_commit=f"{record.number:040x}" if is_keep else None,
+        settled="committed on the stand-in branch" if is_keep else "restored the incumbent's train.toml",
+        lesson=f"{100 * judgement.delta:+.1f} pp expected; the other direction is open" if record.number % 4 else None,
         health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay\n"
         "78 % of groups all right or all wrong: no gradient in them (group_size, temperature)"
         if record.number % 2
@@ -212,22 +198,16 @@ def _decided(state: Campaign, record: Record, values: dict[str, Any], candidate:
     )
 
 
-def _run(state: Campaign, record: Record, index: int, side: Side, values: dict[str, Any], owner: Config) -> Run:
+def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Result:
     """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
     rng, n = state.rng, len(state.examples)
-    seed = 1000 + state.num_runs.get(owner.hash, 0)
-    state.num_runs[owner.hash] = state.num_runs.get(owner.hash, 0) + 1
+    seed = 1000 + state.campaign.num_runs_of(record.config_hash) + index - 1
     truth = min(max(_truth(values) + rng.normal(0, 0.025), 0.004), 0.99)
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
     num_steps = int(rng.integers(80, 190))
     steps = _steps(state, truth, num_steps)
-    run_dir = state.ledger.run_dir(record.number) / f"run-{index}"
-    run_dir.mkdir()
     truncated = rng.random(n) < 0.004
-    if state.with_files:
-        write_steps(run_dir / "metrics.jsonl", steps)
-        _write_rollouts(run_dir / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
     scores = tuple((right & ~truncated).astype(float).tolist())
     mean = sum(scores) / n
     evaluation = Evaluation(
@@ -236,12 +216,22 @@ def _run(state: Campaign, record: Record, index: int, side: Side, values: dict[s
     )  # fmt: skip
     reward = sum(step.reward_mean or 0.0 for step in steps) / num_steps
     training = Training(Outcome.BUDGET, num_steps, 60.2, reward, 1.18)
-    return Run(
-        index, side, seed, training, evaluation, float(rng.uniform(6, 9)), 60.2 + 4.1 + float(rng.uniform(8, 11))
-    )
+    startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
+    run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
+    folder = _folder(state, record, index, run)
+    if state.with_files:
+        write_steps(folder / "metrics.jsonl", steps)
+        _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
+    return run
 
 
-def _steps(state: Campaign, end: float, num_steps: int) -> list[Step]:
+def _folder(state: State, record: Record, index: int, run: Result) -> Path:
+    folder = state.ledger.attempt_dir(record.number, index, run)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _steps(state: State, end: float, num_steps: int) -> list[Step]:
     """Curves that rise from 0.42 to `end`; KL is not measured, as on the trl engine."""
     rng = state.rng
     share = np.linspace(0, 1, num_steps)

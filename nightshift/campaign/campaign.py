@@ -76,9 +76,8 @@ class Campaign:
         if record.status == Verdict.CRASH or (self.belief is None and not record.is_keep):
             return campaign  # in the second case the baseline's record was taken away, and what this was compared with
         if self.belief is None:
-            scores = [evaluation.scores for evaluation in record.evaluations]
-            means = np.array([np.mean(run) for run in scores])
-            belief = decision.baseline(means, len(scores[0]), record.decision)
+            scores = run_scores(record)
+            belief = decision.baseline(scores.mean(axis=1), scores.shape[1], record.decision)
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
@@ -88,26 +87,22 @@ class Campaign:
         """The belief with the record's config as its last one. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
-        candidate, before = mean_scores(record), mean_scores(self.kept[parent])
-        if len(candidate) != len(before):
-            raise UsageError(
-                f"experiment {record.number:04d} has {len(candidate)} scores, its parent {len(before)}",
-                f"Move runs/{record.number:04d} away to go on without it.",
-            )
-        pairing = decision.pairing(candidate, before, len(self.kept[parent].evaluations))
+        candidate, runs = mean_scores(record), run_scores(self.kept[parent])
+        if len(candidate) != runs.shape[1]:
+            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
+            raise UsageError(cause, _without(record))
+        pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         return decision.observe(self.belief, parent, float(candidate.mean()), pairing, record.decision)
 
     def judge(self, record: Record) -> Judgement:
         """The verdict on a measured experiment, with its numbers."""
         if self.belief is None:
-            num_runs = len(record.evaluations)
-            score = float(np.mean([np.mean(evaluation.scores) for evaluation in record.evaluations]))
-            plural = "s" if num_runs != 1 else ""
-            return Judgement(Verdict.KEEP, f"baseline: {num_runs} run{plural}", incumbent_score=score)
+            scores = run_scores(record)
+            why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
+            return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
         parent = self.kept[self._index_of(record.parent)]
         numbers = [record.number for record in self.kept]
-        before = [evaluation.scores for evaluation in parent.evaluations]
-        return decision.judge(self.test(record), mean_scores(record), before, numbers, record.decision)
+        return decision.judge(self.test(record), mean_scores(record), run_scores(parent), numbers, record.decision)
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
@@ -156,10 +151,23 @@ class Campaign:
         return sum(len(record.evaluations) for record in self.decided if record.config_hash == config_hash)
 
 
+def run_scores(record: Record) -> Array:
+    """The scores of its evaluated runs, (r, n). UsageError where they are not 0..1, or not of one set of examples."""
+    runs = [evaluation.scores for evaluation in record.evaluations]
+    scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)
+    if not scores.size or scores.min() < 0 or scores.max() > 1:
+        raise UsageError(f"experiment {record.number:04d} has no scores of one set of examples", _without(record))
+    return scores
+
+
 def mean_scores(record: Record) -> Array:
     """One score an example, the mean over the record's runs; shape (n,)."""
-    scores: Array = np.asarray([evaluation.scores for evaluation in record.evaluations], dtype=np.float64).mean(axis=0)
-    return scores
+    means: Array = run_scores(record).mean(axis=0)
+    return means
+
+
+def _without(record: Record) -> str:
+    return f"Move runs/{record.number:04d} away to go on without it."
 
 
 def baseline_of(records: Sequence[Record], branch: str) -> Record | None:

@@ -14,7 +14,7 @@ from nightshift.records import Verdict
 from nightshift.report.data import Z95, Experiment
 from nightshift.report.keys import short_names
 from nightshift.report.labels import Flag, Placed, place
-from nightshift.report.text import cut, points, score, verdict
+from nightshift.report.text import cut, expected, score, shortened, verdict
 
 LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
@@ -50,16 +50,16 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One measured experiment. `low` and `high` are the ends of its error bar; None without one."""
+    """One experiment. `low` and `high` are the ends of its error bar; None without one."""
 
     number: int
     x: float
     y: float
-    low: float | None
-    high: float | None
-    kind: str  # baseline | keep | back | discard
-    is_below: bool  # its score lies below the axis: drawn at the edge
+    kind: str  # baseline | keep | back | discard | crash
     title: str
+    low: float | None = None
+    high: float | None = None
+    is_below: bool = False  # it lies below the axis: drawn at the edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Chart:
     dots: tuple[Dot, ...]
     crashes: tuple[Dot, ...]
     incumbent: tuple[Point, ...]  # the step line
-    band: tuple[Point, ...]  # its 95 % band as a polygon; empty where it is not known
+    band: tuple[Point, ...]  # its 95 % band as a polygon
     baseline_y: float | None
     ends: tuple[Text, ...]  # what the lines come to
     labels: tuple[Placed, ...]
@@ -113,12 +113,12 @@ class Chart:
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
     shown = [e for e in experiments if e.record.status in tuple(Verdict)]
-    if not any(e.score is not None for e in shown):
+    if not any(e.is_measured for e in shown):
         return None
     plot_width = size.width - size.left - size.right
     pitch = plot_width / len(shown)
     xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
-    labelled = [i for i, e in enumerate(shown) if e.is_standing and e.score is not None]
+    labelled = [i for i, e in enumerate(shown) if e.is_kept and e.is_standing]
     flags = _flags([shown[i] for i in labelled], [xs[i] for i in labelled])
     labels = place(flags, size.width, CHARACTER_WIDTH, size.max_lanes, size.max_labels)
     top = 14.0 + LANE_HEIGHT * (1 + max((label.lane for label in labels), default=-1)) + 6 * bool(labels)
@@ -129,18 +129,12 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         return bottom - (value - low) / (high - low) * size.plot_height
 
     titles = [_title(e, len(shown)) if size.name != "narrow" else "" for e in shown]
-    dots = [
-        _dot(e, x, y_of, top, bottom, title)
-        for e, x, title in zip(shown, xs, titles, strict=True)
-        if e.score is not None
-    ]
-    crashes = [
-        Dot(e.number, x, bottom + _CRASH_HEIGHT / 2 + 2, None, None, "crash", False, title)
-        for e, x, title in zip(shown, xs, titles, strict=True)
-        if e.record.status == Verdict.CRASH
-    ]
+    places = list(zip(shown, xs, titles, strict=True))
+    dots = [_dot(e, x, y_of, top, bottom, title) for e, x, title in places if e.is_measured]
+    crash_y = bottom + _CRASH_HEIGHT / 2 + 2
+    crashes = [Dot(e.number, x, crash_y, e.kind, title) for e, x, title in places if e.record.status == Verdict.CRASH]
     line, band = _steps(shown, xs, size.width - size.right, y_of)
-    standing = next(e.standing for e in reversed(shown) if e.standing) if line else None
+    standing = next((e.standing for e in reversed(shown) if e.standing), None)
     height = bottom + (_CRASH_HEIGHT if crashes else 0) + _AXIS_HEIGHT
     return Chart(
         size=size,
@@ -166,11 +160,11 @@ def _range(shown: Sequence[Experiment]) -> Point:
     core: list[float] = []
     for e in shown:
         if e.standing:
-            spread = Z95 * (e.standing.incumbent_sd or 0.0)
+            spread = Z95 * e.standing.incumbent_sd
             core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
         if e.score is not None and e.record.status == Verdict.KEEP:
             core += [e.score - (e.spread or 0.0), e.score + (e.spread or 0.0)]
-    scores = [e.score for e in shown if e.score is not None]
+    scores = [e.score for e in shown if e.is_measured and e.score is not None]
     core = core or scores
     spreads = [e.spread for e in shown if e.spread is not None]
     span = max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
@@ -184,10 +178,10 @@ def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float, title:
     assert e.score is not None
     y = y_of(e.score)
     if y > bottom:
-        return Dot(e.number, x, bottom - 5, None, None, e.kind, True, title)
+        return Dot(e.number, x, bottom - 5, e.kind, title, is_below=True)
     ends = (None, None) if e.spread is None else (y_of(e.score - e.spread), y_of(e.score + e.spread))
     low, high = (None if end is None else min(max(end, top), bottom) for end in ends)
-    return Dot(e.number, x, y, low, high, e.kind, False, title)
+    return Dot(e.number, x, y, e.kind, title, low, high)
 
 
 def _title(e: Experiment, count: int) -> str:
@@ -196,8 +190,7 @@ def _title(e: Experiment, count: int) -> str:
     if e.score is not None:
         parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.delta is not None:
-        spread = f" ± {100 * e.delta_spread:.1f}" if e.delta_spread is not None else ""
-        parts.append(f"expected {points(e.delta)}{spread} over the incumbent")
+        parts.append(f"expected {expected(e)} over the incumbent")
     if e.record.status == Verdict.CRASH and e.record.judgement:
         parts.append(cut(e.record.judgement.why, 120))
     if count <= _MANY:
@@ -209,19 +202,13 @@ def _steps(
     shown: Sequence[Experiment], xs: Sequence[float], right: float, y_of: Scale
 ) -> tuple[list[Point], list[Point]]:
     """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
-    line: list[Point] = []
-    upper: list[Point] = []
-    lower: list[Point] = []
+    line, upper, lower = list[Point](), list[Point](), list[Point]()
     known = [(x, e.standing) for e, x in zip(shown, xs, strict=True) if e.standing]
-    ends = [x for x, _ in known[1:]] + [right]
-    for (x, standing), end in zip(known, ends, strict=True):
-        y = y_of(standing.incumbent)
-        line += [(x, y), (end, y)]
-        if standing.incumbent_sd is not None:
-            half = Z95 * standing.incumbent_sd
-            high, low = y_of(standing.incumbent + half), y_of(standing.incumbent - half)
-            upper += [(x, high), (end, high)]
-            lower += [(x, low), (end, low)]
+    for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), right], strict=False):
+        half = Z95 * standing.incumbent_sd
+        for points, value in ((line, 0.0), (upper, half), (lower, -half)):
+            y = y_of(standing.incumbent + value)
+            points += [(x, y), (end, y)]
     return line, [*upper, *reversed(lower)]
 
 
@@ -246,18 +233,13 @@ def _flags(kept: Sequence[Experiment], xs: Sequence[float]) -> list[Flag]:
         texts = [number]
         if e.changes:
             first, more = e.changes[0], len(e.changes) - 1
-            told = f"{names[first.key]} {first.old if first.old is not None else 'unset'}→"
-            told += first.new if first.new is not None else "unset"
+            told = f"{names[first.key]} {first.old or 'unset'}→{first.new or 'unset'}"
             suffix = f" +{more}" if more else ""
-            full = _shortened(f"{number} {told}", _MAX_LABEL - len(suffix)) + suffix
-            brief = _shortened(f"{number} {names[first.key]}", 18 - len(suffix)) + suffix
+            full = shortened(f"{number} {told}", _MAX_LABEL - len(suffix)) + suffix
+            brief = shortened(f"{number} {names[first.key]}", 18 - len(suffix)) + suffix
             texts = list(dict.fromkeys([full, brief, number]))
         flags.append(Flag(x, tuple(texts), abs(e.delta or 0.0)))
     return flags
-
-
-def _shortened(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: int) -> list[Text]:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from nightshift.campaign.campaign import Campaign, Standing
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.lineage import taken_back
-from nightshift.campaign.posterior import Standing, follow
 from nightshift.campaign.results import score_of
 from nightshift.certify import certificate as certificates
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
-from nightshift.errors import NightshiftError, UsageError
-from nightshift.records import Record, Side, Verdict
+from nightshift.errors import UsageError
+from nightshift.records import Record, Verdict
 from nightshift.report.diff import Change, changes_of
 from nightshift.rules import ALL_RULES, Rules
 
@@ -29,24 +28,27 @@ MEASURED = (Verdict.KEEP, Verdict.DISCARD)
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One row of the page. Scores are fractions; `spread` is the half-width of the score's 95 % interval.
+    """One row of the page. Scores are fractions.
 
-    `spread` covers seeds and examples where the campaign's run-to-run spread is known (`is_full_spread`), else
-    examples only. `standing` is the belief after this experiment.
+    `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
+    `is_standing`: the incumbent stands on it; `is_taken_back`: it was kept, and the incumbent does not.
     """
 
     record: Record
-    score: float | None
-    spread: float | None
-    is_full_spread: bool
-    standing: Standing | None
     changes: tuple[Change, ...]
-    is_taken_back: bool = False
+    standing: Standing | None
+    is_standing: bool
+    is_taken_back: bool
 
     @property
     def number(self) -> int:
         """The experiment's number in the ledger."""
         return self.record.number
+
+    @property
+    def is_measured(self) -> bool:
+        """True if it has a score and came to a verdict."""
+        return self.record.status in MEASURED and self.score is not None
 
     @property
     def is_baseline(self) -> bool:
@@ -59,9 +61,15 @@ class Experiment:
         return self.record.status == Verdict.KEEP and self.record.parent is not None
 
     @property
-    def is_standing(self) -> bool:
-        """True for a kept change that the incumbent stands on."""
-        return self.is_kept and not self.is_taken_back
+    def score(self) -> float | None:
+        """Mean score of its runs."""
+        return score_of(self.record.runs)[0]
+
+    @property
+    def spread(self) -> float | None:
+        """Half-width of the score's 95 % interval, over seeds and examples."""
+        num_runs = len(self.record.evaluations)
+        return Z95 * self.standing.run_sd / math.sqrt(num_runs) if self.standing and num_runs else None
 
     @property
     def kind(self) -> str:
@@ -94,14 +102,10 @@ class Morning:
 
     branch: str
     rules: Rules | None
+    standing: Standing | None  # what is believed now; None before the baseline
     experiments: tuple[Experiment, ...]
     certified: Certified | None
     notes: tuple[str, ...]
-
-    @property
-    def standing(self) -> Standing | None:
-        """The belief after the last measured experiment."""
-        return next((e.standing for e in reversed(self.experiments) if e.standing is not None), None)
 
     @property
     def kept(self) -> tuple[Experiment, ...]:
@@ -116,7 +120,7 @@ class Morning:
     @property
     def chain(self) -> tuple[Experiment, ...]:
         """Baseline and the kept changes that the incumbent stands on, in order."""
-        return tuple(e for e in self.experiments if e.is_baseline or e.is_standing)
+        return tuple(e for e in self.experiments if e.is_standing)
 
     def count(self, status: str) -> int:
         """Experiments of one status."""
@@ -142,27 +146,30 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     if branch is None:
         branch = head_branch if head_branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]
-    rules_hash = next(
-        (r.rules_hash for r in reversed(ours) if r.status in MEASURED), ours[-1].rules_hash if ours else ""
-    )
+    last = next((r for r in reversed(ours) if r.status in MEASURED), ours[-1] if ours else None)
+    rules_hash = last.rules_hash if last else ""
     shown = [r for r in ours if r.rules_hash == rules_hash]
-    if len(shown) < len(ours):
-        notes.append(
-            f"{_of(len(ours) - len(shown))} of this branch ran under other rules and do not compare: not shown."
-        )
-    if len(ours) < len(records):
-        notes.append(f"{_of(len(records) - len(ours))} of other branches: not shown.")
-    rules = next((r for r in ALL_RULES if shown and r.name == shown[-1].rules_name), None)
-    standings = follow(shown, rules.decision if rules else None)
-    if any(s.difference_sd is None for s in standings.values()):
-        notes.append(
-            "The recorded beliefs cannot be recomputed with this version's decision rule: "
-            "the band and the interval of the difference are not shown."
-        )
-    gone = {record.number for record in taken_back(shown)}
-    experiments = tuple(_experiment(r, standings, r.number in gone) for r in shown)
+    if others := len(ours) - len(shown):
+        notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
+    if others := len(records) - len(ours):
+        notes.append(f"{counted(others)} of other branches: not shown.")
+    campaign, standings = Campaign(), dict[int, Standing | None]()
+    for record in sorted((r for r in shown if r.decided is not None), key=lambda r: r.decided or 0):
+        try:
+            campaign = campaign.step(record)
+        except UsageError as error:
+            notes.append(f"Not counted: {error.cause}.")
+            shown.remove(record)
+        else:
+            standings[record.number] = campaign.standing if record.status in MEASURED else None
+    stands = {r.number for r in campaign.lineage}
+    back = {r.number for r in campaign.taken_back if r.parent is not None}
+    experiments = tuple(
+        Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, r.number in back) for r in shown
+    )
     certified, problem = _certified(ledger.runs_dir, branch, rules_hash, experiments)
-    return Morning(branch, rules, experiments, certified, (*notes, *problem))
+    rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
+    return Morning(branch, rules, campaign.standing, experiments, certified, (*notes, *problem))
 
 
 def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
@@ -170,87 +177,31 @@ def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
     for number in ledger.numbers():
         try:
             record = ledger.read(number)
-        except (NightshiftError, OSError) as error:
-            notes.append(f"Not counted: {error.cause if isinstance(error, NightshiftError) else error}.")
-            continue
-        if record is None:
-            continue
-        if _has_sound_values(record):
-            records.append(record)
+        except UsageError as error:
+            notes.append(f"Not counted: {error.cause}.")
         else:
-            notes.append(f"Not counted: {ledger.run_dir(number) / 'record.json'} holds values of a wrong kind.")
+            records += [record] if record else []
     return records, notes
 
 
-def _has_sound_values(record: Record) -> bool:
-    """Whether texts are texts and numbers are finite numbers: the ledger checks names only."""
-    texts: list[object] = [record.description, record.started, record.branch, record.status, record.rules_hash]
-    texts += [record.rules_name, record.engine, record.hardware, *record.diff, *record.unused_keys]
-    texts += [text for text in (record.prediction, record.lesson, record.health, record.settled) if text is not None]
-    needed: list[object] = [record.number]
-    measured: list[object] = [record.total_seconds, record.parent]
-    if (j := record.judgement) is not None:
-        texts.append(j.why)
-        measured += [j.delta, j.delta_stderr, j.p_better, j.incumbent_score, j.taken_back_to, j.taken_back_score]
-    for run in record.runs:
-        needed += [run.index, run.seed, run.total_seconds, run.training.num_steps]
-        measured += [run.startup_seconds, run.training.training_seconds]
-        if (e := run.evaluation) is not None:
-            needed += [e.eval_score, e.eval_stderr, e.truncated_share, e.completion_tokens_mean, e.seconds]
-    return (
-        isinstance(record.versions, dict)
-        and all(isinstance(text, str) for text in texts)
-        and all(map(_is_number, needed))
-        and all(value is None or _is_number(value) for value in measured)
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _of(count: int) -> str:
-    return f"{count:,} experiment{'s' if count != 1 else ''}"
-
-
-def _experiment(record: Record, standings: dict[int, Standing], is_taken_back: bool) -> Experiment:
-    runs = [run for run in record.runs if run.side is Side.CANDIDATE and run.evaluation is not None]
-    score, stderr = score_of(runs)
-    standing = standings.get(record.number)
-    run_sd = standing.run_sd if standing else None
-    if run_sd is not None and runs:
-        spread: float | None = Z95 * run_sd / math.sqrt(len(runs))
-    else:
-        spread = None if stderr is None else Z95 * stderr
-    return Experiment(record, score, spread, run_sd is not None, standing, changes_of(record.diff), is_taken_back)
+def counted(count: int, noun: str = "experiment") -> str:
+    """1 experiment, 2 experiments."""
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def _certified(
     runs_dir: Path, branch: str, rules_hash: str, experiments: Sequence[Experiment]
 ) -> tuple[Certified | None, list[str]]:
+    damaged = None, [f"{CERTIFICATE_NAME} is damaged: not shown."]
     try:
         found = certificates.read(runs_dir)
-    except (UsageError, OSError):
-        found, is_damaged = None, True
-    else:
-        is_damaged = found is not None and not _is_sound(found)
-    if is_damaged:
-        return None, [f"{CERTIFICATE_NAME} is damaged: not shown."]
+    except UsageError:
+        return damaged
     if found is None:
         return None, []
+    if _time(found.created) is None or not found.num_seeds.keys() >= {"baseline", "incumbent"}:
+        return damaged
     return Certified(found, _obsolete(found, branch, rules_hash, experiments)), []
-
-
-def _is_sound(certificate: Certificate) -> bool:
-    """Whether every number of a certificate that was read from a file is one."""
-    if not isinstance(certificate.num_seeds, dict):
-        return False
-    numbers: tuple[object, ...] = (
-        *(certificate.baseline_score, certificate.incumbent_score, certificate.difference, *certificate.interval),
-        *(certificate.num_examples, certificate.sealed_looks),
-        *(certificate.num_seeds.get(side) for side in ("baseline", "incumbent")),
-    )
-    return all(map(_is_number, numbers)) and _time(certificate.created) is not None
 
 
 def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Sequence[Experiment]) -> str | None:
@@ -278,13 +229,12 @@ def began_at(record: Record) -> datetime | None:
 
 def ended_at(record: Record) -> datetime | None:
     """When it ended, as far as its record says: an interrupted one may have no duration."""
-    began = began_at(record)
-    return None if began is None else began + timedelta(seconds=record.total_seconds or 0.0)
+    return _time(record.started, record.total_seconds or 0.0)
 
 
-def _time(text: str) -> datetime | None:
+def _time(text: str, seconds_later: float = 0.0) -> datetime | None:
     try:
-        time = datetime.fromisoformat(text)
-    except (ValueError, TypeError):
+        time = datetime.fromisoformat(text) + timedelta(seconds=seconds_later)
+    except (ValueError, OverflowError):
         return None
     return time if time.tzinfo is not None else None

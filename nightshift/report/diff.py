@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.lineage import lineage
 from nightshift.errors import UsageError
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.records import Record, Verdict
@@ -84,7 +84,7 @@ def kept_chain(records: Sequence[Record], branch: str) -> list[Record]:
     """
     ours = [r for r in records if r.branch == branch]
     last = next((r for r in reversed(ours) if r.status == Verdict.KEEP), None)
-    return lineage([r for r in ours if last is not None and r.rules_hash == last.rules_hash])
+    return list(Campaign.of(ours, branch, last.rules_hash).lineage) if last else []
 
 
 def kept_here(ledger: Ledger, repo: Repo) -> list[Record]:

@@ -13,38 +13,21 @@ _GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One experiment that changed a key to `value`. `delta` is None for a crash; fractions.
+    """One experiment that changed a key to `value`; `is_alone`: no other key changed, so the difference is its own."""
 
-    `is_alone`: no other key changed, so the difference is this key's.
-    """
-
-    number: int
+    experiment: Experiment
     old: str
     value: str
-    delta: float | None
-    spread: float | None
-    status: str
     is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStudy:
-    """One key with its trials in order; `current` is the incumbent's value, None if the key never was kept."""
+    """One key with its trials in order; `current` is the incumbent's value."""
 
     key: str
     trials: tuple[Trial, ...]
-    current: str | None
-
-    @property
-    def values(self) -> list[str]:
-        """The distinct values tried, numbers in their order, then texts."""
-        return sorted({trial.value for trial in self.trials}, key=_sort_key)
-
-    @property
-    def numbers(self) -> dict[str, float] | None:
-        """The tried values as numbers; None if one is no number."""
-        values = {trial.value: as_number(trial.value) for trial in self.trials}
-        return None if None in values.values() else {text: n for text, n in values.items() if n is not None}
+    current: str
 
 
 def study(experiments: Sequence[Experiment]) -> list[KeyStudy]:
@@ -55,22 +38,12 @@ def study(experiments: Sequence[Experiment]) -> list[KeyStudy]:
         if experiment.delta is None and experiment.record.status != Verdict.CRASH:
             continue
         for change in experiment.changes:
-            value = change.new if change.new is not None else "unset"
-            old = change.old if change.old is not None else "unset"
-            trial = Trial(
-                experiment.number,
-                old,
-                value,
-                experiment.delta,
-                experiment.delta_spread,
-                experiment.record.status,
-                len(experiment.changes) == 1,
-            )
-            trials.setdefault(change.key, []).append(trial)
+            old, value = change.old or "unset", change.new or "unset"
+            trials.setdefault(change.key, []).append(Trial(experiment, old, value, len(experiment.changes) == 1))
             current.setdefault(change.key, old)  # before the first trial the incumbent had the old value
             if experiment.is_standing:
                 current[change.key] = value
-    studies = [KeyStudy(key, tuple(found), current.get(key)) for key, found in trials.items()]
+    studies = [KeyStudy(key, tuple(found), current[key]) for key, found in trials.items()]
     return sorted(studies, key=lambda s: (-len(s.trials), s.key))
 
 
@@ -98,6 +71,7 @@ def as_number(text: str) -> float | None:
     return number if abs(number) < float("inf") else None  # also false for nan
 
 
-def _sort_key(value: str) -> tuple[bool, float, str]:
+def by_value(value: str) -> tuple[bool, float, str]:
+    """Sorts numbers in their order, then texts."""
     number = as_number(value)
     return (number is None, number or 0.0, value)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from nightshift.report.data import Experiment, Morning
-from nightshift.report.text import Headline, certificate_line, duration, markdown, markdown_code, points, score, verdict
+from nightshift.report.text import Headline, certificate_line, cut, duration, expected, score, verdict, visible
 from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
+_MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 
 
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
@@ -53,9 +55,7 @@ def kept_table(morning: Morning, most: int | None = None) -> list[str]:
 
 
 def _delta(e: Experiment) -> str:
-    if e.delta is None:
-        return "baseline" if e.is_baseline else "not measured"
-    return points(e.delta) + (f" ± {100 * e.delta_spread:.1f}" if e.delta_spread is not None else "")
+    return "baseline" if e.delta is None and e.is_baseline else expected(e)
 
 
 def _changes(e: Experiment, most: int | None) -> str:
@@ -63,3 +63,17 @@ def _changes(e: Experiment, most: int | None) -> str:
     if left_out := len(e.changes) - len(shown):
         shown.append(f"and {left_out} more")
     return "<br>".join(shown) or "none"
+
+
+def markdown(text: str, limit: int = 200) -> str:
+    """Text as itself in a Markdown table: one line, no markup, no link."""
+    return _MARKDOWN.sub(r"\\\1", _one_line(text, limit))
+
+
+def markdown_code(text: str, limit: int = 200) -> str:
+    """Text in a code span of a Markdown table."""
+    return "`" + _one_line(text, limit).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _one_line(text: str, limit: int) -> str:
+    return " ".join(str(visible(cut(text, limit))).split())

@@ -1,7 +1,7 @@
 """The morning page: report.html, progress.png and report.md, from the ledger alone.
 
 report.html is one file without a network: style, script and drawings are inside. What comes from outside
-(descriptions, rollouts, file names) is escaped by Jinja, made visible by `report_text.visible`, and cannot
+(descriptions, rollouts, file names) is escaped by Jinja, made visible by `text.visible`, and cannot
 run: the page's policy allows its own script alone, by its hash.
 """
 
@@ -23,19 +23,30 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, EngineError
 from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
-from nightshift.metrics import Step
+from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Verdict
 from nightshift.report import panels
-from nightshift.report import text as report_text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
 from nightshift.report.diff import Change, changes_of
 from nightshift.report.keys import KeyStudy, study
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Interval, Panel, Spark
-from nightshift.report.runs import CURVES, Rollout, problem_texts, rollouts, series_of, steps_of
-from nightshift.report.text import Headline, certificate_line, headline
-from nightshift.report.timing import Night, Segment, Use, nights, split_experiment, totals
+from nightshift.report.runs import CURVES, Rollout, curve_of, problem_texts, rollouts
+from nightshift.report.text import (
+    Headline,
+    certificate_line,
+    cut,
+    duration,
+    headline,
+    points,
+    score,
+    short_number,
+    shortened,
+    signed,
+    visible,
+)
+from nightshift.report.timing import Night, Use, nights, split_experiment
 from nightshift.train_toml import config
 
 PICTURE_NAME = "progress.png"
@@ -60,7 +71,7 @@ class Row:
 
     experiment: Experiment
     interval: Interval | None
-    segments: tuple[Segment, ...]
+    uses: Mapping[Use, float]  # its seconds
     is_brief: bool
     sparks: tuple[tuple[str, Spark | None], ...]
     rollouts: tuple[Rollout, ...] | None
@@ -127,25 +138,27 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
     with_curves = _chosen(morning.experiments, _MAX_CURVES)
     with_rollouts = _chosen(morning.experiments, _MAX_ROLLOUTS)
     problems = problem_texts(morning.rules, ledger.tsv_path.parent) if with_rollouts else {}
-    scale = panels.interval_scale([(e.delta, e.delta_spread) for e in morning.experiments])
+    scale = panels.interval_scale(morning.experiments)
     rows = []
     for experiment in morning.experiments:
-        record = experiment.record
-        folder = ledger.run_dir(record.number)
-        has_curves, has_rollouts = record.number in with_curves, record.number in with_rollouts
-        steps = {run.index: steps_of(folder / f"run-{run.index}") for run in record.runs} if has_curves else {}
+        record, number = experiment.record, experiment.number
+        folders = [ledger.attempt_dir(number, index, run) for index, run in enumerate(record.runs, 1)]
+        steps = [read_steps(folder / METRICS_NAME) if number in with_curves else [] for folder in folders]
+        curves = ((words, [curve_of(name, found, _SPARK_POINTS) for found in steps]) for name, words in CURVES.items())
+        scored = [folder for folder, run in zip(folders, record.runs, strict=True) if run.evaluation]
+        shown = scored[-1:] if number in with_rollouts else []
+        answers = [rollout for folder in shown for rollout in rollouts(folder, number, problems)]
         rows.append(
             Row(
                 experiment=experiment,
-                interval=panels.interval(experiment.delta, experiment.delta_spread, scale),
-                segments=tuple(split_experiment(record, steps)),
-                is_brief=not has_curves,
-                sparks=_sparks(experiment, steps) if has_curves else (),
-                rollouts=_rollouts(experiment, folder, problems) if has_rollouts else None,
+                interval=panels.interval(experiment, scale),
+                uses=split_experiment(record, steps),
+                is_brief=number not in with_curves,
+                sparks=tuple((words, panels.spark(found)) for words, found in curves),
+                rollouts=tuple(answers) if number in with_rollouts else None,
             )
         )
-    segments = {row.experiment.number: row.segments for row in rows}
-    strip, tallest = panels.strip([totals(row.segments) for row in rows])
+    strip, tallest = panels.strip([row.uses for row in rows])
     studies = study(morning.experiments)
     charts = [chart for size in SIZES if (chart := progress_chart(morning.experiments, size)) is not None]
     return View(
@@ -156,7 +169,7 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
         studies=tuple(studies),
         panels=tuple(panels.panel(one) for one in studies[:_MAX_PANELS]),
         charts=tuple(charts),
-        nights=tuple(nights([e.record for e in morning.experiments], segments)),
+        nights=tuple(nights([(row.experiment.record, row.uses) for row in rows])),
         net=_net(ledger, morning),
         strip=strip,
         tallest_seconds=tallest,
@@ -186,40 +199,19 @@ def _chosen(experiments: Sequence[Experiment], most: int) -> set[int]:
     return {e.number for e in list({e.number: e for e in (*first, *last, *telling)}.values())[:most]}
 
 
-def _sparks(experiment: Experiment, steps: Mapping[int, Sequence[Step]]) -> tuple[tuple[str, Spark | None], ...]:
-    runs = [(run, steps.get(run.index, ())) for run in experiment.record.runs]
-    return tuple((words, panels.spark(series_of(name, runs, _SPARK_POINTS))) for name, words in CURVES.items())
-
-
-def _rollouts(experiment: Experiment, folder: Path, problems: Mapping[tuple[str, str], str]) -> tuple[Rollout, ...]:
-    """From the last evaluated run of the candidate."""
-    evaluated = [run for run in experiment.record.runs if run.evaluation is not None and run.side == "candidate"]
-    if not evaluated:
-        return ()
-    return tuple(rollouts(folder / f"run-{evaluated[-1].index}", experiment.number, problems))
-
-
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=report_text.visible,
+        finalize=visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        name: getattr(report_text, name) for name in ("score", "signed", "points", "duration", "short_number", "cut")
-    }
-    environment.filters |= {
-        "n": _coordinate,
-        "path": _path,
-        "whole": _whole_path,
-        "plain": _plain,
-        "totals": totals,
-        "pairs": lambda segments: [(segment.use, segment.seconds) for segment in segments],
-    }
+    filters = (score, signed, points, duration, short_number, cut, shortened)
+    environment.filters |= {function.__name__: function for function in filters}
+    environment.filters |= {"n": _coordinate, "path": _path, "whole": _whole_path, "plain": _plain}
     return environment
 
 

@@ -6,18 +6,18 @@ whatever cannot be read is absent.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from nightshift.errors import NightshiftError
 from nightshift.evaluation import examples_of
-from nightshift.metrics import METRICS_NAME, Step, read_steps
-from nightshift.records import Run, Side
+from nightshift.files import read_file
+from nightshift.metrics import Step
 from nightshift.rules import Rules
 
 # What the page draws of every run: the name in metrics.jsonl, and its words.
@@ -29,16 +29,7 @@ CURVES = {
     "entropy": "entropy",
 }
 ROLLOUTS_NAME = "evaluation.jsonl"
-_MAX_BYTES = 32 * 1024 * 1024  # of an evaluation.jsonl: 1,319 answers of 1,024 tokens take 6 MB
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One curve of one run: (step, value) points; a point of a thinned curve is the mean of its neighbours."""
-
-    run_index: int
-    side: Side
-    points: tuple[tuple[float, float], ...]
+Curve = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +44,28 @@ class Rollout:
     num_tokens: int | None
 
 
-def steps_of(run_dir: Path) -> list[Step]:
-    """The steps of one run; empty where there is no readable metrics.jsonl."""
-    try:
-        return read_steps(run_dir / METRICS_NAME)
-    except (OSError, RecursionError):
-        return []
+class _Line(msgspec.Struct):
+    """Of an evaluation.jsonl, as evaluation.py writes it."""
+
+    environment: str
+    key: str
+    score: float
+    answer: str
+    completion: str
+    num_tokens: int | None = None
+    truncated: bool = False
 
 
-def series_of(name: str, runs: Sequence[tuple[Run, Sequence[Step]]], max_points: int) -> list[Series]:
-    """The curve `name` of every run that measured it."""
-    found = []
-    for run, steps in runs:
-        points = [(float(step.step), value) for step in steps if (value := getattr(step, name)) is not None]
-        if points:
-            found.append(Series(run.index, run.side, tuple(_thinned(points, max_points))))
-    return found
-
-
-def _thinned(points: Sequence[tuple[float, float]], max_points: int) -> list[tuple[float, float]]:
-    size = -(-len(points) // max_points)
+def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
+    """One quantity of one run as (step, value) points, each the mean of its neighbours where there are too many."""
+    points = [(float(step.step), value) for step in steps if (value := getattr(step, name)) is not None]
+    size = -(-len(points) // max_points) or 1
     buckets = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
 
 
 def problem_texts(rules: Rules | None, root: Path) -> dict[tuple[str, str], str]:
-    """The last message of every problem of the selection set by (environment, key); empty without its data."""
+    """The last message of every example of the selection set by (environment, key); empty without its data."""
     if rules is None:
         return {}
     try:
@@ -99,33 +86,19 @@ def _texts(rules: Rules, root: Path) -> dict[tuple[str, str], str]:
 def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
     """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
     try:
-        with (run_dir / ROLLOUTS_NAME).open("rb") as file:
-            lines = file.read(_MAX_BYTES).split(b"\n")
+        lines = read_file(run_dir / ROLLOUTS_NAME).split(b"\n")
     except OSError:
         return []
     found: dict[str, Rollout] = {}
     start = zlib.crc32(str(seed).encode()) % len(lines)
-    for line in (*lines[start:], *lines[:start]):
-        rollout = _rollout(line, problems)
-        if rollout is not None:
-            found.setdefault(rollout.kind, rollout)
+    for text in (*lines[start:], *lines[:start]):
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        kind = "truncated" if line.truncated else "right" if line.score > 0.5 else "wrong"
+        problem = problems.get((line.environment, line.key))
+        found.setdefault(kind, Rollout(kind, line.key, problem, line.answer, line.completion, line.num_tokens))
         if len(found) == 3:
             break
     return [found[kind] for kind in ("right", "wrong", "truncated") if kind in found]
-
-
-def _rollout(line: bytes, problems: Mapping[tuple[str, str], str]) -> Rollout | None:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    texts = [row.get(name) for name in ("environment", "key", "answer", "completion")]
-    score, truncated, num_tokens = row.get("score"), row.get("truncated"), row.get("num_tokens")
-    if not all(isinstance(text, str) for text in texts) or not isinstance(score, int | float):
-        return None
-    environment, key, answer, completion = map(str, texts)
-    kind = "truncated" if truncated is True else "right" if score > 0.5 else "wrong"
-    tokens = num_tokens if isinstance(num_tokens, int) else None
-    return Rollout(kind, key, problems.get((environment, key)), answer, completion, tokens)

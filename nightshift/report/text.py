@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from nightshift.records import Verdict
-from nightshift.report.data import Z95, Certified, Experiment, Morning
+from nightshift.report.data import Z95, Certified, Experiment, Morning, counted
 
 NOT_MEASURED = "not measured"
 _MINUS = "\N{MINUS SIGN}"
@@ -21,7 +21,6 @@ _HIDDEN = re.compile(
     "\U000e0000-\U000e007f]"
 )
 _MAX_TEXT = 4000  # characters of any one text
-_MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 
 
 def verdict(e: Experiment) -> str:
@@ -45,29 +44,23 @@ def headline(morning: Morning) -> Headline:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
     if standing is None:
         if morning.count(Verdict.CRASH) == len(morning.experiments):
-            return Headline(
-                "Nothing has been measured",
-                f"{_counted(len(morning.experiments), 'experiment')}, and every one crashed.",
-                "bad",
-            )
+            sentence = f"{counted(len(morning.experiments))}, and every one crashed."
+            return Headline("Nothing has been measured", sentence, "bad")
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
+    tried = len(morning.experiments) - 1
+    if len(morning.chain) <= 1 and tried == 0:
+        sentence = "Only the baseline has been measured; there is nothing to compare it with."
+        return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
     if len(morning.chain) <= 1:
         later = " for good" if morning.kept else ""
-        tried = len(morning.experiments) - 1
-        if tried == 0:
-            sentence = "Only the baseline has been measured; there is nothing to compare it with."
-            return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
-        sentence = f"{_counted(tried, 'experiment')} after the baseline, none kept{later}. "
+        sentence = f"{counted(tried)} after the baseline, none kept{later}. "
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
-    expected = f"Expected gain of the incumbent over the baseline: {points(standing.difference)}"
-    if standing.difference_sd is None:
-        word = "Perhaps better" if standing.difference > 0 else "No gain"
-        return Headline(f"{word}: {change}", f"{expected} (95 % interval {NOT_MEASURED}).", "open")
     half = Z95 * standing.difference_sd
     low, high = standing.difference - half, standing.difference + half
-    sentence = f"{expected} (95 % interval {signed(100 * low)} to {points(high)})."
+    sentence = f"Expected gain of the incumbent over the baseline: {points(standing.difference)} "
+    sentence += f"(95 % interval {signed(100 * low)} to {points(high)})."
     if low > 0:
         return Headline(f"Better: {change}", sentence, "good")
     if standing.difference > 0:
@@ -85,13 +78,9 @@ def certificate_line(certified: Certified | None) -> str:
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
         f"{c.num_seeds['incumbent']} fresh seeds: {score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
         f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}. "
-        f"The sealed set was opened {c.sealed_looks} time{'s' if c.sealed_looks != 1 else ''}."
+        f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
     return f"Not of this incumbent: {certified.obsolete}. {line}" if certified.obsolete else line
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def score(value: float | None) -> str:
@@ -110,6 +99,11 @@ def signed(value: float | None, digits: int = 1) -> str:
 def points(value: float | None) -> str:
     """A difference of scores in percentage points."""
     return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
+
+
+def expected(e: Experiment) -> str:
+    """The difference of an experiment from its incumbent, with half of its 95 % interval."""
+    return points(e.delta) + ("" if e.delta_spread is None else f" ± {100 * e.delta_spread:.1f}")
 
 
 def duration(seconds: float | None) -> str:
@@ -152,15 +146,6 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
 
 
-def markdown(text: str, limit: int = 200) -> str:
-    """Text as itself in a Markdown table: one line, no markup, no link."""
-    return _MARKDOWN.sub(r"\\\1", _one_line(text, limit))
-
-
-def markdown_code(text: str, limit: int = 200) -> str:
-    """Text in a code span of a Markdown table."""
-    return "`" + _one_line(text, limit).replace("`", "'").replace("|", "\\|") + "`"
-
-
-def _one_line(text: str, limit: int) -> str:
-    return " ".join(str(visible(cut(text, limit))).split())
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters, the last an ellipsis where some were cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 from nightshift.metrics import Step
-from nightshift.records import Record, Run
+from nightshift.records import Record, Result
 from nightshift.report.data import began_at, ended_at
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
@@ -32,25 +33,15 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Seconds of one use."""
-
-    use: Use
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Night:
     """Experiments without a pause of NIGHT_GAP between them. `seconds` by use; they sum to its length, but
     for experiments whose duration is not recorded (`num_unknown`)."""
 
     began: datetime
     ended: datetime
-    first: int
-    last: int
     num_experiments: int
     num_unknown: int
-    seconds: Mapping[Use, float] = field(default_factory=dict)
+    seconds: Mapping[Use, float]
 
     @property
     def length_seconds(self) -> float:
@@ -58,82 +49,72 @@ class Night:
         return (self.ended - self.began).total_seconds()
 
 
-def split_run(run: Run, steps: Sequence[Step]) -> list[Segment]:
-    """The seconds of one run in order. Without `steps` the training window is one piece."""
-    training = run.training.training_seconds or 0.0
-    evaluation = run.evaluation.seconds if run.evaluation else 0.0
-    startup = run.startup_seconds or 0.0
-    rest = max(run.total_seconds - startup - training - evaluation, 0.0)
-    parts = [
-        Segment(Use.STARTUP, startup),
-        *_split_training(training, steps),
-        Segment(Use.EVALUATION, evaluation),
-        Segment(Use.OTHER, rest),
-    ]
-    return [part for part in parts if part.seconds > 0]
+def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
+    """The seconds of one run by use. Without `steps` the training window is one piece."""
+    uses = {
+        Use.STARTUP: run.startup_seconds or 0.0,
+        Use.EVALUATION: run.evaluation.seconds if run.evaluation else 0.0,
+        **_split_training(run.training.training_seconds or 0.0, steps),
+    }
+    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
 
 
-def _split_training(seconds: float, steps: Sequence[Step]) -> list[Segment]:
-    """The training window from the trainer's side.
+def _split_training(seconds: float, steps: Sequence[Step]) -> dict[Use, float]:
+    """The training window from the trainer's side; what its steps do not fill is left to OTHER.
 
     Where generation runs beside training (prime-rl: the trainer reports what it waits for), it costs only the
     time that the trainer waits.
     """
     is_parallel = any(step.wait_for_rollouts_seconds is not None for step in steps)
-    generation = 0.0 if is_parallel else _sum(step.generate_seconds for step in steps)
-    parts = [
-        Segment(Use.GENERATION, generation),
-        Segment(Use.TRAINING, _sum(step.train_seconds for step in steps)),
-        Segment(Use.TRANSFER, _sum(step.broadcast_seconds for step in steps)),
-        Segment(Use.WAITING, _sum(step.wait_for_rollouts_seconds for step in steps)),
-    ]
-    known = sum(part.seconds for part in parts)
-    if known == 0 or known > seconds * _ROUNDING:
-        return [Segment(Use.UNSPLIT, seconds)]
-    return [*parts, Segment(Use.OTHER, max(seconds - known, 0.0))]
+    uses = {
+        Use.GENERATION: 0.0 if is_parallel else sum(step.generate_seconds or 0.0 for step in steps),
+        Use.TRAINING: sum(step.train_seconds or 0.0 for step in steps),
+        Use.TRANSFER: sum(step.broadcast_seconds or 0.0 for step in steps),
+        Use.WAITING: sum(step.wait_for_rollouts_seconds or 0.0 for step in steps),
+    }
+    return uses if 0 < sum(uses.values()) <= seconds * _ROUNDING else {Use.UNSPLIT: seconds}
 
 
-def split_experiment(record: Record, steps: Mapping[int, Sequence[Step]]) -> list[Segment]:
-    """All runs of an experiment in order, `steps` by run index, and what the harness itself took."""
-    segments = [segment for run in record.runs for segment in split_run(run, steps.get(run.index, ()))]
-    rest = (record.total_seconds or 0.0) - sum(segment.seconds for segment in segments)
-    return [*segments, Segment(Use.OTHER, rest)] if rest > 0 else segments
+def split_experiment(record: Record, steps: Sequence[Sequence[Step]]) -> dict[Use, float]:
+    """The seconds of an experiment by use: its runs, `steps` of each, and what the harness itself took."""
+    runs = [split_run(run, found) for run, found in zip(record.runs, steps, strict=True)]
+    rest = (record.total_seconds or 0.0) - sum(sum(uses.values()) for uses in runs)
+    return total([*runs, {Use.OTHER: rest}])
 
 
-def totals(segments: Sequence[Segment]) -> dict[Use, float]:
-    """Seconds by use, in the order of Use; uses that took nothing are absent."""
-    sums = {use: sum(s.seconds for s in segments if s.use is use) for use in Use}
+def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
+    """Seconds by use, in the order of Use; uses that took nothing are absent, and no part takes less than nothing."""
+    known = list(parts)
+    sums = {use: sum(max(part.get(use, 0.0), 0.0) for part in known) for use in Use}
     return {use: seconds for use, seconds in sums.items() if seconds > 0}
 
 
-def nights(records: Sequence[Record], segments: Mapping[int, Sequence[Segment]]) -> list[Night]:
-    """The experiments in groups, `segments` by experiment number. One without a readable start is in none."""
-    groups: list[list[tuple[Record, datetime, datetime]]] = []
-    for record in records:
+def nights(experiments: Sequence[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
+    """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
+    groups: list[list[_Timed]] = []
+    for record, uses in experiments:
         began, ended = began_at(record), ended_at(record)
         if began is None or ended is None:
             continue
-        if groups and began - groups[-1][-1][2] <= NIGHT_GAP:
-            groups[-1].append((record, began, ended))
-        else:
-            groups.append([(record, began, ended)])
-    return [_night(group, segments) for group in groups]
+        if not groups or began - groups[-1][-1].ended > NIGHT_GAP:
+            groups.append([])
+        groups[-1].append(_Timed(began, ended, uses, record.total_seconds is not None))
+    return [_night(group) for group in groups]
 
 
-def _night(group: Sequence[tuple[Record, datetime, datetime]], segments: Mapping[int, Sequence[Segment]]) -> Night:
-    parts = [part for record, _, _ in group for part in segments.get(record.number, ())]
-    for (_, _, ended), (_, began, _) in pairwise(group):
-        parts.append(Segment(Use.IDLE, max((began - ended).total_seconds(), 0.0)))
+class _Timed(NamedTuple):
+    began: datetime
+    ended: datetime
+    uses: Mapping[Use, float]
+    is_known: bool
+
+
+def _night(group: Sequence[_Timed]) -> Night:
+    idle = ({Use.IDLE: (later.began - earlier.ended).total_seconds()} for earlier, later in pairwise(group))
     return Night(
-        began=group[0][1],
-        ended=max(ended for _, _, ended in group),
-        first=group[0][0].number,
-        last=group[-1][0].number,
+        began=group[0].began,
+        ended=max(each.ended for each in group),
         num_experiments=len(group),
-        num_unknown=sum(record.total_seconds is None for record, _, _ in group),
-        seconds=totals(parts),
+        num_unknown=sum(not each.is_known for each in group),
+        seconds=total([*(each.uses for each in group), *idle]),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float:
-    return sum(value for value in values if value is not None)

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from nightshift import health
-from nightshift.health import Facts, Finding, Severity, digest, examine, facts_of
+from nightshift.health import checks, digest, examine
+from nightshift.health.finding import Conditions, Finding, Severity, conditions_of
+from nightshift.health.trends import trend
 from nightshift.metrics import Step, read_steps
-from nightshift.records import Evaluation, Outcome, Run, Side, Training, Weights
+from nightshift.records import Evaluation, Outcome, Result, Training, Weights
 from nightshift.train_toml import keys
-from nightshift.trends import trend
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
-FACTS = Facts(budget_seconds=60.0, training_seconds=60.2, outcome=Outcome.BUDGET, values=VALUES)
+USUAL = Conditions(budget_seconds=60.0, training_seconds=60.2, outcome=Outcome.BUDGET, values=VALUES)
 SEEDS = range(30)
 
 
@@ -62,14 +63,14 @@ def changed(steps: list[Step], **curves: Callable[[float], float]) -> list[Step]
     return [replace(step, **{name: curve(i / n) for name, curve in curves.items()}) for i, step in enumerate(steps)]
 
 
-def alarms(steps: list[Step], facts: Facts = FACTS) -> list[Finding]:
-    return [finding for finding in examine(steps, facts) if finding.severity >= Severity.COSTLY]
+def alarms(steps: list[Step], conditions: Conditions = USUAL) -> list[Finding]:
+    return [finding for finding in examine(steps, conditions) if finding.severity >= Severity.COSTLY]
 
 
-def found(steps: list[Step], text: str, facts: Facts = FACTS) -> Finding:
+def found(steps: list[Step], text: str, conditions: Conditions = USUAL) -> Finding:
     """The one finding with `text`; the assertion shows the whole digest."""
-    matches = [finding for finding in examine(steps, facts) if text in finding.text]
-    assert len(matches) == 1, digest(steps, facts)
+    matches = [finding for finding in examine(steps, conditions) if text in finding.text]
+    assert len(matches) == 1, digest(steps, conditions)
     return matches[0]
 
 
@@ -188,13 +189,13 @@ def test_each_fault_is_found(fault: str, num_steps: int) -> None:
     hits = 0
     for seed in SEEDS:
         steps = changed(healthy(seed, num_steps), **curves(seed))
-        matches = [finding for finding in examine(steps, FACTS) if text in finding.text]
+        matches = [finding for finding in examine(steps, USUAL) if text in finding.text]
         hits += len(matches) == 1 and matches[0].severity is severity and key in matches[0].keys
-    assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {digest(steps, FACTS)}"
+    assert hits >= 0.9 * len(SEEDS), f"{hits} of {len(SEEDS)}: {digest(steps, USUAL)}"
 
 
 def test_healthy_curves_give_no_alarm() -> None:
-    alarmed = {seed: digest(healthy(seed), FACTS) for seed in range(200) if alarms(healthy(seed))}
+    alarmed = {seed: digest(healthy(seed), USUAL) for seed in range(200) if alarms(healthy(seed))}
     assert len(alarmed) <= 2, alarmed  # measured: 0 of 600
 
 
@@ -202,20 +203,20 @@ def test_a_saturated_curve_is_not_said_to_rise() -> None:
     hits = 0
     for seed in range(100):
         curve = jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.05, seed)
-        hits += "still rising" in digest(changed(healthy(seed), reward_mean=curve), FACTS)
+        hits += "still rising" in digest(changed(healthy(seed), reward_mean=curve), USUAL)
     assert hits <= 2
 
 
 def test_all_well_is_one_line_with_numbers() -> None:
     steps = changed(healthy(3, 120), reward_mean=jitter(lambda x: 0.45 + 0.3 * (1 - math.exp(-x / 0.08)), 0.02))
-    [finding] = examine(steps, FACTS)
+    [finding] = examine(steps, USUAL)
     assert finding.text.startswith("healthy: reward 0.")
     assert "120 steps of" in finding.text
 
 
 def test_nothing_measured_gives_no_finding() -> None:
-    assert examine([], FACTS) == []
-    [finding] = examine([Step(i + 1) for i in range(100)], Facts())
+    assert examine([], USUAL) == []
+    [finding] = examine([Step(i + 1) for i in range(100)], Conditions())
     assert finding.text == "healthy: 100 steps"
 
 
@@ -228,23 +229,23 @@ def test_a_field_that_was_not_measured_is_never_an_alarm(name: str) -> None:
 def test_five_lines_the_worst_first_and_the_time_last_if_there_is_room() -> None:
     names = ("collapsed", "no entropy left", "spikes", "truncated", "masked", "stale", "failing")
     curves = {name: curve for fault in names for name, curve in FAULTS[fault][3](0).items()}
-    findings = examine(changed(healthy(0, 100), **curves), FACTS)
+    findings = examine(changed(healthy(0, 100), **curves), USUAL)
     severities = [finding.severity for finding in findings]
     assert len(findings) == 5
     assert severities == sorted(severities, reverse=True)
     assert "reward collapsed" in findings[0].text
-    two = examine(changed(healthy(0, 100), **FAULTS["masked"][3](0)), FACTS)
+    two = examine(changed(healthy(0, 100), **FAULTS["masked"][3](0)), USUAL)
     assert two[-1].text.startswith("time: 100 steps of")
 
 
 def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
     steps = changed(healthy(0, 100), **FAULTS["stale"][3](0))
-    facts = replace(FACTS, used_keys=frozenset({"orchestrator.batch_size"}))
-    assert found(steps, "policy versions old", facts).keys == ("orchestrator.batch_size",)
+    conditions = replace(USUAL, used_keys=frozenset({"orchestrator.batch_size"}))
+    assert found(steps, "policy versions old", conditions).keys == ("orchestrator.batch_size",)
 
 
 def test_every_key_that_is_pointed_to_is_open() -> None:
-    nodes = ast.walk(ast.parse(Path(health.__file__).read_text()))
+    nodes = ast.walk(ast.parse(Path(checks.__file__).read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = {text for text in texts if re.fullmatch(r"(trainer|orchestrator|inference)[.][a-z0-9_.]+", text)}
     assert len(named) > 20
@@ -253,41 +254,41 @@ def test_every_key_that_is_pointed_to_is_open() -> None:
 
 def test_what_the_budget_was_used_for() -> None:
     steps = healthy(2, 100)
-    ended = replace(FACTS, outcome=Outcome.FINISHED, training_seconds=30.0, values={**VALUES, "max_steps": 100})
+    ended = replace(USUAL, outcome=Outcome.FINISHED, training_seconds=30.0, values={**VALUES, "max_steps": 100})
     assert found(steps, "30 s of the budget unused", ended).keys == ("max_steps",)
-    cosine = replace(FACTS, values={**VALUES, "max_steps": 400, "trainer.scheduler.type": "cosine"})
+    cosine = replace(USUAL, values={**VALUES, "max_steps": 400, "trainer.scheduler.type": "cosine"})
     assert "the schedule was cut off" in found(steps, "step 100 of max_steps 400", cosine).text
     assert not alarms(steps, cosine)
     assert found(healthy(2, 6), "only 6 steps in 60 s").severity is Severity.COSTLY
     late = [replace(step, time=(step.time or 0) + 15) for step in steps]
     assert "of the budget (later ones 0." in found(late, "the first step took").text
-    overhead = replace(FACTS, startup_seconds=50.0, evaluation_seconds=20.0)
+    overhead = replace(USUAL, startup_seconds=50.0, evaluation_seconds=20.0)
     assert found(steps, "took 70 s beside 60 s", overhead).severity is Severity.HINT
     assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(
-        changed(steps, error_share=lambda x: 0.1), replace(FACTS, startup_seconds=5.0, evaluation_seconds=20.0)
+        changed(steps, error_share=lambda x: 0.1), replace(USUAL, startup_seconds=5.0, evaluation_seconds=20.0)
     )
 
 
 def test_truncation_at_evaluation_alone_is_told() -> None:
-    facts = replace(FACTS, evaluation_truncated_share=0.2)
-    assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", facts).text
-    assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), FACTS)
+    conditions = replace(USUAL, evaluation_truncated_share=0.2)
+    assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
+    assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
 
 def test_unclipped_spikes_weigh_more() -> None:
     steps = changed(healthy(0, 200), **FAULTS["spikes"][3](0))
-    facts = replace(FACTS, values={"trainer.optim.max_norm": None})
-    assert found(steps, "not all clipped", facts).severity is Severity.COSTLY
+    conditions = replace(USUAL, values={"trainer.optim.max_norm": None})
+    assert found(steps, "not all clipped", conditions).severity is Severity.COSTLY
 
 
-def test_facts_of_a_recorded_run() -> None:
+def test_conditions_of_a_recorded_run() -> None:
     evaluation = Evaluation(0.5, 0.01, (1.0, 0.0), "e" * 64, 0.07, 12.5, Weights(40, "f" * 64), 3.0)
     training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1)
-    run = Run(1, Side.CANDIDATE, 1000, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
-    facts = facts_of(run, 60.0, VALUES)
-    assert (facts.training_seconds, facts.startup_seconds, facts.evaluation_seconds) == (60.1, 9.0, 3.0)
-    assert (facts.evaluation_truncated_share, facts.outcome) == (0.07, Outcome.BUDGET)
-    unscored = facts_of(replace(run, evaluation=None), 60.0, VALUES)
+    run = Result(1000, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
+    conditions = conditions_of(run, 60.0, VALUES)
+    assert (conditions.training_seconds, conditions.startup_seconds, conditions.evaluation_seconds) == (60.1, 9.0, 3.0)
+    assert (conditions.evaluation_truncated_share, conditions.outcome) == (0.07, Outcome.BUDGET)
+    unscored = conditions_of(replace(run, evaluation=None), 60.0, VALUES)
     assert unscored.evaluation_seconds is None
     assert unscored.evaluation_truncated_share is None
 
@@ -302,7 +303,7 @@ def test_real_trl_metrics() -> None:
 
 def test_a_real_collapse() -> None:
     """lr 3e-5 instead of 3e-6 on the trl engine: the final weights scored 0.023, the base model 0.426."""
-    findings = examine(read_steps(FIXTURES / "trl-lr-x10.jsonl"), FACTS)
+    findings = examine(read_steps(FIXTURES / "trl-lr-x10.jsonl"), USUAL)
     assert findings[0].text.startswith("reward collapsed from 0.30 (about step 3) to 0.02")
     assert findings[0].keys[0] == "trainer.optim.lr"
     assert findings[0].severity is Severity.BROKEN
@@ -311,12 +312,12 @@ def test_a_real_collapse() -> None:
 
 
 def test_real_prime_rl_metrics() -> None:
-    facts = Facts(values=VALUES)
+    conditions = Conditions(values=VALUES)
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
-    assert not alarms(steps, facts)
-    assert found(steps, "the trainer waits 2.7 of 3.5 s", facts)
+    assert not alarms(steps, conditions)
+    assert found(steps, "the trainer waits 2.7 of 3.5 s", conditions)
     hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
-    assert [finding.text[:10] for finding in alarms(hot, facts)] == ["KL between"]
+    assert [finding.text[:10] for finding in alarms(hot, conditions)] == ["KL between"]
 
 
 def test_the_slope_is_that_of_the_line_and_its_error_is_honest() -> None:
@@ -335,12 +336,12 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
     random = Random(str(outcome))
     nasty = [None, 0.0, -0.0, 1e308, -1e308, 5e-324, 1.0, 0.5, -1.0, 1e-9, 64]
     names = [field.name for field in fields(Step) if field.name != "step"]
-    facts = replace(FACTS, outcome=outcome, startup_seconds=1.0)
+    conditions = replace(USUAL, outcome=outcome, startup_seconds=1.0)
     for _ in range(60):
         values = random.choices(nasty, k=random.randint(1, len(nasty)))
         steps = [
             Step(step, **{name: random.choice(values) for name in names})
             for step in sorted(random.sample(range(1000), random.randint(1, 40)))
         ]
-        lines = digest(steps, facts).splitlines()
+        lines = digest(steps, conditions).splitlines()
         assert 1 <= len(lines) <= health.MAX_FINDINGS

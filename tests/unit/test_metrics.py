@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from nightshift.metrics import Step, read_steps, write_steps
@@ -39,5 +40,10 @@ def test_strange_values_are_not_measured(tmp_path: Path) -> None:
     assert read_steps(path) == [Step(1)]
 
 
-def test_a_missing_file_is_no_steps(tmp_path: Path) -> None:
-    assert read_steps(tmp_path / "metrics.jsonl") == []
+def test_what_is_no_regular_file_is_no_steps(tmp_path: Path) -> None:
+    path, pipe, link = (tmp_path / name for name in ("metrics.jsonl", "pipe", "link"))
+    assert read_steps(path) == []
+    path.write_text('{"step": 1}')
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    assert [read_steps(each) for each in (link, pipe, tmp_path, path / "below")] == [[], [], [], []]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import health
 from nightshift.cli import commands
 from nightshift.command import TIMED_OUT
 from nightshift.console import summary
 from nightshift.errors import ExitCode
+from nightshift.health import checks
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.train_toml import keys
 
@@ -98,4 +98,4 @@ def test_keys_of_train_toml_are_open() -> None:
 )  # fmt: skip
 def test_the_digest_says_what_it_is_said_to_say(words: str) -> None:
     assert words.removeprefix("the ") in TEXT
-    assert words in Path(health.__file__).read_text()
+    assert words in Path(checks.__file__).read_text()

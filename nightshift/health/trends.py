@@ -75,6 +75,17 @@ def levels(values: Sequence[float], num_parts: int) -> list[float]:
     return [float(np.median(part)) for part in np.array_split(np.asarray(values, float), num_parts) if len(part)]
 
 
+def last_half(values: Sequence[float]) -> Sequence[float]:
+    """The later half of a curve."""
+    return values[len(values) // 2 :]
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Levels of the first and the last tenth (two points at least)."""
+    parts = levels(values, min(10, len(values) // 2))
+    return parts[0], parts[-1]
+
+
 def _autocorrelation(residuals: Curve) -> float:
     total = float((residuals**2).sum())
     if total == 0 or len(residuals) < 3:

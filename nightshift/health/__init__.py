@@ -1,0 +1,49 @@
+"""The RL health digest: what the curves of a run say is wrong, in five lines that an agent can act on.
+
+Every check reads Steps, whichever engine wrote them; a field that is None gives no finding. A trend is a
+robust slope with its standard error (trends.py), never a single point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nightshift.health import checks
+from nightshift.health.finding import Conditions, Finding, conditions_of
+from nightshift.metrics import Step
+
+__all__ = ["MAX_FINDINGS", "conditions_of", "digest", "examine"]
+
+MAX_FINDINGS = 5
+MAX_KEYS = 3  # a finding; more is no pointer
+_CHECKS = (
+    checks.reward,
+    checks.entropy,
+    checks.mismatch,
+    checks.gradient,
+    checks.truncation,
+    checks.length,
+    checks.groups,
+    checks.budget,
+    checks.waiting,
+)
+
+
+def digest(steps: Sequence[Step], conditions: Conditions) -> str:
+    """`examine` as plain text, one finding a line."""
+    return "\n".join(map(str, examine(steps, conditions)))
+
+
+def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
+    """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
+    if not steps:
+        return []
+    found = [finding for check in _CHECKS for finding in check(steps, conditions)]
+    found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
+    found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]
+    return [replace(finding, keys=_used(finding.keys, conditions)) for finding in found[:MAX_FINDINGS]]
+
+
+def _used(keys: tuple[str, ...], conditions: Conditions) -> tuple[str, ...]:
+    return tuple(key for key in keys if conditions.used_keys is None or key in conditions.used_keys)[:MAX_KEYS]

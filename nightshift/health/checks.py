@@ -1,0 +1,291 @@
+"""The checks of the digest: what rollouts, updates and times of a run say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from nightshift.health.finding import Conditions, Finding, Severity
+from nightshift.health.trends import ends, last_half, levels, noise, trend
+from nightshift.metrics import Step
+from nightshift.records import Outcome
+
+LIMIT = 1e30  # a diverging run writes any finite number: sums and squares of these stay finite
+MIN_STEPS = 8  # fewer points carry no trend
+SURE = 3.0  # standard errors for "it moved": not two, because a digest makes a dozen such tests
+
+# Reward. Noise of a step is 0.03 to 0.07 on the trl engine (256 rollouts in groups of 4): over 40 steps the change
+# is known to about 0.03.
+FLAT_REWARD = 0.05  # change within two standard errors of 0 and, with one added, below this
+FALL_REWARD = 0.05  # from its best stretch to the end; the final weights are what is scored
+COLLAPSE_SHARE = 0.5  # of the best level lost: measured on the trl engine at ten times the learning rate
+RISE_REWARD = 0.02  # over the last half: smaller gains are not worth a longer run
+SOLVED_REWARD = 0.95  # nothing left to learn: flat is fine
+
+# Groups all right or all wrong have no gradient (DAPO, arXiv 2503.14476, section 3.2). The arithmetic task
+# learns well at 0.78 to 0.87 in groups of 4 (measured), so that is a hint; at 0.95 one group in twenty teaches.
+NO_GRADIENT_HINT = 0.8
+NO_GRADIENT_COSTLY = 0.95
+
+# A cut completion is scored wrong whatever it was coming to: noise in the reward (DAPO, section 3.4). Both
+# engines' healthy recorded runs cut below 0.01.
+TRUNCATED_SHARE = 0.05
+LENGTH_RATIO = 1.5  # healthy recorded runs stay within 1.1
+
+# Gains are paid with entropy and end with it (arXiv 2505.22617: a run has gained three quarters of what it will
+# ever gain when a quarter of the entropy is left). Healthy recorded runs keep 0.6 to 0.9 of it.
+ENTROPY_LEFT = 0.1
+ENTROPY_RATIO = 2.0  # it never rises in a healthy run: the policy comes apart
+
+# prime-rl only. Recorded runs: KL 1e-5 to 2e-4 a token when healthy, 0.003 to 0.04 at ten times that learning
+# rate; "a sustained, growing mean is the early-warning sign" (prime-rl docs/training.md).
+KL_MISMATCH = 0.01
+KL_SHARE = 0.25  # of the steps of the last half: it comes in bursts
+KL_GROWTH = 10.0
+KL_FLOOR = 1e-3  # growth below it is numerical noise
+MASKED_SHARE = 0.05  # of tokens: generated and trained on in vain; 0 in the recorded runs
+OFF_POLICY_AGE = 4.0  # versions: prime-rl aims at 1 and drops beyond 8 by default; 1.1 recorded
+ERROR_SHARE = 0.02  # of rollouts: these environments have no reason to fail; 0 recorded
+
+# "Spikes precede divergence" (prime-rl docs/training.md). A healthy trl run of 192 steps has one of 14 medians, one
+# in groups of 16 has five of up to 24 in 213 steps: a hint as long as max_norm clips them.
+SPIKE_RATIO = 10.0
+SPIKE_SHARE = 0.02  # of the steps, and two at least
+CLIPPED_SHARE = 0.5  # of the steps: then max_norm and not lr sets the step
+
+# A fifth to a third of the time is worth an experiment.
+WAIT_SHARE = 0.3
+BROADCAST_SHARE = 0.2
+FIRST_STEP_SHARE = 0.1  # of the budget, when it is also three medians long
+FIRST_STEP_RATIO = 3.0
+UNUSED_SHARE = 0.2  # of the budget, when max_steps ends the run
+SCHEDULE_SHARE = 0.9  # of max_steps reached: less, and the end of the schedule never came
+FEW_STEPS = 10  # Adam's first steps are dominated by its start
+OVERHEAD_RATIO = 1.0  # start-up and evaluation against training
+
+_LR, _MAX_NORM = "trainer.optim.lr", "trainer.optim.max_norm"
+_BATCH, _GROUP = "orchestrator.batch_size", "orchestrator.group_size"
+_TEMPERATURE = "orchestrator.train.sampling.temperature"
+_MAX_TOKENS = "orchestrator.train.sampling.max_completion_tokens"
+_SAMPLER = "orchestrator.train.source.curriculum.sampler.type"
+_PENALTY = "orchestrator.algo.length_penalty"
+_KL_TAU, _AGE = "trainer.loss.kl_tau", "orchestrator.max_off_policy_steps"
+_MASKS = ("trainer.loss.dppo_mask_low", "trainer.loss.dppo_mask_high")
+_INFLIGHT = "orchestrator.concurrency.max_inflight"
+_COMPILE, _EAGER = "trainer.model.compile", "inference.vllm.enforce_eager"
+_SPEED = ("trainer.model.optim_cpu_offload", "trainer.model.ac", _COMPILE, "seq_len")
+_SERVING = ("inference.vllm.max_num_seqs", "inference.vllm.gpu_memory_utilization", _INFLIGHT)
+
+
+def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """Collapsed, falling, flat or still rising: at most one of them."""
+    values = _curve(steps, "reward_mean")
+    if not values:
+        return
+    num_parts = min(10, len(values) // 4)
+    parts = levels(values, num_parts)
+    best, last = max(parts), parts[-1]
+    # The best of several stretches is lucky: one more standard error than elsewhere.
+    error = noise(values) * (2 * num_parts / len(values)) ** 0.5 * 1.25  # of a difference of two medians
+    drop = best - last
+    whole, late = trend(values), trend(last_half(values))
+    is_falling = late.z < -SURE and late.change < -FALL_REWARD
+    if drop > FALL_REWARD and (is_falling or drop > (SURE + 1) * error):
+        at = steps[int((parts.index(best) + 0.5) * len(values) / num_parts)].step
+        word, severity = ("collapsed", Severity.BROKEN) if drop > COLLAPSE_SHARE * best else ("fell", Severity.COSTLY)
+        text = f"reward {word} from {best:.2f} (about step {at}) to {last:.2f} at the end, error {error:.2f}"
+        yield Finding(text, (_LR, _MAX_NORM, _KL_TAU, _AGE), severity)
+    elif late.z > SURE and late.change > RISE_REWARD:
+        text = f"reward still rising: {late.change:+.3f} +- {late.stderr:.3f} over the last half, {last:.2f} at the end"
+        yield Finding(f"{text}: more or larger steps pay", (_LR, _BATCH, _GROUP), Severity.HINT)
+    elif whole.change < 2 * whole.stderr and whole.change + whole.stderr < FLAT_REWARD and last < SOLVED_REWARD:
+        change = f"{whole.change:+.3f} +- {whole.stderr:.3f}"
+        text = f"reward flat: {change} over {len(values)} steps, at {median(values):.2f}"
+        yield Finding(text, (_LR, _GROUP, _BATCH, _TEMPERATURE), Severity.BROKEN)
+
+
+def entropy(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """Used up, or rising."""
+    values, rewards = _curve(steps, "entropy"), _curve(steps, "reward_mean")
+    first, last = ends(values) if values else (0.0, 0.0)
+    if first <= 0:
+        return
+    solved = bool(rewards) and ends(rewards)[1] >= SOLVED_REWARD
+    if last < ENTROPY_LEFT * first and not solved:
+        text = f"entropy collapsed from {first:.3g} to {last:.3g} ({last / first:.0%} left): exploration is used up"
+        yield Finding(text, (_LR, _TEMPERATURE, _KL_TAU, _MASKS[1]), Severity.COSTLY)
+    elif last > ENTROPY_RATIO * first and trend(values).z > SURE:
+        text = f"entropy rose from {first:.3g} to {last:.3g} (x{last / first:.2g}): the policy comes apart"
+        yield Finding(text, (_LR, _MAX_NORM, _TEMPERATURE), Severity.COSTLY)
+
+
+def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+    """Completions that were cut, in training and at evaluation."""
+    values, limit = _curve(steps, "truncated_share", 1), conditions.values.get(_MAX_TOKENS)
+    shares = []
+    if values:
+        at = f" at {limit} tokens" if limit else ""
+        shares.append((fmean(last_half(values)), f"of the training completions{at} in the last half"))
+    if conditions.evaluation_truncated_share is not None:
+        shares.append((conditions.evaluation_truncated_share, "at evaluation"))
+    if shares and max(shares)[0] >= TRUNCATED_SHARE:
+        text = ", ".join(f"{share:.0%} {where}" for share, where in shares)
+        yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
+
+
+def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """Completions that grew or shrank, and whether it paid."""
+    values, rewards = _curve(steps, "completion_tokens_mean"), _curve(steps, "reward_mean")
+    first, last = ends(values) if values else (0.0, 0.0)
+    if min(first, last) <= 0 or 1 / LENGTH_RATIO < last / first < LENGTH_RATIO or abs(trend(values).z) < SURE:
+        return
+    pays = bool(rewards) and trend(rewards).z > SURE
+    text = f"completions went from {first:.0f} to {last:.0f} tokens (x{last / first:.2g})"
+    text += "" if pays else " without a gain in reward"
+    yield Finding(text, (_PENALTY, _MAX_TOKENS, _LR), Severity.HINT if pays else Severity.COSTLY)
+
+
+def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """Groups without a gradient, and which way."""
+    right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
+    if not right or not wrong:
+        return
+    all_right, all_wrong = fmean(last_half(right)), fmean(last_half(wrong))
+    share = all_right + all_wrong
+    if share >= NO_GRADIENT_HINT:
+        which = f"{all_right:.0%} all right, {all_wrong:.0%} all wrong"
+        text = f"{share:.0%} of the groups teach nothing in the last half ({which})"
+        keys = (_SAMPLER, _GROUP, _TEMPERATURE) if all_right > all_wrong else (_GROUP, _TEMPERATURE, _SAMPLER)
+        yield Finding(text, keys, Severity.COSTLY if share >= NO_GRADIENT_COSTLY else Severity.HINT)
+
+
+def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
+    if kl := _curve(steps, "kl", 2):
+        early, late = median(kl[: max(2, len(kl) // 10)]), last_half(kl)
+        is_high = sum(value >= KL_MISMATCH for value in late) >= KL_SHARE * len(late)
+        has_grown = len(kl) >= MIN_STEPS and median(late) > max(KL_FLOOR, KL_GROWTH * early)
+        if is_high or has_grown:
+            text = f"KL between trainer and server {fmean(late):.1e} in the last half, up to {max(kl):.1e}"
+            yield Finding(text, (_LR, _AGE, _KL_TAU), Severity.COSTLY)
+    if (masked := _curve(steps, "masked_share", 1)) and (share := fmean(last_half(masked))) >= MASKED_SHARE:
+        keys = (*_MASKS, "trainer.loss.ipo_threshold", _LR, _AGE)
+        yield Finding(f"{share:.0%} of the tokens are masked out of the loss in the last half", keys, Severity.COSTLY)
+    if (ages := _curve(steps, "off_policy_mean", 1)) and (age := median(last_half(ages))) >= OFF_POLICY_AGE:
+        text = f"rollouts are {age:.1f} policy versions old in the last half"
+        yield Finding(text, (_AGE, _INFLIGHT, _BATCH), Severity.COSTLY)
+    if (errors := _curve(steps, "error_share", 1)) and fmean(errors) >= ERROR_SHARE:
+        yield Finding(f"{fmean(errors):.0%} of the rollouts failed", (_INFLIGHT, _MAX_TOKENS), Severity.COSTLY)
+
+
+def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+    """Spikes, and a norm that is clipped most of the time."""
+    values = _curve(steps, "grad_norm")
+    if not values:
+        return
+    middle, limit = median(values), conditions.values.get(_MAX_NORM)
+    spikes = [value for value in values if value > SPIKE_RATIO * middle > 0]
+    if len(spikes) >= max(2, SPIKE_SHARE * len(values)):
+        largest = f"the largest {max(spikes) / middle:.0f} times the median {middle:.2g}"
+        text = f"{len(spikes)} gradient spikes in {len(values)} steps, {largest}"
+        is_clipped = limit is not None and min(spikes) > limit
+        text += f", all clipped to {limit:g}" if is_clipped else ", not all clipped"
+        yield Finding(text, (_MAX_NORM, _LR), Severity.HINT if is_clipped else Severity.COSTLY)
+    if limit is not None and (clipped := fmean(value > limit for value in values)) >= CLIPPED_SHARE:
+        text = f"{clipped:.0%} of the steps are clipped (median norm {middle:.2g}, max_norm {limit:g})"
+        yield Finding(f"{text}: max_norm sets the step", (_MAX_NORM, _LR), Severity.HINT)
+
+
+def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
+    """prime-rl: which side idles. The first step waits for the start and is left out."""
+    idle, busy, broadcast, blocked, generating = (
+        median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
+        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy", "generate")
+    )
+    if idle is not None and busy is not None:
+        seconds = idle + busy + (broadcast or 0.0)
+        if idle > WAIT_SHARE * seconds:
+            text = f"generation is the bottleneck: the trainer waits {idle:.1f} of {seconds:.1f} s a step"
+            yield Finding(text, (*_SERVING, _MAX_TOKENS), Severity.HINT)
+        if broadcast is not None and broadcast > BROADCAST_SHARE * seconds:
+            text = f"writing the weights takes {broadcast:.1f} of {seconds:.1f} s a step"
+            yield Finding(text, (_BATCH, "trainer.model.lora"), Severity.HINT)
+    if blocked is not None and generating is not None and blocked > WAIT_SHARE * generating:
+        text = f"training is the bottleneck: generation waits {blocked:.1f} of {generating:.1f} s a step"
+        yield Finding(text, _SPEED, Severity.HINT)
+
+
+def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+    """What the budget was used for."""
+    seconds, whole = conditions.training_seconds, conditions.budget_seconds or 0.0
+    max_steps, ended = conditions.values.get("max_steps"), conditions.outcome is Outcome.BUDGET
+    if conditions.outcome is Outcome.FINISHED and seconds is not None and seconds < (1 - UNUSED_SHARE) * whole:
+        unused = f"{whole - seconds:.0f} s of the budget unused"
+        text = f"max_steps = {max_steps} ended training after {seconds:.0f} s: {unused}"
+        yield Finding(text, ("max_steps",), Severity.COSTLY)
+    has_schedule = conditions.values.get("trainer.scheduler.type") in ("linear", "cosine")
+    if ended and has_schedule and max_steps is not None and len(steps) < SCHEDULE_SHARE * max_steps:
+        text = f"the budget ended at step {steps[-1].step} of max_steps {max_steps}: the schedule was cut off"
+        yield Finding(text, ("max_steps", "trainer.scheduler.decay_steps"), Severity.HINT)
+    if ended and len(steps) < FEW_STEPS:
+        text = f"only {len(steps)} steps in {seconds or whole:.0f} s"
+        yield Finding(text, (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
+    first, typical = steps[0].time or 0.0, _step_seconds(steps) or 0.0
+    if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
+        text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"
+        yield Finding(text, (_COMPILE, "orchestrator.concurrency.initial_inflight", _EAGER), Severity.COSTLY)
+    overhead = (conditions.startup_seconds or 0.0) + (conditions.evaluation_seconds or 0.0)
+    if seconds and overhead > OVERHEAD_RATIO * seconds:
+        text = f"start-up and evaluation took {overhead:.0f} s beside {seconds:.0f} s of training"
+        yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
+
+
+def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
+    """Number and length of the steps and what fills them, and the keys of the larger part."""
+    typical = _step_seconds(steps)
+    text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
+    generate, train = _curve(steps, "generate_seconds", 1), _curve(steps, "train_seconds", 1)
+    if not generate or not train:
+        return text, ()
+    parts = f"generation {median(generate):.2g} s, training {median(train):.2g} s"
+    return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(generate) > median(train) else (_BATCH, *_SPEED)
+
+
+def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
+    """The last line, where there is room for it."""
+    text, keys = pace(steps)
+    parts = (
+        ("start-up", conditions.startup_seconds),
+        ("training", conditions.training_seconds),
+        ("evaluation", conditions.evaluation_seconds),
+    )
+    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds is not None)
+    return Finding(f"time: {text}" + (f"; {spent}" if spent else ""), keys, Severity.NOTE)
+
+
+def healthy(steps: Sequence[Step]) -> Finding:
+    """The one line when no check found anything."""
+    parts = []
+    if rewards := _curve(steps, "reward_mean"):
+        first, last = ends(rewards)
+        parts.append(f"reward {first:.2f} -> {last:.2f} ({trend(rewards).change:+.2f} +- {trend(rewards).stderr:.2f})")
+    for name, label in (("entropy", "entropy"), ("completion_tokens_mean", "length")):
+        if values := _curve(steps, name):
+            first, last = ends(values)
+            parts.append(f"{label} {first:.3g} -> {last:.3g}")
+    return Finding(f"healthy: {', '.join([*parts, pace(steps)[0]])}", (), Severity.NOTE)
+
+
+def _step_seconds(steps: Sequence[Step]) -> float | None:
+    """The median time from one step to the next; None when it was not measured."""
+    times = [step.time for step in steps if step.time is not None]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return median(gaps) if gaps else None
+
+
+def _curve(steps: Sequence[Step], name: str, at_least: int = MIN_STEPS) -> list[float]:
+    """The measured values of a field; empty when there are too few to say anything."""
+    found = (getattr(step, name) for step in steps)
+    values = [min(max(value, -LIMIT), LIMIT) for value in found if value is not None]
+    return values if len(values) >= at_least else []
