@@ -48,6 +48,7 @@ class Worker:
         spec = {
             "model": str(model),
             "environment": "nightshift_arithmetic",
+            "environment_folder": str(ROOT / "environments" / "arithmetic"),
             "train_size": TRAIN_SIZE,
             "train_seed": seed,
             "settings": settings,
@@ -87,11 +88,10 @@ class Worker:
 
     def scores(self, examples: Sequence[data.Example], temperature: float = 0.0) -> list[float]:
         """The score of one completion an example."""
-        prompts, output = self.folder / "prompts.json", self.folder / "completions.jsonl"
-        prompts.write_text(json.dumps([data.messages(example) for example in examples]))
-        command = {"command": "complete", "prompts_path": str(prompts), "output_path": str(output)}
-        self.ask({**command, "max_completion_tokens": 64, "temperature": temperature, "batch_size": 250}, "completed")
-        texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
+        command: Row = {"command": "complete", "prompts": [data.messages(example) for example in examples]}
+        command |= {"max_completion_tokens": 64, "temperature": temperature, "batch_size": 250}
+        texts: list[str] = []
+        self.ask(command, "completed", lambda event: texts.extend(row["text"] for row in event["completions"]))
         return [score(text, example.answer) for text, example in zip(texts, examples, strict=True)]
 
     def close(self) -> None:

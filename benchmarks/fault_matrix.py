@@ -32,7 +32,7 @@ GIT = (
 RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "runs/0001/record.json",
             "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
 IN_FLIGHT = (*RECORDED, "runs/.lock", "runs/LAST/run-1", "runs/LAST/run-1/spec.json", "runs/LAST/run-1/weights",
-             "runs/LAST/run-1/worker.log", "runs/LAST/progress.json")  # fmt: skip
+             "runs/LAST/run-1/trainer.log", "runs/LAST/progress.json")  # fmt: skip
 DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")
 STRAYS = ("runs/9000 as a folder", "runs/0500 as a file", "runs/notes as a folder", "a row too many", "a torn row")
 JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)

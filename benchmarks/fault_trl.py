@@ -90,9 +90,9 @@ def _wait_for(moment: str, root: Path, process: subprocess.Popen[bytes]) -> bool
 def _is_there(moment: str, folder: Path) -> bool:
     match moment.split():
         case ["starting"]:
-            return (folder / "worker.log").exists()
+            return (folder / "trainer.log").exists()
         case ["loading"]:
-            return (folder / "worker.log").exists() and (
+            return (folder / "trainer.log").exists() and (
                 time.time() - (folder / "spec.json").stat().st_mtime > LOADING_SECONDS
             )
         case ["step", number]:
@@ -101,7 +101,7 @@ def _is_there(moment: str, folder: Path) -> bool:
         case ["weights"]:
             return any(folder.glob("weights*"))
         case ["evaluating"]:
-            return (folder / "prompts.json").exists()
+            return (folder / "weights").exists()  # whole, and loaded next
         case _:
             raise ValueError(f"no such moment: {moment}")
 

@@ -24,9 +24,9 @@ def emit(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
-def fault_of(root: Path) -> str | None:
-    path = root / "stand-in.json"
-    if not path.exists():
+def fault_of(run_dir: Path) -> str | None:
+    path = next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
+    if path is None:
         return None
     order = json.loads(path.read_text())
     if order.get("once"):
@@ -68,14 +68,13 @@ def main() -> None:
             weights.write_text(f"{steps} {right}")
             emit(event="weights", step=steps, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
         elif command["command"] == "complete":
-            prompts = json.loads(Path(command["prompts_path"]).read_text())
-            with Path(command["output_path"]).open("w") as file:
-                for index, (message,) in enumerate(prompts[: -1 if fault == "short_answers" else None]):
-                    draw = int(hashlib.sha256(message["content"].encode()).hexdigest()[:8], 16) / 2**32
-                    text = f"#### {answers.get(message['content'])}" if draw < right else "#### no"
-                    file.write(json.dumps({"text": text, "num_tokens": 4, "truncated": False}) + "\n")
-                    if index % 250 == 249:
-                        emit(event="completing", num_done=index + 1)
+            texts = []
+            for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
+                draw = int(hashlib.sha256(message["content"].encode()).hexdigest()[:8], 16) / 2**32
+                texts.append(f"#### {answers.get(message['content'])}" if draw < right else "#### no")
+            for at in range(0, len(texts), 250):
+                completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
+                emit(event="completions", completions=completions)
             emit(event="completed")
         elif command["command"] == "exit":
             return

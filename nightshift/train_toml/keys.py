@@ -235,6 +235,7 @@ LOCKS: tuple[Lock, ...] = (
             "lora_target_modules",
         )),
     )),
+    Lock("rules", "a log must hold no prompt", tuple(_VLLM + f"enable_log_{what}" for what in ("requests", "outputs"))),
     Lock("rules", "it needs a teacher, tools or several agents", tuple(
         f"orchestrator.algo.{name}"
         for name in ("sampling", "filter", "roles", "episode_agents", "teacher", "demo_key", "template", "renderer")

@@ -16,6 +16,7 @@ import pytest
 
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
+from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
@@ -107,6 +108,28 @@ def test_a_clock_that_is_set_back_takes_no_weights_away(start: Open, monkeypatch
     monkeypatch.undo()
     assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
     assert session.load_final_weights().step == training.num_steps
+
+
+def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(
+    start: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer deletes step N-2: two steps between the end of the budget and its kill take the weights away."""
+    session = start()
+    broadcasts, really = session._launch.broadcasts_dir, session._stop
+
+    def stop(*groups: str) -> None:
+        chosen = session._final
+        while chosen and groups == ("trainer", "rollouts") and chosen.folder.exists():
+            time.sleep(0.01)
+        really(*groups)
+
+    monkeypatch.setattr(session, "_stop", stop)
+    training = train(session)
+    assert training.outcome is Outcome.BUDGET
+    assert session.load_final_weights().step == training.num_steps
+    last = latest_stable(broadcasts)
+    assert last is not None
+    assert last.step == training.num_steps + 1
 
 
 def test_max_steps_ends_a_run_before_its_budget(start: Open) -> None:

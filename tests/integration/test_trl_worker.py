@@ -45,6 +45,7 @@ class Worker:
         spec = {
             "model": str(MODEL),
             "environment": "nightshift_arithmetic",
+            "environment_folder": str(ROOT / "environments" / "arithmetic"),
             "train_size": 400,
             "train_seed": 7,
             "settings": self.settings,
@@ -80,19 +81,13 @@ class Worker:
         return self.events(last)
 
     def complete(self, prompts: list[list[dict[str, str]]], max_tokens: int = 64) -> list[dict[str, Any]]:
-        (self.folder / "prompts.json").write_text(json.dumps(prompts))
-        command = {"command": "complete", "prompts_path": str(self.folder / "prompts.json"), "temperature": 0.0}
-        command |= {
-            "output_path": str(self.folder / "out.jsonl"),
-            "max_completion_tokens": max_tokens,
-            "batch_size": 50,
-        }
-        events = self.ask(command, "completed")
+        command = {"command": "complete", "prompts": prompts, "temperature": 0.0}
+        events = self.ask({**command, "max_completion_tokens": max_tokens, "batch_size": 50}, "completed")
         assert events[-1] == {"event": "completed"}
-        assert [event["num_done"] for event in events[:-1]] == [
-            min(start + 50, len(prompts)) for start in range(0, len(prompts), 50)
+        assert [len(event["completions"]) for event in events[:-1]] == [
+            min(50, len(prompts) - start) for start in range(0, len(prompts), 50)
         ]
-        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+        return [line for event in events[:-1] for line in event["completions"]]
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
@@ -211,7 +206,7 @@ def test_the_top_of_the_checkout_is_no_place_for_libraries(tmp_path: Path) -> No
         (package / "__init__.py").touch()
     (engine / "trainer.py").write_bytes(WORKER.read_bytes())
     (engine / "grpo.py").write_text("import sys\nraise ImportError(' '.join(sys.path))\n")
-    (tmp_path / "spec.json").write_text("{}")
+    (tmp_path / "spec.json").write_text(json.dumps({"environment_folder": str(tmp_path / "environments" / "two")}))
     code = (
         "import runpy, sys; worker, spec, *more = sys.argv[1:]; sys.path += more; sys.argv = [worker, spec]; "
         "runpy.run_path(worker, run_name='__main__')"
@@ -220,5 +215,5 @@ def test_the_top_of_the_checkout_is_no_place_for_libraries(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-I", "-c", code, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     cause = json.loads(done.stdout)["cause"].split()
-    assert str(tmp_path / "environments" / "one") in cause
+    assert cause[-2:] == [str(tmp_path / "environments" / name) for name in ("one", "two")]
     assert str(tmp_path) not in cause

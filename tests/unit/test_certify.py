@@ -131,7 +131,7 @@ def test_no_sealed_problem_stays_in_runs(kept: Lab) -> None:
     certify(kept, num_seeds=1)
     questions = [example.question for example in data.load("sealed", 1000)]
     files = [path for path in (kept.ledger.runs_dir / "certify").rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"certificate.json", "run.json", "metrics.jsonl", "worker.log"}
+    assert {path.name for path in files} == {"certificate.json", "run.json", "metrics.jsonl", "trainer.log"}
     for path in files:
         text = path.read_text()
         assert not any(question in text for question in questions)
@@ -190,7 +190,7 @@ def test_broken_machinery_is_tried_once_more(kept: Lab, notebook: Notebook) -> N
     made = certify(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.notes == ()
-    assert any("not the config's fault: the worker is gone: killed by SIGKILL" in note for note in notebook.notes)
+    assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
 
 
 @pytest.mark.parametrize(("name", "error"), [("sigkill", EngineError), ("error", NightshiftError)])

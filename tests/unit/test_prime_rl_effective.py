@@ -14,6 +14,7 @@ import pytest
 from nightshift.engines.prime_rl.effective import PROMPT_TOKENS, effective, fixed
 from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
+from nightshift.processes.supervise import engine_environment
 from nightshift.rules import GSM8K_PRIME_RL as RULES
 from nightshift.train_toml import config, keys
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
@@ -32,7 +33,10 @@ SAME_AS = {
 _ENV = "orchestrator.train.source[].env"
 NARROWED = (f"{_ENV}.agent.", *(f"{_ENV}.taskset.{name}" for name in ("split", "size", "seed")))
 MAPPINGS = ("curriculum.sampler<difficulty_pool>.pools.", "curriculum.gates.")
-PASSED_THROUGH = {f"inference.vllm.{name}" for name in ("generation_config", "max_num_seqs", "max_num_batched_tokens")}
+LOGS = ("enable_log_requests", "enable_log_outputs")
+PASSED_THROUGH = {
+    f"inference.vllm.{name}" for name in ("generation_config", "max_num_seqs", "max_num_batched_tokens", *LOGS)
+}
 TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
@@ -169,6 +173,19 @@ def test_a_default_that_is_written_out_changes_nothing() -> None:
 def test_the_server_s_context_holds_the_longest_rollout_and_the_longest_answer() -> None:
     [length] = [value for path, value in leaves(effective(variant("train"), RULES)) if path.endswith("max_model_len")]
     assert length - PROMPT_TOKENS >= max(RULES.max_completion_tokens, RULES.decoding.max_completion_tokens)
+
+
+def test_the_server_logs_no_prompt_whatever_the_config_and_the_shell_say() -> None:
+    """vLLM logs a prompt where enable_log_requests meets the level DEBUG. (Its recorded log holds none.)"""
+    shell = dict.fromkeys(
+        ("VLLM_LOGGING_CONFIG_PATH", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "VLLM_TRACE_FUNCTION"), "1"
+    )
+    for source in open_configs().values():
+        launch = launch_of(source, RUN_DIR)
+        assert [launch.inference_json["vllm"][name] for name in LOGS] == [False, False]
+    for command in launch.commands:
+        passed = engine_environment({"VLLM_LOGGING_LEVEL": "DEBUG", **shell}, command.env)
+        assert not {"VLLM_LOGGING_LEVEL", *shell} & set(passed)
 
 
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:

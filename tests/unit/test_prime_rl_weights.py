@@ -17,7 +17,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from nightshift.engines.prime_rl.rollouts import MAX_TEXT, sample_rollouts
-from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable, remove_heavy
+from nightshift.engines.prime_rl.weights import (
+    Broadcast,
+    build_model_folder,
+    check_weights,
+    latest_stable,
+    remove_heavy,
+    still_there,
+)
 from nightshift.errors import EngineError
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
@@ -122,6 +129,51 @@ def test_looking_while_the_trainer_publishes_and_deletes(tmp_path: Path) -> None
             failures.append((lowest, found))
     trainer.join()
     assert failures == []
+
+
+# Publishes and deletes as the trainer does, as fast as it can.
+TRAIN = """
+import itertools, os, pathlib, shutil, sys
+folder, weights = pathlib.Path(sys.argv[1]), sys.argv[2]
+for step in itertools.count():
+    there = folder / f"step_{step}"
+    there.mkdir()
+    shutil.copyfile(weights, there / "model.safetensors")
+    (there / "STABLE").touch()
+    shutil.rmtree(folder / f"step_{step - 2}", ignore_errors=True)
+    if step == 2:
+        print(flush=True)
+"""
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_what_a_trainer_deletes_before_it_is_stopped_is_made_good(tmp_path: Path, num_steps: int) -> None:
+    """A harness that was held up between its choice and the trainer's end; then weights of the choice were gone."""
+    source, broadcasts = full(tmp_path / "source"), tmp_path / "broadcasts"
+    broadcasts.mkdir()
+    argv = [sys.executable, "-I", "-c", TRAIN, broadcasts, source / "model.safetensors"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        chosen = latest_stable(broadcasts)
+        assert chosen is not None
+        while (latest_stable(broadcasts) or chosen).step < chosen.step + num_steps:
+            pass
+        trainer.kill()
+    final = still_there(chosen)
+    assert final.step >= chosen.step
+    assert final == chosen or final.step >= chosen.step + num_steps - 1
+    assert check_weights(final.folder).sha256 == check_weights(source).sha256
+
+
+def test_weights_that_were_being_deleted_at_the_kill_are_none(tmp_path: Path) -> None:
+    chosen = Broadcast(3, tmp_path / "step_3")
+    chosen.folder.mkdir()
+    publish(chosen.folder)  # the markers may be the last to go
+    publish(full(tmp_path / "step_4"))
+    assert still_there(chosen) == chosen
+    publish(full(tmp_path / "step_5"))
+    assert still_there(chosen).folder == tmp_path / "step_4"
 
 
 # --- check_weights ---------------------------------------------------------------------------------------

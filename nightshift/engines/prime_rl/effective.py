@@ -73,6 +73,10 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # Safe: the orchestrator salts with the policy's version, the evaluation with one of its own, and a
         # server serves one run.
         "inference.vllm.enable_prefix_caching": True,
+        # vLLM's own defaults, said here: the sealed set's prompts lie nowhere below runs/. (Its prompts need the
+        # level DEBUG besides, whose variable engine_environment leaves out; a crash dump has lengths only.)
+        "inference.vllm.enable_log_requests": False,
+        "inference.vllm.enable_log_outputs": False,
         "trainer.monitors.file.path": TRAINER_METRICS,
         "orchestrator.monitors.file.path": ORCHESTRATOR_METRICS,
     }

@@ -29,6 +29,7 @@ from nightshift.engines.prime_rl.weights import (
     check_weights,
     latest_stable,
     remove_heavy,
+    still_there,
 )
 from nightshift.errors import EngineError
 from nightshift.metrics import METRICS_NAME
@@ -121,6 +122,8 @@ class PrimeRlSession:
             problem = error
         seconds = time.monotonic() - began
         self._stop("trainer", "rollouts")
+        if self._final is not None:
+            self._final = still_there(self._final)
         self._tail.poll()
         if problem is None and (self._final is None or self._final.step == 0):
             outcome = Outcome.CRASHED

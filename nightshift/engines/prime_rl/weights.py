@@ -74,6 +74,17 @@ def latest_stable(broadcasts: Path) -> Broadcast | None:
             return None
 
 
+def still_there(chosen: Broadcast) -> Broadcast:
+    """`chosen`, or the next one that is left where the trainer went on for two steps, and so deleted it.
+
+    Ask when the trainer is dead. A kill leaves steps N-1 and N whole, and of N-2 any part or nothing.
+    """
+    last = latest_stable(chosen.folder.parent)
+    if last is None or last.step < chosen.step + 2:
+        return chosen
+    return Broadcast(last.step - 1, chosen.folder.with_name(f"step_{last.step - 1}"))
+
+
 def check_weights(folder: Path) -> WeightFiles:
     """Open every safetensors file (its header must account for every byte), compare with the index, and hash.
 

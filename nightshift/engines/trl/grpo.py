@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer as the worker uses it: prime-rl's meaning of every setting, one metrics row a step.
+"""TRL's GRPOTrainer as the trainer process uses it: prime-rl's meaning of every setting, one metrics row a step.
 
 What differs from a bare GRPOTrainer, and why:
 - sampling goes through sampler.py (or vLLM on a GPU): `generate` costs more than the rest of a step;

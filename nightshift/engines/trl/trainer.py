@@ -33,12 +33,13 @@ def main() -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     _import_own_package()
     try:
-        worker = Worker(json.loads(Path(sys.argv[1]).read_text()), events)
-        for line in sys.stdin:
+        spec = json.loads(Path(sys.argv[1]).read_text())
+        trainer = Trainer(spec, events)
+        for line in sys.stdin.buffer:
             command = json.loads(line)
             if command["command"] == "exit":
                 break
-            worker.obey(command)
+            trainer.obey(command)
     except Exception as error:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -56,7 +57,7 @@ def _import_own_package() -> None:
     del sys.path[0]
 
 
-class Worker:
+class Trainer:
     """A policy with its trainer; one method a command."""
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
@@ -104,7 +105,7 @@ class Worker:
             case {"command": "complete"}:
                 self._complete(command)
             case _:
-                raise ValueError(f"unknown command {json.dumps(command)}")
+                raise ValueError(f"unknown command {command['command']!r}")
 
     def _train(self, budget_seconds: float) -> None:
         fields = self._trainer.train_for(budget_seconds)
@@ -133,26 +134,26 @@ class Worker:
         self._send({"event": "weights", "step": step, "sha256": digest})
 
     def _complete(self, command: Mapping[str, Any]) -> None:
-        """One completion a prompt, in order, as JSON lines in `output_path`."""
+        """One completion a prompt, in order, a batch an event."""
         import torch
 
-        prompts = json.loads(Path(command["prompts_path"]).read_text())
+        prompts = command["prompts"]
         ids = self._tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
         ends = set(self._trainer.eos_token_ids)
         is_cuda = self._spec["device"] == "cuda"
         self._policy.eval()
-        with Path(command["output_path"]).open("w", encoding="utf-8") as file:
-            for start in range(0, len(ids), command["batch_size"]):
-                batch = ids[start : start + command["batch_size"]]
-                with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
-                    samples = self._sampler.sample(
-                        self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends
-                    )
-                texts = self._tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
-                for text, sample in zip(texts, samples, strict=True):
-                    line = {"text": text, "num_tokens": len(sample.ids), "truncated": sample.truncated}
-                    file.write(json.dumps(line) + "\n")
-                self._send({"event": "completing", "num_done": start + len(batch)})
+        for start in range(0, len(ids), command["batch_size"]):
+            batch = ids[start : start + command["batch_size"]]
+            with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
+                samples = self._sampler.sample(
+                    self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends
+                )
+            texts = self._tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
+            completions = [
+                {"text": text, "num_tokens": len(sample.ids), "truncated": sample.truncated}
+                for text, sample in zip(texts, samples, strict=True)
+            ]
+            self._send({"event": "completions", "completions": completions})
         self._send({"event": "completed"})
 
     def _load_policy(self, model: str) -> Any:

@@ -1,0 +1,240 @@
+"""One run of the trl engine: commands to the trainer and its events, as JSON lines over its pipes."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE, TimeoutExpired
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from nightshift.engines import Message, ProgressCallback
+from nightshift.errors import EngineError
+from nightshift.processes.supervise import ProcessGroup
+from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
+
+GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
+_CHECK_SECONDS = 1.0
+_PIPE_BYTES = 65536
+
+
+# What the trainer says; fields that nobody reads are left out.
+class Ready(msgspec.Struct, tag_field="event", tag="ready"):
+    """Model and trainer are loaded."""
+
+
+class Step(msgspec.Struct, tag_field="event", tag="step"):
+    """A policy update; `time` in seconds since training began."""
+
+    step: int
+    time: float
+    reward_mean: float
+
+
+class Trained(msgspec.Struct, tag_field="event", tag="trained"):
+    """Training ended well."""
+
+    outcome: Literal["finished", "budget"]
+    num_steps: int
+    training_seconds: float
+    reward_mean: float | None
+    peak_memory_gb: float | None
+
+
+class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
+    """The final policy is on disk and loaded from there."""
+
+    step: int
+    sha256: str
+
+
+class Completions(msgspec.Struct, tag_field="event", tag="completions"):
+    """The next completions, in the order of the prompts."""
+
+    completions: list[Completion]
+
+
+class Completed(msgspec.Struct, tag_field="event", tag="completed"):
+    """There are no more."""
+
+
+class Failed(msgspec.Struct, tag_field="event", tag="error"):
+    """The trainer's last words."""
+
+    cause: str
+
+
+Event = Ready | Step | Trained | FinalWeights | Completions | Completed | Failed
+AnEvent = TypeVar("AnEvent", FinalWeights, Completed)
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def decode_event(line: bytes) -> Event:
+    """One event of the trainer. EngineError for a line that is none, or lacks what is read of it."""
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
+
+
+def trainer_argv(trainer: Path, spec_path: Path) -> list[str | Path]:
+    """-I: nothing of the current folder or the user's site reaches the trainer."""
+    return [sys.executable, "-I", trainer, spec_path]
+
+
+class TrlSession:
+    """One trainer process, from start-up to its last completion."""
+
+    def __init__(
+        self, trainer: Path, spec_path: Path, run_dir: Path, environment: Mapping[str, str], deadline: float
+    ) -> None:
+        """`deadline` is on the clock of time.monotonic."""
+        self._run_dir = run_dir
+        self._deadline = deadline
+        self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
+        self._buffer = b""
+        self._num_steps = 0
+        argv = trainer_argv(trainer, spec_path)
+        self._trainer = self._group.start(
+            "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
+        )
+        stdin, stdout = self._trainer.popen.stdin, self._trainer.popen.stdout
+        assert stdin is not None
+        assert stdout is not None
+        self._stdin, self._stdout = stdin.fileno(), stdout.fileno()
+        os.set_blocking(self._stdin, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+
+    def wait_until_ready(self, startup_seconds: float) -> None:
+        """Raises EngineError with the trainer's last words if it does not come up in time."""
+        event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
+        if event is None:
+            raise EngineError(f"the trainer was not ready after {startup_seconds:g} s{self._last_words()}")
+        if not isinstance(event, Ready):
+            said = event.cause if isinstance(event, Failed) else type(event).__name__
+            raise EngineError(f"the trainer failed to start: {said}{self._last_words()}")
+
+    def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
+        """Train until the budget ends; the trainer keeps the clock, this side the deadline."""
+        try:
+            self._send({"command": "train", "budget_seconds": budget_seconds})
+            while (event := self._next_event(self._deadline)) is not None:
+                match event:
+                    case Trained():
+                        return Training(
+                            outcome=Outcome(event.outcome),
+                            num_steps=event.num_steps,
+                            training_seconds=event.training_seconds,
+                            reward_mean=event.reward_mean,
+                            peak_memory_gb=event.peak_memory_gb,
+                        )
+                    case Failed():
+                        return self._failed(Outcome.CRASHED, event.cause, Failure.TRAINING)
+                    case Step():
+                        self._num_steps = event.step
+                        left = budget_seconds - event.time
+                        progress(Progress(Phase.TRAINING, event.step, left, event.reward_mean))
+        except EngineError as error:
+            return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY)
+        cause = f"no end of training before the deadline of the run, after step {self._num_steps}"
+        return self._failed(Outcome.DEADLINE, cause, Failure.TRAINING)
+
+    def load_final_weights(self) -> Weights:
+        """Have the trainer write its final policy and load what completes from that very file."""
+        event = self._ask({"command": "load_final_weights"}, FinalWeights)
+        return Weights(step=event.step, sha256=event.sha256)
+
+    def complete(
+        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
+    ) -> list[Completion]:
+        """Completions in the order of the prompts; EngineError if the trainer fails or the deadline passes.
+
+        Prompts and answers go through the pipes only: those of a sealed set must not lie anywhere below runs/.
+        """
+        completions: list[Completion] = []
+
+        def collect(event: Completions) -> None:
+            completions.extend(event.completions)
+            progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
+
+        command = {"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}
+        self._ask(command, Completed, collect)
+        return completions
+
+    def close(self) -> None:
+        """Stop the trainer and whatever it started. Raises EngineError if something survives SIGKILL."""
+        self._selector.close()
+        left = self._group.stop()
+        if left:
+            raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
+
+    def _ask(
+        self, command: Mapping[str, Any], answer: type[AnEvent], collect: Callable[[Completions], None] | None = None
+    ) -> AnEvent:
+        """Send a command and wait for its answer; `collect` gets the completions on the way."""
+        self._send(command)
+        while (event := self._next_event(self._deadline)) is not None:
+            if isinstance(event, Failed):
+                raise EngineError(f"{command['command']} failed: {event.cause}")
+            if isinstance(event, answer):
+                return event
+            if isinstance(event, Completions) and collect is not None:
+                collect(event)
+        raise EngineError(f"no answer to {command['command']} before the deadline of the run")
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        """Write a command, of any length. What the trainer says meanwhile is taken in: neither waits for the other."""
+        unsent = memoryview(msgspec.json.encode(command) + b"\n")
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        try:
+            while unsent:
+                if time.monotonic() >= self._deadline:
+                    raise EngineError(f"the trainer did not take {command['command']} before the deadline of the run")
+                if self._wait(self._deadline):
+                    unsent = unsent[os.write(self._stdin, unsent[:_PIPE_BYTES]) :]
+        except BrokenPipeError:
+            raise self._death() from None
+        finally:
+            self._selector.unregister(self._stdin)
+
+    def _next_event(self, deadline: float) -> Event | None:
+        """The trainer's next event; None once the deadline has passed; EngineError if the trainer is gone."""
+        while b"\n" not in self._buffer:
+            if time.monotonic() >= deadline:
+                return None
+            self._wait(deadline)
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return decode_event(line)
+
+    def _wait(self, deadline: float) -> bool:
+        """Wait a moment for the pipes and take in what the trainer said; True if it can be written to."""
+        ready = self._selector.select(min(max(0.0, deadline - time.monotonic()), _CHECK_SECONDS))
+        if not ready:
+            self._group.check()
+        files = [key.fd for key, _ in ready]
+        if self._stdout in files:
+            data = os.read(self._stdout, _PIPE_BYTES)
+            if not data:
+                raise self._death()
+            self._buffer += data
+        return self._stdin in files
+
+    def _death(self) -> EngineError:
+        with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
+            self._trainer.popen.wait(GRACE_SECONDS)
+        return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}")
+
+    def _failed(self, outcome: Outcome, cause: str, failure: Failure) -> Training:
+        return Training(outcome, self._num_steps, cause=cause, failure=failure)
+
+    def _last_words(self) -> str:
+        lines = self._trainer.tail(3)
+        return f"; last in {self._trainer.log_path.name}: {' | '.join(lines)}" if lines else ""

@@ -1,0 +1,90 @@
+"""The pipes between harness and trainer, with trainers of a few lines: long messages, deaths and silence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nightshift.engines.trl.session import TrlSession
+from nightshift.errors import EngineError
+from nightshift.processes.supervise import engine_environment
+from nightshift.records import Decoding, Outcome, Progress
+from tests.conftest import living_children
+
+READY = 'import json, os, sys, time\nprint(\'{"event": "ready"}\', flush=True)\n'
+ECHO = READY + (
+    "for line in sys.stdin.buffer:\n"
+    "    for prompt in json.loads(line)['prompts']:\n"
+    "        one = {'text': prompt[0]['content'][::-1], 'num_tokens': 1, 'truncated': False}\n"
+    "        print(json.dumps({'event': 'completions', 'completions': [one]}), flush=True)\n"
+    '    print(\'{"event": "completed"}\', flush=True)\n'
+)
+# As many and as long as GSM8K's, and then some: forty times what a pipe holds.
+PROMPTS = [[{"role": "user", "content": f"{n} pens à 3 € " * 200}] for n in range(1319)]
+DECODING = Decoding(max_completion_tokens=8)
+
+
+class Start:
+    """Opens sessions with a trainer of the given source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sessions: list[TrlSession] = []
+
+    def __call__(self, source: str, seconds: float = 60.0) -> TrlSession:
+        trainer = self.folder / "trainer.py"
+        trainer.write_text(source)
+        environment = engine_environment(os.environ, {})
+        deadline = time.monotonic() + seconds
+        session = TrlSession(trainer, self.folder / "spec.json", self.folder, environment, deadline)
+        self.sessions.append(session)
+        session.wait_until_ready(60.0)
+        return session
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    opened = Start(tmp_path)
+    yield opened
+    for session in opened.sessions:
+        session.close()
+    assert living_children() == []
+
+
+def complete(session: TrlSession) -> list[str]:
+    return [answer.text for answer in session.complete(PROMPTS, DECODING, lambda reading: None)]
+
+
+def test_long_messages_pass_both_ways_and_touch_no_file(start: Start) -> None:
+    session = start(ECHO)
+    readings: list[Progress] = []
+    answers = session.complete(PROMPTS, DECODING, readings.append)
+    assert [answer.text for answer in answers] == [prompt[0]["content"][::-1] for prompt in PROMPTS]
+    assert [reading.num_done for reading in readings] == list(range(1, len(PROMPTS) + 1))
+    assert {path.name for path in start.folder.iterdir()} == {"trainer.py", "trainer.log"}
+
+
+def test_a_trainer_that_talks_before_it_listens_is_no_deadlock(start: Start) -> None:
+    """It fills its pipe before it reads: whoever only writes until all is written waits for it for ever."""
+    step = '{"event": "step", "step": 1, "time": 0.1, "reward_mean": 0.5}'
+    session = start(ECHO.replace("for line in", f"print('{step}\\n' * 20000, end='', flush=True)\nfor line in", 1))
+    assert len(complete(session)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "sys.exit(3)", "os.close(0); time.sleep(600)"])
+def test_a_trainer_that_is_gone_or_deaf_is_one_error(start: Start, end: str) -> None:
+    session = start(READY + f"sys.stdin.buffer.read(100000)\n{end}\n")
+    with pytest.raises(EngineError, match=r"the trainer is gone: (killed by SIGKILL|exit code 3|still running)"):
+        complete(session)
+
+
+def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start) -> None:
+    session = start(READY + "time.sleep(600)\n")
+    session._deadline = time.monotonic() + 0.2
+    with pytest.raises(EngineError, match="did not take complete before the deadline"):
+        complete(session)
+    assert session.train(1.0, lambda reading: None).outcome is Outcome.CRASHED
