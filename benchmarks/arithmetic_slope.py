@@ -24,14 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from arithmetic import ROOT, RULES, data, score
 from machine import RESULTS, machine, write_result
-from nightshift_arithmetic import data
-from nightshift_arithmetic.scoring import score
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 LEARNING_RATE = 3e-6  # of train.toml
 SELECTION_SIZE, TRAIN_SIZE = 1000, 4000
@@ -47,8 +46,8 @@ class Worker:
         self.folder = folder
         spec = {
             "model": str(model),
-            "environment": "nightshift_arithmetic",
-            "train_size": TRAIN_SIZE,
+            "root": str(ROOT),
+            "environments": [asdict(replace(RULES, num_train=TRAIN_SIZE))],
             "train_seed": seed,
             "settings": settings,
             "metrics_path": str(folder / "metrics.jsonl"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from nightshift_arithmetic import data
+from nightshift.environments import SingleTurn
 
-load = data.load
-data.load = lambda split, size: [*load("selection", size), *load("sealed", size)]
+examples = SingleTurn.examples
+SingleTurn.examples = lambda self, split: [*examples(self, "selection"), *examples(self, "sealed")]
 runpy.run_path(str(Path(__file__).with_name("stand_in_worker.py")), run_name="__main__")

@@ -8,7 +8,6 @@ noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -18,6 +17,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from nightshift import environments
+from nightshift.rules import EnvironmentRules
 
 
 def emit(**event: object) -> None:
@@ -49,8 +51,9 @@ def main() -> None:
     if fault == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     settings, rng = spec["settings"], random.Random(spec["train_seed"])
-    data = importlib.import_module(f"{spec['environment']}.data")
-    answers = {e.question: e.answer for e in data.load("selection", 1000)}
+    wanted = [EnvironmentRules(**{**fields, "num_selection": 1000}) for fields in spec["environments"]]
+    (environment,) = environments.load(Path(spec["root"]), wanted)
+    answers = {e.question: e.answer for e in environment.examples("selection")}
     right = share_right(settings["optimizer"]["lr"]) + rng.gauss(0, 0.005)
     steps = 0
     emit(event="ready", seconds={"import": 0.0})

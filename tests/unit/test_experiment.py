@@ -404,8 +404,8 @@ def test_a_campaign_stays_on_its_rules_and_on_its_harness(lab: Lab, reporter: Si
     write(lab, BAD)
     with pytest.raises(UsageError, match="uses rules stand-in"):
         run_experiment(Request(), replace(lab, rules_hash="other"))
-    (lab.root / "harness.py").write_text("MEASURES = 'better'\n")
-    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+    (lab.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         run(lab)
     assert len(lab.ledger.numbers()) == 1
 
@@ -496,13 +496,13 @@ def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_noth
 ) -> None:
     baseline(lab)
     write(lab, POOR)
-    reporter.on_progress = lambda reading: (lab.root / "harness.py").write_text("MEASURES = False\n") and None
+    reporter.on_progress = lambda reading: (lab.root / "prepare.py").write_text("MEASURES = False\n") and None
     record = run(lab)
     assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
     assert record.judgement is not None
-    assert record.judgement.why == "harness.py changed while the experiment ran: it counts for nothing"
+    assert record.judgement.why == "prepare.py changed while the experiment ran: it counts for nothing"
     assert lab.ledger.read(2) == record
-    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         run(lab)
 
 
