@@ -24,14 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from arithmetic import ROOT, RULES, data, score
 from machine import RESULTS, machine, write_result
-from nightshift_arithmetic import data
-from nightshift_arithmetic.scoring import score
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 LEARNING_RATE = 3e-6  # of train.toml
 SELECTION_SIZE, TRAIN_SIZE = 1000, 4000
@@ -47,9 +46,8 @@ class Worker:
         self.folder = folder
         spec = {
             "model": str(model),
-            "environment": "nightshift_arithmetic",
-            "environment_folder": str(ROOT / "environments" / "arithmetic"),
-            "train_size": TRAIN_SIZE,
+            "root": str(ROOT),
+            "environments": [asdict(replace(RULES, num_train=TRAIN_SIZE))],
             "train_seed": seed,
             "settings": settings,
             "metrics_path": str(folder / "metrics.jsonl"),
@@ -88,10 +86,11 @@ class Worker:
 
     def scores(self, examples: Sequence[data.Example], temperature: float = 0.0) -> list[float]:
         """The score of one completion an example."""
-        command: Row = {"command": "complete", "prompts": [data.messages(example) for example in examples]}
-        command |= {"max_completion_tokens": 64, "temperature": temperature, "batch_size": 250}
-        texts: list[str] = []
-        self.ask(command, "completed", lambda event: texts.extend(row["text"] for row in event["completions"]))
+        prompts, output = self.folder / "prompts.json", self.folder / "completions.jsonl"
+        prompts.write_text(json.dumps([data.messages(example) for example in examples]))
+        command = {"command": "complete", "prompts_path": str(prompts), "output_path": str(output)}
+        self.ask({**command, "max_completion_tokens": 64, "temperature": temperature, "batch_size": 250}, "completed")
+        texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
         return [score(text, example.answer) for text, example in zip(texts, examples, strict=True)]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from nightshift_arithmetic.scoring import score
+from arithmetic import PYTHONPATH, score
 
 from nightshift.errors import EngineError
 from nightshift.processes.supervise import Child, ProcessGroup
@@ -147,7 +147,7 @@ async def start_server(route: Route, group: ProcessGroup, folder: Path, base_url
         f"env server {route.harness}",
         [sys.executable, "-c", SERVE, json.dumps(env_config_data(config)), address],
         log_path=folder / f"{route.harness}.log",
-        env={**os.environ, **places},
+        env={**os.environ, **places, "PYTHONPATH": PYTHONPATH},
         cwd=folder,
     )
     client = EnvClient(address=address)

@@ -43,15 +43,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from arithmetic import ROOT, data, score
 from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
-from nightshift_arithmetic import data
-from nightshift_arithmetic.scoring import score
 
 from nightshift.errors import NightshiftError
 from nightshift.files import write_atomically
 from nightshift.processes.supervise import ProcessGroup, interruptible
 
-ROOT = Path(__file__).resolve().parents[1]
 NUM_SCORED, SCORING_PASSES = 1000, 30
 
 Row = dict[str, Any]

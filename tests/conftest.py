@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from nightshift.processes.watchdog import is_alive
 
+ROOT = Path(__file__).parents[1]
 CAMPAIGN = "autoresearch/test"
+ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 
 
 def pytest_sessionstart() -> None:
@@ -40,9 +43,11 @@ def checkout(tmp_path: Path) -> Path:
     root.mkdir()
     git(root, "init", "--quiet", "--initial-branch", "main")
     (root / "train.toml").write_bytes(b"lr = 0\n")
-    (root / "harness.py").write_text("MEASURES = True\n")
+    (root / "rules.toml").write_text("environments = []\n")
+    (root / "prepare.py").write_text("MEASURES = True\n")
+    (root / "environments").symlink_to(ROOT / "environments")
     (root / "program.md").write_text("Be tireless.\n")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\n")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "start")
     git(root, "switch", "--quiet", "--create", CAMPAIGN)

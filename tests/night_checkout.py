@@ -23,7 +23,7 @@ BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[t
 
 def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
     """Make the `checkout` fixture one that a night can run in."""
-    for name in ("models", "environments", "nightshift"):
+    for name in ("models", "nightshift"):
         (checkout / name).symlink_to(ROOT / name)
     names = ("runs/", "results.tsv", "models", "environments", "nightshift", "run.py", "stand-in.json", "STOP")
     (checkout / ".gitignore").write_text("\n".join(names) + "\n")

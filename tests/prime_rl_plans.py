@@ -45,7 +45,7 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,
     }
-    return plan(effective(source, GSM8K_PRIME_RL), seed=seed, run_dir=run_dir, **(given | changes))
+    return plan(effective(source, GSM8K_PRIME_RL, 448), seed=seed, run_dir=run_dir, **(given | changes))
 
 
 @cache
@@ -63,7 +63,7 @@ def open_configs() -> dict[str, Config]:
             changes[key.path.replace(keys.ANY, "one")] = value
             try:
                 checked = config.parse(config.set_values(_BASE, changes))
-                effective(checked, GSM8K_PRIME_RL)
+                effective(checked, GSM8K_PRIME_RL, 448)
             except ConfigError:
                 continue  # it needs another key beside it, or is longer than these rules serve
             found[f"{key.path} = {value}"] = checked

@@ -16,7 +16,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
-from nightshift.evaluation import selection_set
+from nightshift.evaluation import examples_of
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml import config
@@ -83,7 +83,8 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(weights.sha256) == 64
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
-        prompts = [p.messages for p in selection_set(SMALL)]
+        examples = examples_of(SMALL, ROOT, "selection")
+        prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)
         assert len(once) == len(prompts)

@@ -25,7 +25,7 @@ GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr =
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     """A campaign checkout that the stand-in can run in, and afterwards no process that names it."""
-    for name in ("models", "environments", "nightshift"):
+    for name in ("models", "nightshift"):
         (checkout / name).symlink_to(ROOT / name)
     (checkout / ".gitignore").write_text(
         "runs/\nresults.tsv\nmodels\nenvironments\nnightshift\nrun.py\nstand-in.json\n"
@@ -185,13 +185,10 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
 
 
 def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> None:
-    (root / "stray.py").write_text("x = 1\n")
-    git(root, "add", "stray.py")
-    git(root, "commit", "--quiet", "-m", "tracked")
-    (root / "stray.py").write_text("x = 2\n")
+    (root / "prepare.py").write_text("x = 2\n")
     code, stdout, stderr = finish(start(root, "--detach"))
     assert (code, stdout) == (2, "")
-    assert "stray.py differ" in stderr
+    assert "prepare.py differ" in stderr
 
 
 BAD_CONFIGS = {

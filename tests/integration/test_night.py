@@ -92,10 +92,10 @@ def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Pat
     assert records(root) == []
     git(root, "restore", "train.toml")
     git(root, "switch", "--quiet", CAMPAIGN)
-    (root / "harness.py").write_text("MEASURES = 'better'\n")
+    (root / "prepare.py").write_text("MEASURES = 'better'\n")
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
     assert code == 2
-    assert "harness.py differ from the branch point" in stderr
+    assert "prepare.py differ from the branch point" in stderr
     assert records(root) == []
 
 

@@ -20,13 +20,13 @@ from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
-from nightshift.rules import GSM8K_PRIME_RL, EnvironmentRules
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml import config
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(GSM8K_PRIME_RL, environments=(EnvironmentRules("nightshift_arithmetic", 16, 64),))
+RULES = replace(GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
 TIMING = Timing(startup_seconds=20.0, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]

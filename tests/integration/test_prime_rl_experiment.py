@@ -20,7 +20,7 @@ from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import Request, run_experiment
 from nightshift.git.repo import Repo
 from nightshift.records import Failure, Record
-from nightshift.rules import GSM8K_PRIME_RL, EnvironmentRules
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.setup import Lab
 from tests import stand_in_prime_rl
 from tests.conftest import git, living_children
@@ -30,7 +30,7 @@ from tests.unit.test_experiment import SilentReporter
 ROOT = Path(__file__).parents[2]
 RULES = replace(
     GSM8K_PRIME_RL,
-    environments=(EnvironmentRules("nightshift_arithmetic", 16, 64),),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     budget_seconds=1.0,
     startup_seconds=10.0,
     evaluation_seconds=10.0,
@@ -103,8 +103,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
 ) -> None:
     (checkout / "train.toml").write_bytes(SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    for name in ("environments", "nightshift"):
-        (checkout / name).symlink_to(ROOT / name)
+    (checkout / "nightshift").symlink_to(ROOT / "nightshift")
     git(checkout, "config", "core.excludesFile", str(tmp_path / "ignored"))
     (tmp_path / "ignored").write_text("runs/\nresults.tsv\nenvironments\nnightshift\n")
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout)]
@@ -132,7 +131,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path) -> None:
     """The real front door: nothing is installed, nothing is downloaded."""
     (checkout / "train.toml").write_bytes(SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    for name in ("environments", "nightshift", "pyproject.toml"):
+    for name in ("nightshift", "pyproject.toml"):
         (checkout / name).symlink_to(ROOT / name)
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout), "--real-worker"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": str(checkout / "nowhere")}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
-from nightshift_arithmetic.scoring import score
+
+from nightshift import environments
+from nightshift.rules import ARITHMETIC_TRL
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -122,12 +125,13 @@ def make_trainer(
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         rows: list[dict[str, Any]] = []
+        wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
+        (environment,) = environments.load(ROOT, [wanted])
         trainer = trainer_module.Trainer(
             model=AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             tokenizer=AutoTokenizer.from_pretrained(MODEL),
-            examples=data.load("train", 64),
-            messages=data.messages,
-            score=score,
+            examples=environment.examples("train"),
+            episode=environment.episode,
             sample=sampler.sample,
             settings=make_settings(**changes),
             seed=3,

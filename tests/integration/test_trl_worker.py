@@ -44,9 +44,8 @@ class Worker:
         } | settings
         spec = {
             "model": str(MODEL),
-            "environment": "nightshift_arithmetic",
-            "environment_folder": str(ROOT / "environments" / "arithmetic"),
-            "train_size": 400,
+            "root": str(ROOT),
+            "environments": [{"name": "arithmetic", "num_selection": 1, "num_train": 400, "needs": ["gsm8k"]}],
             "train_seed": 7,
             "settings": self.settings,
             "metrics_path": str(folder / "metrics.jsonl"),

@@ -12,6 +12,8 @@ import pytest
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
+from tests.conftest import ENVIRONMENTS
+
 SPLITS = get_args(data.Split)
 DIGESTS = {"train": "89d4c8d6365108fc", "selection": "5c8c31c9a74a7d9a", "sealed": "de82a55dd190e267"}
 
@@ -98,12 +100,9 @@ def test_the_same_problems_on_every_machine_and_python() -> None:
 
 def test_generation_does_not_depend_on_hash_randomisation() -> None:
     code = "from nightshift_arithmetic import data; print([e.key for e in data.load('sealed', 50)])"
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    }
+    envs = [{"PYTHONHASHSEED": seed, "PYTHONPATH": ENVIRONMENTS} for seed in ("1", "2")]
+    command = [sys.executable, "-c", code]
+    outputs = {subprocess.run(command, env=env, capture_output=True, check=True).stdout for env in envs}
     assert len(outputs) == 1
 
 
@@ -131,5 +130,6 @@ def test_an_unknown_or_missing_split_is_refused() -> None:
 
 def test_import_loads_nothing_heavy() -> None:
     code = "import sys, nightshift_arithmetic.data; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    command, env = [sys.executable, "-c", code], {"PYTHONPATH": ENVIRONMENTS}
+    output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert output == "False False\n"

@@ -218,8 +218,8 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(lab: Lab) ->
         certify(lab)
     with pytest.raises(UsageError, match="uses rules stand-in since its first experiment, this is other"):
         certify(replace(lab, rules_hash="other"))
-    (lab.root / "harness.py").write_text("MEASURES = 'better'\n")
-    with pytest.raises(UsageError, match=r"harness\.py differ from the branch point"):
+    (lab.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         certify(lab)
     git(lab.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(UsageError, match="branch main holds no measured campaign"):

@@ -13,6 +13,8 @@ from nightshift_gsm8k import data
 from nightshift_gsm8k.data import DataError, load, messages, prepare
 from nightshift_gsm8k.scoring import score
 
+from tests.conftest import ENVIRONMENTS
+
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
@@ -172,7 +174,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(
 @pytest.mark.parametrize("package", ["nightshift_gsm8k", "nightshift_arithmetic"])
 def test_data_and_scoring_import_nothing_heavy(package: str) -> None:
     code = f"import sys, {package}.data, {package}.scoring; print([m for m in {HEAVY} if m in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    command, env = [sys.executable, "-c", code], {"PYTHONPATH": ENVIRONMENTS}
+    loaded = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert loaded.stdout.strip() == "[]"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.effective import PROMPT_TOKENS, effective, fixed
+from nightshift.engines.prime_rl.effective import effective, fixed
 from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
 from nightshift.processes.supervise import engine_environment
@@ -21,6 +21,7 @@ from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, var
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED: dict[str, dict[str, Any]] = json.loads((FIXTURES / "rlconfig-keys.json").read_text())
+PROMPT_TOKENS = 448  # of gsm8k
 RUN_DIR = Path("/home/user/nightshift/runs/0007/run-1")
 # The recording lost the variants of these two, which are those of both sides.
 SAME_AS = {
@@ -136,7 +137,7 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
 
 
 def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
-    paths = [path for path, _ in leaves(fixed(RULES))]
+    paths = [path for path, _ in leaves(fixed(RULES, PROMPT_TOKENS))]
     assert len(paths) > 20
     for path in (re.sub(r"\[\d+\]", "", path) for path in paths):
         assert keys.lock(tuple(path.split("."))) is not None, path
@@ -146,8 +147,8 @@ def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
 
 
 def test_settings_are_json_and_do_not_depend_on_the_run() -> None:
-    settings = effective(variant("train"), RULES)
-    assert json.loads(json.dumps(settings)) == settings == effective(variant("train"), RULES)
+    settings = effective(variant("train"), RULES, PROMPT_TOKENS)
+    assert json.loads(json.dumps(settings)) == settings == effective(variant("train"), RULES, PROMPT_TOKENS)
     assert "/" not in "".join(str(value) for path, value in leaves(settings) if path != "model.name")
     before = json.dumps(settings)
     launch_of(variant("train"), RUN_DIR)
@@ -167,11 +168,12 @@ def test_a_default_that_is_written_out_changes_nothing() -> None:
             if key.path not in without.resolved:
                 continue  # it switches a table on
             assert without.hash == with_it.hash
-            assert effective(without, RULES) == effective(with_it, RULES), key.path
+            assert effective(without, RULES, PROMPT_TOKENS) == effective(with_it, RULES, PROMPT_TOKENS), key.path
 
 
 def test_the_server_s_context_holds_the_longest_rollout_and_the_longest_answer() -> None:
-    [length] = [value for path, value in leaves(effective(variant("train"), RULES)) if path.endswith("max_model_len")]
+    settings = effective(variant("train"), RULES, PROMPT_TOKENS)
+    [length] = [value for path, value in leaves(settings) if path.endswith("max_model_len")]
     assert length - PROMPT_TOKENS >= max(RULES.max_completion_tokens, RULES.decoding.max_completion_tokens)
 
 
@@ -193,7 +195,7 @@ def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -
     source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")
     line = source.decode().split("\n").index(next(line for line in source.decode().split("\n") if "= 2049" in line)) + 1
     with pytest.raises(ConfigError, match=f"train.toml:{line}: .*= 2049: .*up to 2048 tokens.*Write .* = 2048 or less"):
-        effective(config.parse(source), RULES)
+        effective(config.parse(source), RULES, PROMPT_TOKENS)
 
 
 @pytest.mark.parametrize(("seeds", "changed"), [((1, 1), 0), ((1, 2), 2)])

@@ -220,7 +220,7 @@ def test_too_small_a_disk_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
-    problem = checks.data_problem(GSM8K_PRIME_RL)
+    problem = checks.data_problem(GSM8K_PRIME_RL, ROOT)
     assert isinstance(problem, EngineError)
     assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
     assert checks.data_problem(ARITHMETIC_TRL) is None

@@ -58,7 +58,7 @@ def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:
     changes = {
         "HEAD": ("symbolic-ref", "HEAD", "refs/heads/main"),
         "branches": ("branch", "stray"),
-        "the index": ("update-index", "--assume-unchanged", "harness.py"),
+        "the index": ("update-index", "--assume-unchanged", "prepare.py"),
         "the git configuration": ("config", "core.hooksPath", "elsewhere"),
     }
     for part, command in changes.items():

@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.errors import UsageError
 from nightshift.guard import surroundings
-from tests.unit.test_stray import forge
+from tests.unit.test_untracked import forge
 
 
 @pytest.fixture

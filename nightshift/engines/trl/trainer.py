@@ -63,12 +63,13 @@ class Trainer:
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
         self._events, self._spec = events, spec
         began = time.monotonic()
-        from nightshift import environments
         from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
-        from nightshift.rules import EnvironmentRules
 
         self._sampler = sampler
-        wanted = [EnvironmentRules(**{**fields, "needs": tuple(fields["needs"])}) for fields in spec["environments"]]
+        from nightshift import environments
+        from nightshift.rules import EnvironmentRules
+
+        wanted = [EnvironmentRules(**fields) for fields in spec["environments"]]
         (environment,) = environments.load(Path(spec["root"]), wanted)
         imported = time.monotonic()
         import torch

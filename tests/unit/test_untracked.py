@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import UsageError
-from nightshift.git.repo import Repo, require_clean_start
-from nightshift.guard.untracked import foreign_packages, stray_code, top_modules
-from tests.conftest import git
+from nightshift.guard.untracked import top_modules, untracked_code
 
 TRACKED = (
     "nightshift/__init__.py",
@@ -23,6 +20,7 @@ TRACKED = (
     "environments/one/pkg/__init__.py",
     "train.toml",
 )
+FROZEN = ("nightshift/", "nightshift/campaign/", "environments/one/")
 
 
 @pytest.fixture
@@ -47,12 +45,11 @@ def plant(top: Path, name: str) -> None:
         "nightshift/deep/er/module.py",
         "environments/one/pkg/scoring.py",
         "environments/one/sitecustomize.py",
-        "environments/two/other/__init__.py",
     ],
 )
 def test_an_untracked_module_among_the_code_is_named(top: Path, name: str) -> None:
     plant(top, name)
-    assert stray_code(top, TRACKED) == [name]
+    assert untracked_code(top, TRACKED, FROZEN) == [name]
 
 
 @pytest.mark.parametrize(
@@ -60,20 +57,25 @@ def test_an_untracked_module_among_the_code_is_named(top: Path, name: str) -> No
 )
 def test_what_python_would_prefer_at_the_top_is_named(top: Path, name: str) -> None:
     plant(top, name)
-    assert stray_code(top, TRACKED) == [name.partition("/")[0]]
+    assert untracked_code(top, TRACKED, FROZEN) == [name.partition("/")[0]]
 
 
 def test_a_link_among_the_code_is_named(top: Path) -> None:
     (top / "nightshift" / "decision").symlink_to(top / "environments")
-    assert stray_code(top, TRACKED) == ["nightshift/decision"]
+    assert untracked_code(top, TRACKED, FROZEN) == ["nightshift/decision"]
 
 
-def test_notes_data_caches_and_own_programs_are_free(top: Path) -> None:
-    for name in ("nightshift/notes.md", "environments/one/data.json", "mine.py", "tests/test_mine.py", "runs/x.py"):
+def test_notes_caches_own_programs_and_other_environments_are_free(top: Path) -> None:
+    for name in (
+        "nightshift/notes.md",
+        "environments/two/pkg/__init__.py",
+        "campaign/__init__.py",
+        "tests/test_mine.py",
+    ):
         plant(top, name)
     py_compile.compile(str(top / "nightshift" / "campaign" / "decision.py"))
     plant(top, "nightshift/__pycache__/gone.cpython-311.pyc")  # of no source: never loaded
-    assert stray_code(top, TRACKED) == []
+    assert untracked_code(top, TRACKED, FROZEN) == []
 
 
 def test_what_can_be_imported_from_the_top_is_known(top: Path) -> None:
@@ -85,7 +87,7 @@ def test_what_can_be_imported_from_the_top_is_known(top: Path) -> None:
 
 def test_a_checkout_whose_code_is_not_tracked_is_left_alone(top: Path) -> None:
     plant(top, "nightshift/decision/__init__.py")
-    assert stray_code(top, ["train.toml"]) == []
+    assert untracked_code(top, ["train.toml"], FROZEN) == []
 
 
 def forge(source: Path, flags: int = 0) -> Path:
@@ -101,14 +103,14 @@ def forge(source: Path, flags: int = 0) -> Path:
 
 
 def value_in_python(top: Path) -> str:
-    code = "from nightshift import decision; print(decision.KEEP)"
+    code = "from nightshift.campaign import decision; print(decision.KEEP)"
     return subprocess.run([sys.executable, "-c", code], cwd=top, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("flags", [0, 1, 3])
 def test_forged_bytecode_that_python_loads_is_named(top: Path, flags: int) -> None:
     path = forge(top / "nightshift" / "campaign" / "decision.py", flags)
-    assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
+    assert untracked_code(top, TRACKED, FROZEN) == [path.relative_to(top).as_posix()]
     assert value_in_python(top) == "True\n"  # what the check is for
 
 
@@ -116,43 +118,14 @@ def test_bytecode_that_python_does_not_load_or_that_is_honest_is_free(top: Path)
     source = top / "nightshift" / "campaign" / "decision.py"
     forge(source)
     os.utime(source, (1, 1))
-    assert stray_code(top, TRACKED) == []
+    assert untracked_code(top, TRACKED, FROZEN) == []
     assert value_in_python(top) == "False\n"
     for mode in py_compile.PycInvalidationMode:
         py_compile.compile(str(source), invalidation_mode=mode)
-        assert stray_code(top, TRACKED) == []
+        assert untracked_code(top, TRACKED, FROZEN) == []
 
 
 def test_torn_bytecode_is_named(top: Path) -> None:
     path = forge(top / "nightshift" / "campaign" / "decision.py")
     path.write_bytes(path.read_bytes()[:20])
-    assert stray_code(top, TRACKED) == [path.relative_to(top).as_posix()]
-
-
-def test_a_campaign_does_not_start_beside_stray_code(checkout: Path) -> None:
-    plant(checkout, "nightshift/campaign/decision.py")
-    git(checkout, "add", "nightshift")
-    git(checkout, "commit", "--quiet", "-m", "code")
-    repo, config = Repo(checkout), (checkout / "train.toml").read_bytes()
-    require_clean_start(repo, repo.head(), config, None)
-    plant(checkout, "nightshift/decision/__init__.py")
-    with pytest.raises(UsageError, match=r"nightshift/decision/__init__\.py differ"):
-        require_clean_start(repo, repo.head(), config, None)
-
-
-def test_a_package_that_python_takes_from_elsewhere_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, elsewhere = top / "environments" / "one" / "stray_package", top / "elsewhere" / "stray_package"
-    (top / "environments" / "one" / "pkg" / "__init__.py").unlink()
-    for folder in (package, elsewhere):
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text("")
-        (folder / "scoring.py").write_text("KEEP = False\n")
-    assert foreign_packages(top) == []  # not installed
-    monkeypatch.syspath_prepend(str(package.parent))
-    assert foreign_packages(top) == []
-    monkeypatch.syspath_prepend(str(elsewhere.parent))
-    assert foreign_packages(top) == []  # the same bytes, as in another clone
-    forge(elsewhere / "scoring.py")
-    assert foreign_packages(top) == [("stray_package", elsewhere)]
-    (elsewhere / "scoring.py").write_text("KEEP = True\n")
-    assert foreign_packages(top) == [("stray_package", elsewhere)]
+    assert untracked_code(top, TRACKED, FROZEN) == [path.relative_to(top).as_posix()]

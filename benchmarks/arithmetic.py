@@ -1,0 +1,19 @@
+"""The arithmetic environment for benchmarks that ask it without an engine; importing this puts it on the path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nightshift import environments
+from nightshift.rules import ARITHMETIC_TRL
+
+ROOT = Path(__file__).resolve().parents[1]
+(RULES,) = ARITHMETIC_TRL.environments
+environments.load(ROOT, [RULES])
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in RULES.folders)  # for processes that verifiers starts
+
+from nightshift_arithmetic import data  # noqa: E402
+from nightshift_arithmetic.scoring import score  # noqa: E402
+
+__all__ = ["PYTHONPATH", "ROOT", "RULES", "data", "score"]

@@ -1,0 +1,104 @@
+"""Environments behind their protocol: found by folder, on Python's path by the harness, chosen by rules.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift import environments
+from nightshift.errors import EngineError, UsageError
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_TRL, EnvironmentRules
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_python(code: str, *places: Path) -> str:
+    """What a fresh interpreter prints that has only `places` on its path beside the libraries."""
+    code = f"import sys; sys.path[:0] = {list(map(str, places))!r}; {code}"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+LOAD = (
+    "from pathlib import Path; from nightshift import environments, rules; from nightshift.errors import UsageError\n"
+    "try: environments.load(Path({root!r}), rules.ARITHMETIC_TRL.environments)\n"
+    "except UsageError as error: print(error)\n"
+    "else: print(sys.path[-2:])"
+)
+
+
+def test_the_harness_puts_the_folders_at_the_end_of_the_path() -> None:
+    folders = [str(ROOT / "environments" / name) for name in ("arithmetic", "gsm8k")]
+    assert in_python(LOAD.format(root=str(ROOT))) == str(folders)
+
+
+def test_a_package_that_python_takes_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "nightshift_gsm8k"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    said = in_python(LOAD.format(root=str(ROOT)), tmp_path)
+    assert f"Python imports nightshift_gsm8k from {package}, not from {ROOT / 'environments'}" in said
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nightshift_other is no package"):
+        environments.load(tmp_path, [EnvironmentRules("other", 1)])
+
+
+def test_an_episode_asks_once_and_scores_the_answer() -> None:
+    (environment,) = environments.load(ROOT, ARITHMETIC_TRL.environments)
+    assert (environment.name, environment.package) == ("arithmetic", "nightshift_arithmetic")
+    assert [len(environment.examples(split)) for split in ("train", "selection")] == [4000, 1000]
+    example = environment.examples("selection")[0]
+    episode = environment.episode(example)
+    assert episode.score() == 0.0
+    (message,) = episode.ask() or ()
+    assert message["role"] == "user"
+    episode.answer(f"#### {example.answer}")
+    assert (episode.ask(), episode.score()) == (None, 1.0)
+    assert environment.episode(example).ask() == [message]  # a fresh one
+
+
+def test_missing_data_is_one_line_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
+    gsm8k, arithmetic = environments.load(ROOT, [*GSM8K_TRL.environments, *ARITHMETIC_TRL.environments])
+    assert "uv run prepare.py --gsm8k" in str(gsm8k.problem())
+    for act in (lambda: gsm8k.examples("selection"), lambda: gsm8k.prepare(None, print)):
+        with pytest.raises(EngineError, match="cannot be read: No such file"):
+            act()
+    assert arithmetic.problem() is None
+    arithmetic.prepare(None, print)
+
+
+def test_what_ships_leaves_the_choice_to_the_machine() -> None:
+    assert environments.chosen(ROOT) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('environments = ["gsm8k"]', "('gsm8k',)"),
+        ("", "()"),
+        ("environments = [", "rules.toml: "),
+        ("environment = []", "rules.toml: environment is unknown"),
+        ('environments = "gsm8k"', 'rules.toml: environments = "gsm8k" is no list of names'),
+        ("environments = [1]", "rules.toml: environments = [1] is no list of names"),
+        ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
+        ('environments = ["../x"]', "Write one of: arithmetic, gsm8k."),
+        ('environments = ["gsm8k", "arithmetic"]', "this version scores one at a time. Name one of them."),
+        (None, "rules.toml is missing. Restore it: git checkout rules.toml."),
+    ],
+)
+def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected: str) -> None:
+    (tmp_path / "environments").symlink_to(ROOT / "environments")
+    if text is not None:
+        (tmp_path / "rules.toml").write_text(text)
+    try:
+        said = str(environments.chosen(tmp_path))
+    except UsageError as error:
+        said = str(error)
+    assert expected in said
+    assert "\n" not in said
