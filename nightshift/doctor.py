@@ -14,7 +14,7 @@ from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems
 from nightshift.rules import GSM8K_PRIME_RL, GSM8K_TRL, Rules
-from nightshift.train_toml import config
+from nightshift.train_toml.config import load
 
 BOTH = "both"
 
@@ -67,7 +67,7 @@ def table(found: Sequence[Check], rules: Rules) -> str:
 
 def _config_checks(root: Path) -> Iterator[Check]:
     try:
-        num_keys = len(config.load(root / CONFIG_NAME).values)
+        num_keys = len(load(root / CONFIG_NAME).values)
     except NightshiftError as error:
         yield _failed(BOTH, CONFIG_NAME, error)
     else:

@@ -30,8 +30,7 @@ from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
 
 Note = Callable[[str], None]
 
@@ -101,7 +100,7 @@ def prepare_prime_rl(
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root)
-            rehearse(open_engine(tiny), tiny, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(open_engine(tiny), tiny, parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.diff import diff
+from nightshift.train_toml.edit import set_values
 
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 SCORES = {"3e-6": 0.60, "6e-7": 0.35}  # of every other rate 0.55
@@ -17,7 +19,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = "autoresearch/test"
     records: list[Record] = []
     incumbent: Record | None = None
     for rate in ["6e-7", *rates]:
-        source = config.set_values(BASELINE, {"trainer.optim.lr": float(rate)})
+        source = set_values(BASELINE, {"trainer.optim.lr": float(rate)})
         records.append(_experiment(ledger, source, rate, incumbent, branch))
         if records[-1].status == "keep":
             incumbent = records[-1]
@@ -25,8 +27,8 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = "autoresearch/test"
 
 
 def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | None, branch: str) -> Record:
-    candidate = config.parse(source)
-    old = config.parse(ledger.source(incumbent.number)) if incumbent else None
+    candidate = parse(source)
+    old = parse(ledger.source(incumbent.number)) if incumbent else None
     before = SCORES["6e-7"] if incumbent is None or incumbent.parent is None else SCORES["3e-6"]
     score = SCORES.get(rate, 0.55)
     number = max(ledger.numbers(), default=0) + 1
@@ -54,7 +56,7 @@ def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | No
         rules_hash="rules",
         config_hash=candidate.hash,
         effective_hash="effective",
-        diff=config.diff(old, candidate) if old else (),
+        diff=tuple(change.line for change in diff(old, candidate)) if old else (),
         unused_keys=(),
         commit="0" * 40,
         versions={},

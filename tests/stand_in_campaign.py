@@ -28,8 +28,8 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
 from nightshift.records import Evaluation, Failure, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml import config
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import diff
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
@@ -126,10 +126,10 @@ def _truth(values: dict[str, Any]) -> float:
 
 def _experiment(state: Campaign, number: int, values: dict[str, Any]) -> None:
     source = _TEMPLATE.format(**values).encode()
-    candidate = config.parse(source)
+    candidate = parse(source)
     parent = state.incumbent
-    diff = config.diff(parent[2], candidate) if parent else ()
-    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in diff)
+    lines = tuple(change.line for change in diff(parent[2], candidate)) if parent else ()
+    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
     record = Record(
         number=0,
         status="started",
@@ -142,7 +142,7 @@ def _experiment(state: Campaign, number: int, values: dict[str, Any]) -> None:
         rules_hash=RULES_HASH,
         config_hash=candidate.hash,
         effective_hash="stand-in",
-        diff=diff,
+        diff=lines,
         unused_keys=(),
         commit="0" * 40,
         versions={"nightshift": "0.1.0", "python": "3.11"},

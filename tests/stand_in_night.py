@@ -25,7 +25,7 @@ from nightshift.night.command import night as run_night  # noqa: E402
 from nightshift.night.state import Order  # noqa: E402
 from nightshift.proposers.proposers import Context, Proposal  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
-from nightshift.train_toml import config  # noqa: E402
+from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_in_run import stand_in_engine  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
@@ -38,9 +38,7 @@ class RateProposer:
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         rate = RATES[(len(context.records) + len(context.refusals) - 1) % len(RATES)]
-        source = config.set_values(
-            context.source, {"trainer.optim.lr": rate * (1 + len(context.records) // len(RATES))}
-        )
+        source = set_values(context.source, {"trainer.optim.lr": rate * (1 + len(context.records) // len(RATES))})
         return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.records)}")
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nightshift.records import Completion, Decoding, Progress, Training, Weights
-from nightshift.train_toml import keys
 from nightshift.train_toml.config import Config
+from nightshift.train_toml.keys import KEYS
 
 ProgressCallback = Callable[[Progress], None]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -88,4 +88,4 @@ def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     variants only is taken for used.
     """
     spelled_out = replace(config, values=config.resolved)
-    return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)
+    return frozenset(key.path for key in KEYS) - set(engine.validate(spelled_out).unused)

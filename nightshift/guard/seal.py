@@ -25,7 +25,7 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.guard.untracked import top_modules
 from nightshift.setup import Lab
-from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.text import read_source
 
 _MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
@@ -82,7 +82,7 @@ def mend(before: Seal, lab: Lab) -> tuple[str, ...]:
 
 def _config(root: Path) -> bytes | None:
     try:
-        return toml_text.read(root / CONFIG_NAME)
+        return read_source(root / CONFIG_NAME)
     except ConfigError:
         return None
 

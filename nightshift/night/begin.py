@@ -14,7 +14,7 @@ from nightshift.night.state import NightState, Order
 from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
 from nightshift.proposers.proposers import Proposer, RandomProposer, TpeProposer
 from nightshift.setup import Lab
-from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.text import read_source
 
 
 def begin(order: Order, lab: Lab) -> NightState:
@@ -36,7 +36,7 @@ def begin(order: Order, lab: Lab) -> NightState:
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        repos.require_clean_start(lab.repo, wanted, toml_text.read(lab.root / CONFIG_NAME), None)
+        repos.require_clean_start(lab.repo, wanted, read_source(lab.root / CONFIG_NAME), None)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = lab.repo.start_campaign(tag)
         lab.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")

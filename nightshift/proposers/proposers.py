@@ -17,8 +17,8 @@ from nightshift.errors import ConfigError
 from nightshift.proposers.space import Dimension, SearchSpace
 from nightshift.records import Record
 from nightshift.rules import Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import diff
 from nightshift.train_toml.values import Value, shorten
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def scores(context: Context) -> list[tuple[Config, float]]:
     found: list[tuple[Config, float | None]] = []
     for record in context.records:
         try:
-            config = configs.parse(context.ledger.source(record.number))
+            config = parse(context.ledger.source(record.number))
         except ConfigError:  # an older allow-list let it pass
             continue
         judgement = record.judgement
@@ -159,15 +159,15 @@ def _built(name: str, space: SearchSpace, choose: Callable[[Dimension], Value]) 
         source = space.build(choose)
     except ConfigError as error:
         return Proposal(b"", cause=str(error))
-    changes = configs.diff(space.incumbent, configs.parse(source))
-    return Proposal(source, shorten(f"{name}: {'; '.join(changes)}", _MAX_HYPOTHESIS))
+    changes = "; ".join(change.line for change in diff(space.incumbent, parse(source)))
+    return Proposal(source, shorten(f"{name}: {changes}", _MAX_HYPOTHESIS))
 
 
 def space_of(context: Context) -> SearchSpace:
     """The search space around the incumbent."""
     steps = [run.training.num_steps for run in context.incumbent.runs if run.evaluation is not None]
     num_steps = sum(steps) / len(steps) if steps else None
-    return SearchSpace.for_engine(context.used_keys, configs.parse(context.source), num_steps)
+    return SearchSpace.for_engine(context.used_keys, parse(context.source), num_steps)
 
 
 def _seed(seed: int, context: Context) -> int:

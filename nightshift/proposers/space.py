@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from nightshift.train_toml import config as configs
-from nightshift.train_toml import keys
-from nightshift.train_toml.config import ABSENT, Config
-from nightshift.train_toml.keys import SOURCE
+from nightshift.train_toml.config import Config
+from nightshift.train_toml.edit import ABSENT, set_values
+from nightshift.train_toml.keys import KEYS, applies, resolve, variants
+from nightshift.train_toml.locks import CURRICULUM
 from nightshift.train_toml.values import Key, Kind, Value
 
 _DIGITS = 3  # of a sampled number: 3.42e-6 is as good as 3.4193e-6 and can be read
@@ -48,7 +48,7 @@ class Box:
 
 
 _LOG, _LINEAR, _POWER, _CHOICE = Scale.LOG, Scale.LINEAR, Scale.POWER_OF_TWO, Scale.CHOICE
-_SWITCHES = {key.path for key in keys.KEYS if key.kind is Kind.TABLE}
+_SWITCHES = {key.path for key in KEYS if key.kind is Kind.TABLE}
 _DECAYING = ("trainer.scheduler.type", ("linear", "cosine"))
 
 # Measured: on the arithmetic task of the trl engine. Effects there are those of one key from the shipped train.toml.
@@ -92,13 +92,13 @@ _NOT_SEARCHED: dict[str, str] = {
     "orchestrator.algo.length_penalty.type": "it has one choice",
     "orchestrator.algo.length_penalty.num_input_tokens_weight": "the prompt is the same in a group",
     "orchestrator.algo.length_penalty.num_turns_weight": "these environments have one turn",
-    f"{SOURCE}.curriculum.sampler.pools.*": _NAMED,
-    f"{SOURCE}.curriculum.sampler.pools.*.threshold": _NAMED,
-    f"{SOURCE}.curriculum.sampler.pools.*.weight": _NAMED,
-    f"{SOURCE}.curriculum.gates.*": _NAMED,
-    f"{SOURCE}.curriculum.gates.*.type": _NAMED,
-    f"{SOURCE}.curriculum.gates.*.reject_min": _NAMED,
-    f"{SOURCE}.curriculum.gates.*.reject_max": _NAMED,
+    f"{CURRICULUM}.sampler.pools.*": _NAMED,
+    f"{CURRICULUM}.sampler.pools.*.threshold": _NAMED,
+    f"{CURRICULUM}.sampler.pools.*.weight": _NAMED,
+    f"{CURRICULUM}.gates.*": _NAMED,
+    f"{CURRICULUM}.gates.*.type": _NAMED,
+    f"{CURRICULUM}.gates.*.reject_min": _NAMED,
+    f"{CURRICULUM}.gates.*.reject_max": _NAMED,
     "trainer.scheduler.min_lr": "0 by default; it matters less than when the decay begins",
     "trainer.loss.adv_tau": "it scales the loss, which Adam divides out again; kl_tau is its ratio",
     "trainer.matmul_precision": _SPEED,
@@ -225,11 +225,11 @@ class SearchSpace:
         """
         boxes = {**_BOXES, **_schedule(num_steps)}
         found: dict[str, Dimension] = {}
-        for key in keys.KEYS:
+        for key in KEYS:
             box = boxes.get(key.path) or _whole_range(key)
             if box is None or (used_keys is not None and key.path not in used_keys):
                 continue
-            has_variants = len(keys.variants(tuple(key.path.split(".")))) > 1
+            has_variants = len(variants(key.path)) > 1
             variant = f" ({key.only_if[1][0]})" if has_variants and key.only_if else ""
             dimension = _around(key, box, incumbent.resolved.get(key.path), key.path + variant)
             if dimension is not None and _can_apply(dimension, found, incumbent):
@@ -243,14 +243,14 @@ class SearchSpace:
         Raises ConfigError if a key that is not searched stands in the way.
         """
         chosen = dict(self.incumbent.values)
-        resolved = keys.resolve(chosen)
+        resolved = resolve(chosen)
         for dimension in self.dimensions:
             if self._applies(dimension, resolved):
                 chosen[dimension.key.path] = choose(dimension)
                 if dimension.scale is _CHOICE:  # it may select what follows
-                    resolved = keys.resolve(chosen)
+                    resolved = resolve(chosen)
         _fit(chosen, self.incumbent)
-        resolved = keys.resolve(chosen)
+        resolved = resolve(chosen)
         changes: dict[str, Any] = {path: ABSENT for path in self.incumbent.values if path not in resolved}
         changes |= {path: ABSENT for path in self.incumbent.values if path not in chosen}
         before = self.incumbent.resolved
@@ -259,7 +259,7 @@ class SearchSpace:
             for path, value in chosen.items()
             if path in resolved and not (path in before and before[path] == value)
         }
-        return configs.set_values(self.incumbent.source, changes)
+        return set_values(self.incumbent.source, changes)
 
     def sample(self, random_source: random.Random) -> bytes:
         """A train.toml at random."""
@@ -286,7 +286,7 @@ class SearchSpace:
     @staticmethod
     def _applies(dimension: Dimension, resolved: Mapping[str, Value]) -> bool:
         is_selected = dimension.only_if is None or resolved.get(dimension.only_if[0]) in dimension.only_if[1]
-        return is_selected and keys.applies(dimension.key, dimension.key.path, resolved)
+        return is_selected and applies(dimension.key, dimension.key.path, resolved)
 
 
 def _whole_range(key: Key) -> Box | None:
@@ -340,7 +340,7 @@ def _can_apply(dimension: Dimension, others: Mapping[str, Dimension], incumbent:
 
 def _fit(chosen: dict[str, Value], incumbent: Config) -> None:
     """Make keys agree that are drawn one by one (the rules of checks.py), by giving way to the one named first."""
-    resolved = keys.resolve(chosen)
+    resolved = resolve(chosen)
 
     def number(path: str) -> Any:
         return resolved.get(path)

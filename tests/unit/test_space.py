@@ -12,8 +12,10 @@ from optuna.distributions import json_to_distribution
 
 from nightshift.proposers import space
 from nightshift.proposers.space import Dimension, Scale, SearchSpace
-from nightshift.train_toml import config, keys
-from nightshift.train_toml.config import Config, parse, set_values
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import changed_keys
+from nightshift.train_toml.edit import ABSENT, set_values
+from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.values import Kind, Value, accept
 
 PENALTY = "orchestrator.algo.length_penalty"
@@ -40,7 +42,7 @@ INCUMBENTS = {
     "penalty": {PENALTY: {}, f"{PENALTY}.num_output_tokens_weight": 3.0},
     "adapters": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
     "unset": {"trainer.optim.max_norm": None, "orchestrator.train.sampling.max_completion_tokens": None},
-    "tokens": {"orchestrator.batch_size": config.ABSENT, "orchestrator.token_batch_size": 100_000},
+    "tokens": {"orchestrator.batch_size": ABSENT, "orchestrator.token_batch_size": 100_000},
 }  # fmt: skip
 
 
@@ -60,7 +62,7 @@ def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, nu
     source = random.Random(f"{name} {num_steps}")
     for _ in range(10):  # 520 in all
         candidate = parse(found.sample(source))
-        touched = {line.lstrip("+-").split(" ")[0] for line in config.diff(found.incumbent, candidate)}
+        touched = set(changed_keys(found.incumbent, candidate))
         searched = {d.key.path for d in found.dimensions} | set(found.incumbent.values)
         searched.add("trainer.scheduler.decay_steps")  # 0 for a warm-up without an end
         assert touched <= searched
@@ -110,8 +112,8 @@ def test_log_dimensions_are_drawn_evenly_over_orders_of_magnitude() -> None:
 def test_every_open_key_is_searched_or_says_why_not() -> None:
     """A new key in the allow-list needs a decision here; a key that is gone leaves no entry behind."""
     schedule = space._schedule(100)
-    paths = {key.path for key in keys.KEYS}
-    for key in keys.KEYS:
+    paths = {key.path for key in KEYS}
+    for key in KEYS:
         box = {**space._BOXES, **schedule}.get(key.path) or space._whole_range(key)
         assert (box is not None) != (key.path in space._NOT_SEARCHED), key.path
         if box is not None:
@@ -120,7 +122,7 @@ def test_every_open_key_is_searched_or_says_why_not() -> None:
 
 
 def test_boxes_lie_in_the_legal_ranges() -> None:
-    for key in keys.KEYS:
+    for key in KEYS:
         box = {**space._BOXES, **space._schedule(100)}.get(key.path)
         if box is None:
             continue

@@ -22,8 +22,7 @@ from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems
 from nightshift.rules import Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, load
 
 NO_GPU = "no GPU (--gpus none): not comparable"
 
@@ -133,6 +132,6 @@ class PrimeRlEngine:
 def _submitted(run_dir: Path) -> Config | None:
     """The train.toml of the run's experiment, which puts prime-rl's complaints into its lines."""
     try:
-        return configs.load(run_dir.parent / "train.toml")
+        return load(run_dir.parent / "train.toml")
     except (ConfigError, OSError):
         return None
