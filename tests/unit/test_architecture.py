@@ -29,6 +29,7 @@ LAYERS = [
     "train_toml.diff",
     "train_toml.edit",
     "night",
+    "proposers.boxes",
     "proposers.space",
     "processes.watchdog",
     "processes.supervise",
