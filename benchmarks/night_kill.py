@@ -27,15 +27,16 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from nightshift.proposers.proposers import Context, TpeProposer  # noqa: E402
+
 from nightshift import console  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.engines import used_keys  # noqa: E402
 from nightshift.night import state as states  # noqa: E402
 from nightshift.night.loop import MAX_RETURNS, PROPOSAL_NAME  # noqa: E402
-from nightshift.proposers.proposers import Context, TpeProposer  # noqa: E402
 from nightshift.records import Record  # noqa: E402
 from nightshift.setup import open_lab  # noqa: E402
-from nightshift.train_toml import config  # noqa: E402
+from nightshift.train_toml.config import parse
 from tests.night_checkout import problems, strangers, wait_for  # noqa: E402
 
 BRANCH = "autoresearch/kill"
@@ -88,7 +89,7 @@ def foreign_proposals(folder: Path, order: dict[str, object]) -> list[str]:
         before: tuple[Record, ...] = tuple(replace(r, lesson=None) for r in decided[:index])
         incumbent = [r for r in before if r.status == "keep"][-1]
         source = lab.ledger.source(incumbent.number)
-        used = used_keys(lab.engine, config.parse(source))
+        used = used_keys(lab.engine, parse(source))
         context = Context(record.number, incumbent, source, before, lab.rules, lab.ledger, used)
         proposer = TpeProposer(int(str(order["seed"])))
         proposed = [

@@ -1,6 +1,6 @@
 """train.toml files for fuzz_config.py, by class: from such as a careful agent writes to random bytes.
 
-Those of the first classes know the grammar: they are made of the keys, bounds and locks of train_toml/keys.py.
+Those of the first classes know the grammar: they are made of the keys, bounds and locks of train_toml.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from nightshift.train_toml import keys
+from nightshift.train_toml.keys import ANY, KEYS
+from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 
 SHIPPED = (Path(__file__).resolve().parents[1] / "train.toml").read_text()
@@ -84,8 +85,8 @@ def _allowed(key: Key) -> st.SearchStrategy[str]:
 
 @st.composite
 def _assignment(draw: st.DrawFn, values: Callable[[Key], st.SearchStrategy[str]]) -> Assignment:
-    key = draw(st.sampled_from(keys.KEYS))
-    path = tuple(draw(_NAMES) if part == keys.ANY else part for part in key.path.split("."))
+    key = draw(st.sampled_from(KEYS))
+    path = tuple(draw(_NAMES) if part == ANY else part for part in key.path.split("."))
     return path, draw(values(key))
 
 
@@ -156,7 +157,7 @@ def wrong_values(draw: st.DrawFn) -> bytes:
     return draw(_renderer)([*_BASE, assignment], draw(_style)).encode()
 
 
-_LOCKED = tuple({prefix for lock in keys.LOCKS for prefix in lock.prefixes} | set(keys.SHARED))
+_LOCKED = tuple({prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED))
 
 
 @st.composite
@@ -165,8 +166,8 @@ def locked_keys(draw: st.DrawFn) -> bytes:
     if draw(st.booleans()):
         path = tuple(draw(st.sampled_from(_LOCKED)).split("."))
     else:
-        path = tuple(draw(st.sampled_from(keys.KEYS)).path.replace(keys.ANY, "a").split("."))
-        path = (*path[: draw(st.integers(0, len(path)))], draw(st.sampled_from(sorted(keys.LOCKED_ANYWHERE))))
+        path = tuple(draw(st.sampled_from(KEYS)).path.replace(ANY, "a").split("."))
+        path = (*path[: draw(st.integers(0, len(path)))], draw(st.sampled_from(sorted(LOCKED_ANYWHERE))))
     below = (draw(_NAMES),) if draw(st.booleans()) else ()
     render = draw(st.sampled_from((_dotted, _with_headers, _inline, _arrays)))
     locked = render([((*path, *below), draw(_ANY_VALUE))], draw(_style))

@@ -17,14 +17,17 @@ from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from nightshift.train_toml import config, keys
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.keys import KEYS
+from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 
 _TYPES: dict[Kind, tuple[type, ...]] = {
     Kind.INT: (int,), Kind.FLOAT: (int, float), Kind.BOOL: (bool,), Kind.CHOICE: (str,), Kind.LIST: (list,),
     Kind.TABLE: (dict,),
 }  # fmt: skip
-_PATTERNS = [(re.compile(re.escape(key.path).replace(r"\*", r"[A-Za-z][A-Za-z0-9_-]{0,31}")), key) for key in keys.KEYS]
+_PATTERNS = [(re.compile(re.escape(key.path).replace(r"\*", r"[A-Za-z][A-Za-z0-9_-]{0,31}")), key) for key in KEYS]
 
 
 def doubts(source: bytes) -> Iterator[str]:
@@ -78,8 +81,8 @@ def _takes(key: Key, value: Any) -> bool:
 
 def _locks(path: tuple[str, ...]) -> Iterator[str]:
     prefixes = {".".join(path[:length]) for length in range(1, len(path) + 1)}
-    locked = {prefix for lock in keys.LOCKS for prefix in lock.prefixes} | set(keys.SHARED)
-    yield from (f"{name} is locked" for name in (prefixes & locked) | (set(path) & set(keys.LOCKED_ANYWHERE)))
+    locked = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
+    yield from (f"{name} is locked" for name in (prefixes & locked) | (set(path) & set(LOCKED_ANYWHERE)))
 
 
 def _between(values: dict[str, Any]) -> Iterator[str]:
@@ -103,8 +106,8 @@ def _between(values: dict[str, Any]) -> Iterator[str]:
 
 def _uses(source: bytes) -> Iterator[str]:
     """What is done with an accepted file: rewrite it, and hand it to both engines."""
-    parsed = config.parse(source)
-    if config.parse(config.set_values(source, {})).hash != parsed.hash:
+    parsed = parse(source)
+    if parse(set_values(source, {})).hash != parsed.hash:
         yield "a rewrite makes another config of it"
     engine = TrlEngine(ARITHMETIC_TRL, Path(), {})
     for name, settings in (

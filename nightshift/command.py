@@ -19,7 +19,8 @@ from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
 from nightshift.rules import pick_rules
-from nightshift.train_toml import config, keys
+from nightshift.train_toml.config import load
+from nightshift.train_toml.keys import describe_keys
 
 if TYPE_CHECKING:
     from nightshift.setup import Setup
@@ -67,11 +68,11 @@ def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | Non
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
-        console.print_text(keys.describe_keys())
+        console.print_text(describe_keys())
         return ExitCode.MEASURED
     reporter = console.TerminalReporter()
     try:
-        config.load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
+        load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
         return detach(root) if request.detach else _experiment(root, request, reporter)
     except (NightshiftError, OSError) as error:
         reporter.close()
@@ -134,7 +135,7 @@ def _experiment(root: Path, request: Request, reporter: console.TerminalReporter
 def _dry_run(setup: Setup) -> str:
     from nightshift.experiment import admit, next_seed
 
-    record = admit(config.load(setup.root / "train.toml"), setup.request, setup)
+    record = admit(load(setup.root / "train.toml"), setup.request, setup)
     run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / "attempt-0"
     starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
     return console.dry_run(record, setup.rules.name, starts)

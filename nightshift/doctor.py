@@ -9,7 +9,7 @@ from nightshift.engines import ENGINES, Check, PrepareFlags, open_engine
 from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.rules import Rules, pick_rules
-from nightshift.train_toml import config
+from nightshift.train_toml.config import load
 
 ALL = "all"  # a check that decides the readiness of every engine
 
@@ -20,7 +20,7 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
     `rules` are those that this machine would use; another engine is checked for GSM8K.
     """
     try:
-        found = [Check(ALL, CONFIG_NAME, True, f"{len(config.load(root / CONFIG_NAME).values)} keys, all known")]
+        found = [Check(ALL, CONFIG_NAME, True, f"{len(load(root / CONFIG_NAME).values)} keys, all known")]
     except NightshiftError as error:
         found = [Check.of(ALL, CONFIG_NAME, error)]
     for name in ENGINES:

@@ -25,7 +25,8 @@ from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Job, Judgement, Record, Request, Verdict
 from nightshift.setup import Setup
-from nightshift.train_toml.config import Config, diff, load
+from nightshift.train_toml.config import Config, load
+from nightshift.train_toml.diff import diff
 from nightshift.train_toml.values import shorten
 from nightshift.worker import JOB_NAME
 
@@ -105,7 +106,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     validated, incumbent = setup.engine.validate(candidate), None
     if campaign.incumbent:
         incumbent = setup.ledger.stored_config(campaign.incumbent, head.is_campaign)
-    changes = diff(incumbent, candidate) if incumbent else ()
+    changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))

@@ -9,7 +9,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml import config
+from nightshift.train_toml.diff import diff
 
 BRANCH = "autoresearch/test"
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
@@ -77,7 +77,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
     records: list[Record] = []
     incumbent: Record | None = None
     for rate in ["6e-7", *rates]:
-        source = config.set_values(BASELINE, {"trainer.optim.lr": float(rate)})
+        source = set_values(BASELINE, {"trainer.optim.lr": float(rate)})
         records.append(_experiment(ledger, source, rate, incumbent, branch))
         if records[-1].status == "keep":
             incumbent = records[-1]
@@ -85,8 +85,8 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
 
 
 def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | None, branch: str) -> Record:
-    candidate = config.parse(source)
-    old = config.parse(ledger.source(incumbent.number)) if incumbent else None
+    candidate = parse(source)
+    old = parse(ledger.source(incumbent.number)) if incumbent else None
     before = SCORES["6e-7"] if incumbent is None or incumbent.parent is None else SCORES["3e-6"]
     score = SCORES.get(rate, 0.55)
     number = ledger.next_number()
@@ -106,7 +106,7 @@ def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | No
         started="2026-11-21T22:00:00+00:00",
         rules_hash="rules",
         config_hash=candidate.hash,
-        diff=config.diff(old, candidate) if old else (),
+        diff=diff(old, candidate) if old else (),
         runs=(a_result(score, 100),),
         judgement=judgement,
         settled="settled",

@@ -9,8 +9,10 @@ from typing import Any
 from nightshift.engines.prime_rl.launch import Launch, Ports, effective, plan
 from nightshift.errors import ConfigError
 from nightshift.rules import GSM8K_PRIME_RL
-from nightshift.train_toml import config, keys
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.keys import ANY, KEYS
+from nightshift.train_toml.locks import CURRICULUM
 from nightshift.train_toml.values import Key, Kind, Value
 
 SHIPPED = (Path(__file__).parents[1] / "train.toml").read_bytes()
@@ -29,12 +31,12 @@ ENVIRONMENT = {
     "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
 }
 _BASE = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
-_POOL = f"{keys.SOURCE}.curriculum.sampler.pools.one"
+_POOL = f"{CURRICULUM}.sampler.pools.one"
 
 
 def variant(name: str) -> Config:
     """The shipped train.toml with the changes of one of VARIANTS."""
-    return config.parse(config.set_values(SHIPPED, VARIANTS[name]))
+    return parse(set_values(SHIPPED, VARIANTS[name]))
 
 
 def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -> Launch:
@@ -52,15 +54,15 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
 def open_configs() -> dict[str, Config]:
     """A config for every open key at each of its choices and near each of its bounds, as far as it is valid alone."""
     found = {}
-    for key in keys.KEYS:
+    for key in KEYS:
         for value in _samples(key):
             changes: dict[str, Any] = {}
             if key.only_if and key.only_if[1] != (None,):
                 changes[key.only_if[0]] = key.only_if[1][0]
             if key.path.startswith(_POOL.removesuffix(".one")):
-                changes |= {f"{keys.SOURCE}.curriculum.sampler.type": "difficulty_pool"}
+                changes |= {f"{CURRICULUM}.sampler.type": "difficulty_pool"}
                 changes |= {f"{_POOL}.threshold": 0.5, f"{_POOL}.weight": 1.0}
-            changes[key.path.replace(keys.ANY, "one")] = value
+            changes[key.path.replace(ANY, "one")] = value
             try:
                 checked = config.parse(config.set_values(_BASE, changes))
                 effective(checked, GSM8K_PRIME_RL, 448)

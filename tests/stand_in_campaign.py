@@ -37,7 +37,8 @@ from nightshift.records import (
     Weights,
 )
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.diff import diff
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
@@ -128,8 +129,8 @@ def _truth(values: dict[str, Any]) -> float:
 
 def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     source = _TEMPLATE.format(**values).encode()
-    candidate, parent = config.parse(source), state.campaign.incumbent
-    diff = config.diff(config.parse(state.ledger.source(parent.number)), candidate) if parent else ()
+    candidate, parent = parse(source), state.campaign.incumbent
+    diff = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
     told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in diff)
     record = Record(
         number=0,
@@ -143,7 +144,7 @@ def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
         rules_hash=RULES_HASH,
         config_hash=candidate.hash,
         effective_hash="stand-in",
-        diff=diff,
+        diff=lines,
         unused_keys=(),
         commit="0" * 40,
         versions={"nightshift": "0.1.0", "python": "3.11"},

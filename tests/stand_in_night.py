@@ -20,7 +20,7 @@ from nightshift.night import begin, loop  # noqa: E402
 from nightshift.night import command as night_command  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
-from nightshift.train_toml import config  # noqa: E402
+from nightshift.train_toml.edit import set_values
 from tests.stand_ins import install  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
@@ -33,7 +33,7 @@ class RateProposer:
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         rate = RATES[(len(context.campaign.decided) + len(context.refusals) - 1) % len(RATES)]
-        source = config.set_values(
+        source = set_values(
             context.source, {"trainer.optim.lr": rate * (1 + len(context.campaign.decided) // len(RATES))}
         )
         return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.campaign.decided)}")

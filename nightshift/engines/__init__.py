@@ -171,7 +171,8 @@ def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     It is asked with a file that spells out every key that applies to `config`; what applies to other
     variants only is taken for used.
     """
-    from nightshift.train_toml import keys
+
+    from nightshift.train_toml.keys import KEYS
 
     spelled_out = replace(config, values=config.resolved)
-    return frozenset(key.path for key in keys.KEYS) - set(engine.validate(spelled_out).unused)
+    return frozenset(key.path for key in KEYS) - set(engine.validate(spelled_out).unused)

@@ -26,7 +26,7 @@ from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.untracked import top_modules, untracked_code
 from nightshift.rules import Rules
-from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.text import read_source
 
 _MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
@@ -96,7 +96,7 @@ def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
 
 def _config(root: Path) -> bytes | None:
     try:
-        return toml_text.read(root / CONFIG_NAME)
+        return read_source(root / CONFIG_NAME)
     except ConfigError:
         return None
 

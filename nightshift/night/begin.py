@@ -17,7 +17,7 @@ from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
 from nightshift.proposers.random import RandomProposer
 from nightshift.proposers.search import TpeProposer
 from nightshift.setup import Setup
-from nightshift.train_toml.text import read
+from nightshift.train_toml.text import read_source
 
 
 def begin(request: NightRequest, setup: Setup) -> NightState:
@@ -39,7 +39,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
-        require_clean_start(setup.repo, wanted, read(setup.root / CONFIG_NAME), None, setup.rules)
+        require_clean_start(setup.repo, wanted, read_source(setup.root / CONFIG_NAME), None, setup.rules)
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")

@@ -21,7 +21,7 @@ from nightshift.night.state import BY_HAND, STOP_NAME, NightState, Pending, Stop
 from nightshift.proposers import Proposer
 from nightshift.records import Failure, Request
 from nightshift.setup import Setup
-from nightshift.train_toml.text import read
+from nightshift.train_toml.text import read_source
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 _NAP_SECONDS = 0.2
@@ -146,7 +146,7 @@ class Night:
         """Write train.toml for the next experiment; what somebody else wrote there is kept aside."""
         setup, path = self._setup, self._setup.root / CONFIG_NAME
         try:
-            present = read(path)
+            present = read_source(path)
         except ConfigError:
             present = None
         if present == source:

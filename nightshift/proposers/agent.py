@@ -32,7 +32,7 @@ from nightshift.guard.clone import ANSWER_NAME, Workplace
 from nightshift.guard.seal import Checkout
 from nightshift.processes.supervise import Child, ProcessGroup
 from nightshift.proposers import Context, Proposal, brief
-from nightshift.train_toml import text as toml_text
+from nightshift.train_toml.text import read_source
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI
 # 0.61.0, all of which read the prompt on stdin. Without --skip-trust Gemini refuses to work in a new folder.
@@ -167,7 +167,7 @@ class AgentProposer:
         answer_path = self.workplace.clone / ANSWER_NAME
         notes: tuple[str, ...] = ()
         try:
-            text = toml_text.read(answer_path).decode(errors="replace")
+            text = read_source(answer_path).decode(errors="replace")
             answer = parse_answer(text)
             if answer == Answer():  # without the form: its first line is the hypothesis
                 answer = parse_answer(f"HYPOTHESIS: {text.strip().partition(chr(10))[0]}")
@@ -182,7 +182,7 @@ class AgentProposer:
         ended = None if cause is None else f"{self.name}: {cause}{_last_words(tail)}"
         proposal = Proposal(None, answer.hypothesis or "", answer.prediction, answer.lesson, notes)
         try:
-            source = toml_text.read(self.workplace.clone / CONFIG_NAME)
+            source = read_source(self.workplace.clone / CONFIG_NAME)
         except ConfigError as error:
             return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
         if source == context.source:

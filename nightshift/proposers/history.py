@@ -5,16 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, UsageError
 from nightshift.records import Record, Verdict
-from nightshift.train_toml import config as configs
-from nightshift.train_toml import keys
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.values import Kind, Value, shorten, value_text
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import changed_keys, spelled
+from nightshift.train_toml.keys import KEYS, variants
+from nightshift.train_toml.values import Kind, shorten, value_text
 
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
@@ -31,7 +32,6 @@ class Trial:
     number: int
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
-    value: Value  # `after`, parsed
     verdict: Verdict
     delta: float | None  # posterior mean and its standard error, fractions; None for a crash
     delta_stderr: float | None
@@ -69,11 +69,11 @@ class Span:
 
     low: float
     high: float
-    around: str | None = None
+    around: float | None = None
 
     def __str__(self) -> str:
         text = f"{value_text(self.low)} .. {value_text(self.high)}"
-        return text + (f" (around {self.around})" if self.around else "")
+        return text if self.around is None else f"{text} (around {value_text(self.around)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,13 @@ class KeyHistory:
         is_bracketed = any(span.around is not None for span in self.covered)
         return is_bracketed or len(alone) >= MANY_TRIALS or (bool(choices) and choices <= tried)
 
-    def is_covered(self, value: float) -> bool:
-        """True if the value lies strictly inside a covered span."""
-        return any(span.low < value < span.high for span in self.covered)
-
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
     """The submitted configs by experiment number; those that are gone or refused by today's allow-list are left out."""
     found = {}
     for record in records:
         try:
-            found[record.number] = configs.parse(ledger.source(record.number))
+            found[record.number] = parse(ledger.source(record.number))
         except (ConfigError, OSError):
             continue
     return found
@@ -125,24 +121,31 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
     for record in records:
         candidate = configs_by_number.get(record.number)
         parent = configs_by_number.get(record.parent) if record.parent is not None else None
-        if candidate is None or parent is None or record.judgement is None:
+        judgement = record.judgement
+        if candidate is None or parent is None or judgement is None:
             continue
-        changes = dict(_changes(parent, candidate))
-        for key, (before, after) in changes.items():
-            others = tuple(other for other in changes if other != key)
-            trial = _trial(record, before, after, candidate.resolved.get(key), others)
-            trials.setdefault(key, []).append(replace(trial, is_taken_back=record.number in gone))
+        # What merely stopped to apply, because a variant changed, was not touched.
+        touched = [key for key in changed_keys(parent, candidate) if key in candidate.resolved]
+        for key in touched:
+            trial = Trial(
+                number=record.number,
+                before=_value_of(parent, key),
+                after=_value_of(candidate, key),
+                verdict=judgement.verdict,
+                delta=judgement.delta,
+                delta_stderr=judgement.delta_stderr,
+                others=tuple(other for other in touched if other != key),
+                description=_clean(record.description),
+                lesson=_clean(record.lesson) if record.lesson else None,
+                is_taken_back=record.number in gone,
+            )
+            trials.setdefault(key, []).append(trial)
     best = incumbent(campaign, configs_by_number)
-    found = [
-        KeyHistory(
-            key,
-            _spelled(best, key) if best else ABSENT,
-            tuple(of_key),
-            tuple(dict.fromkeys(_spans(key, records, configs_by_number))),
-        )
-        for key, of_key in trials.items()
-    ]
-    return sorted(found, key=lambda each: (-len(each.trials), each.key))
+    found = []
+    for key, of_key in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
+        covered = dict.fromkeys(_spans(key, records, configs_by_number))
+        found.append(KeyHistory(key, _value_of(best, key) if best else ABSENT, tuple(of_key), tuple(covered)))
+    return found
 
 
 def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Config | None:
@@ -153,12 +156,8 @@ def incumbent(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> Co
 def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet[str] | None) -> list[str]:
     """Open keys that the engine uses (None: all), that apply under the config `now`, and that nobody has touched."""
     touched = {each.key for each in histories}
-    paths = dict.fromkeys(key.path for key in keys.KEYS if keys.ANY not in key.path)
-    return [
-        path
-        for path in paths
-        if path not in touched and path in now.resolved and (used_keys is None or path in used_keys)
-    ]
+    paths = dict.fromkeys(key.path for key in KEYS if key.path in now.resolved)
+    return [path for path in paths if path not in touched and (used_keys is None or path in used_keys)]
 
 
 def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_lines: int = 120) -> str:
@@ -174,11 +173,8 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_l
         if each.covered:
             lines.append(f"  covered: {', '.join(map(str, each.covered))}")
     if untried_keys:
-        lines += [
-            "",
-            "untried:",
-            *textwrap.wrap(", ".join(untried_keys), _WIDTH, initial_indent="  ", subsequent_indent="  "),
-        ]
+        names = textwrap.wrap(", ".join(untried_keys), _WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += ["", "untried:", *names]
     if len(lines) > max_lines:
         lines = [*lines[: max_lines - 1], f"... {len(lines) - max_lines + 1} lines more; runs/ has everything"]
     return "\n".join(lines)
@@ -245,69 +241,33 @@ def _numbers(trial: Trial) -> str:
     return f"{100 * trial.delta:+.1f}{error} pp"
 
 
-def _trial(record: Record, before: str, after: str, value: Value, others: tuple[str, ...]) -> Trial:
-    assert record.judgement is not None
-    return Trial(
-        number=record.number,
-        before=before,
-        after=after,
-        value=value,
-        verdict=record.judgement.verdict,
-        delta=record.judgement.delta,
-        delta_stderr=record.judgement.delta_stderr,
-        others=others,
-        description=_clean(record.description),
-        lesson=_clean(record.lesson) if record.lesson else None,
-    )
-
-
-def _changes(parent: Config, candidate: Config) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Keys whose effective value differs. What merely stopped to apply, because a variant changed, was not touched."""
-    for key in dict.fromkeys([*candidate.values, *parent.values]):
-        before, after = _spelled(parent, key), _spelled(candidate, key)
-        if key in candidate.resolved and before != after:
-            yield key, (before, after)
-
-
-def _spelled(config: Config, key: str) -> str:
-    if key not in config.resolved:
-        return ABSENT
-    value = config.resolved[key]
-    if isinstance(value, dict):
-        return "on"
-    if isinstance(value, tuple):
-        value = tuple(sorted(value))  # their order means nothing
-    return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
+def _value_of(config: Config, key: str) -> str:
+    return spelled(config.resolved[key]) if key in config.resolved else ABSENT
 
 
 def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Iterator[Span]:
     """From rejected to rejected value, for every set of other keys; apart where a kept one lies between."""
-    tried: dict[_Rest, dict[float, tuple[str, bool]]] = {}
+    tried: dict[_Rest, dict[float, bool]] = {}  # value -> was it ever kept
     for record in records:
         config = configs_by_number.get(record.number)
         value = config.resolved.get(key) if config else None
         if config is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        rest = frozenset((path, _spelled(config, path)) for path in config.resolved if path != key)
-        was_kept = tried.get(rest, {}).get(float(value), ("", False))[1]  # a config that was run again
-        tried.setdefault(rest, {})[float(value)] = (_spelled(config, key), was_kept or _is_kept(record))
+        rest = frozenset((path, _value_of(config, path)) for path in config.resolved if path != key)
+        values = tried.setdefault(rest, {})
+        values[value] = values.get(value, False) or _is_kept(record)
     for values in tried.values():
-        last: float | None = None
-        low: float | None = None  # of the rejected values since the last kept one
-        around: str | None = None
-        for value in sorted(values):
-            text, is_kept = values[value]
+        last = around = None
+        for is_kept, group in groupby(sorted(values), key=values.__getitem__):
+            neighbours = list(group)
             if is_kept:
-                if low is not None and last is not None and low < last:
-                    yield Span(low, last)
-                low, around = None, text
-            else:
-                if around is not None and last is not None:
-                    yield Span(last, value, around)
-                low, around = value if low is None else low, None
-                last = value
-        if low is not None and last is not None and low < last:
-            yield Span(low, last)
+                around = neighbours[-1]
+                continue
+            if last is not None:
+                yield Span(last, neighbours[0], around)
+            if len(neighbours) > 1:
+                yield Span(neighbours[0], neighbours[-1])
+            last = neighbours[-1]
 
 
 def _is_kept(record: Record) -> bool:
@@ -316,10 +276,10 @@ def _is_kept(record: Record) -> bool:
 
 def _choices(key: str) -> set[str]:
     """All spellings of a key with few of them; empty for numbers and lists."""
-    entry = next(iter(keys.variants(tuple(key.split(".")))), None)
-    if entry is None or entry.kind not in (Kind.CHOICE, Kind.BOOL, Kind.TABLE):
-        return set()
-    return {Kind.BOOL: {"true", "false"}, Kind.TABLE: {"on", "None"}}.get(entry.kind, set(entry.choices))
+    [entry, *_] = variants(key)
+    return {Kind.BOOL: {"true", "false"}, Kind.TABLE: {"on", "None"}, Kind.CHOICE: set(entry.choices)}.get(
+        entry.kind, set()
+    )
 
 
 def _clean(text: str) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from nightshift.errors import ConfigError
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.space import Dimension, SearchSpace
-from nightshift.train_toml.config import diff, parse
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.diff import diff
 from nightshift.train_toml.values import Value, shorten
 
 _MAX_HYPOTHESIS = 200
@@ -34,8 +35,8 @@ def proposal_of(name: str, space: SearchSpace, choose: Callable[[Dimension], Val
         source = space.build(choose)
     except ConfigError as error:
         return Proposal(b"", cause=str(error))
-    changes = diff(space.incumbent, parse(source))
-    return Proposal(source, shorten(f"{name}: {'; '.join(changes)}", _MAX_HYPOTHESIS))
+    changes = "; ".join(change.line for change in diff(space.incumbent, parse(source)))
+    return Proposal(source, shorten(f"{name}: {changes}", _MAX_HYPOTHESIS))
 
 
 def space_of(context: Context) -> SearchSpace:

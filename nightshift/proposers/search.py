@@ -32,11 +32,10 @@ class TpeProposer:
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """One suggestion; the same ledger and seed give the same one. A new direction is a random draw."""
         import optuna  # half a second, and only this proposer needs it
-        from optuna.distributions import json_to_distribution
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space, seed = space_of(context), seed_of(self.seed, context)
-        distributions = {name: json_to_distribution(text) for name, text in space.to_distributions().items()}
+        distributions = space.distributions()
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
         if not context.new_direction:
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=NUM_STARTUP)
@@ -68,9 +67,9 @@ def scores(context: Context) -> list[tuple[Config, float]]:
 
 
 def _suggest(trial: optuna.Trial, dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution, json_to_distribution
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    box = json_to_distribution(dimension.distribution())
+    box = dimension.distribution()
     if isinstance(box, CategoricalDistribution):
         return trial.suggest_categorical(dimension.name, box.choices)
     if isinstance(box, IntDistribution):

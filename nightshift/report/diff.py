@@ -19,26 +19,14 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.records import Record, Verdict
-from nightshift.train_toml import config
-from nightshift.train_toml import text as toml_text
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import Change, changes_of, diff
+from nightshift.train_toml.text import read_source
 from nightshift.train_toml.values import quoted, shorten
 
 WORKING, BASELINE, INCUMBENT = "working", "baseline", "incumbent"
-_MAX_LINE = 1000  # of a recorded diff line; config.diff writes far shorter ones
 _MARKS = {"changed": "~", "added": "+", "removed": "-"}
 _COLOURS = {"changed": 33, "added": 32, "removed": 31, "comment": 2, "title": 1}  # ANSI
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One line of a key-level diff, taken apart. Where a file is silent, `old` or `new` is the default, or None."""
-
-    line: str
-    key: str
-    kind: str  # changed | added | removed
-    old: str | None
-    new: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +34,7 @@ class Version:
     """One train.toml with the words for it."""
 
     label: str
-    source: bytes
+    config: Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +44,8 @@ class Difference:
     old: Version
     new: Version
     changes: tuple[Change, ...]
-    values: tuple[tuple[Any, Any], ...]  # typed old and new value of each change
     notes: tuple[str, ...]  # the comment on the line of each change
     comments: tuple[tuple[str, str], ...]  # (kind, text): comments of unchanged keys, and stand-alone ones
-
-
-def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
-    """The lines of config.diff taken apart; a line of another form is left out."""
-    forms = (
-        ("added", r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?"),
-        ("removed", r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?"),
-        ("changed", r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)"),
-    )
-    found = []
-    for line in lines:
-        for kind, form in forms:
-            if match := re.fullmatch(form, line[:_MAX_LINE]):
-                found.append(Change(line, match["key"], kind, match["old"], match["new"]))
-                break
-    return tuple(found)
 
 
 def kept_chain(records: Sequence[Record], branch: str) -> list[Record]:
@@ -98,9 +69,12 @@ def kept_here(ledger: Ledger, repo: Repo) -> list[Record]:
 
 
 def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
-    """The train.toml that `name` means: 42, a commit, baseline, incumbent or working. Raises UsageError."""
+    """The train.toml that `name` means: 42, a commit, baseline, incumbent or working.
+
+    Raises UsageError for another name, ConfigError where it names no valid train.toml.
+    """
     if name == WORKING:
-        return Version("working file", toml_text.read(root / CONFIG_NAME))
+        return _version("working file", read_source(root / CONFIG_NAME))
     if name in (BASELINE, INCUMBENT):
         chain = kept_here(ledger, repo)
         record = chain[0] if name == BASELINE else chain[-1]
@@ -113,29 +87,32 @@ def find(name: str, root: Path, ledger: Ledger, repo: Repo) -> Version:
             f"{quoted(shorten(name, 60))} is no experiment and no commit that holds a {CONFIG_NAME}",
             f"Give an experiment (42), a commit, {BASELINE}, {INCUMBENT} or {WORKING}.",
         )
-    return Version(f"commit {name}", source)
+    return _version(f"commit {name}", source)
 
 
 def _experiment(number: int, ledger: Ledger, label: str) -> Version:
     try:
-        return Version(label, ledger.source(number))
+        return _version(label, ledger.source(number))
     except OSError as error:
         raise UsageError(
             f"{ledger.run_dir(number) / CONFIG_NAME} cannot be read ({error.strerror})", "Name another experiment."
         ) from None
 
 
+def _version(label: str, source: bytes) -> Version:
+    return Version(label, parse(source, label))
+
+
 def compare(old: Version, new: Version) -> Difference:
-    """Key-level and comment-aware. Raises ConfigError for a version that is no valid train.toml."""
-    before, after = (config.parse(version.source, version.label) for version in (old, new))
-    changes = changes_of(config.diff(before, after))
-    old_notes, old_free = _comments(old.source)
-    new_notes, new_free = _comments(new.source)
+    """Key-level and comment-aware."""
+    changes = diff(old.config, new.config)
+    old_notes, old_free = _comments(old.config.source)
+    new_notes, new_free = _comments(new.config.source)
     changed = {change.key for change in changes}
     comments = [
         ("changed", f"{key}: {old_notes.get(key) or 'no comment'} -> {new_notes.get(key) or 'no comment'}")
         for key in new_notes | old_notes
-        if key not in changed and _has(before, key) and _has(after, key) and old_notes.get(key) != new_notes.get(key)
+        if key not in changed and _has(old, key) and _has(new, key) and old_notes.get(key) != new_notes.get(key)
     ]
     comments += [("added", text) for text in (Counter(new_free) - Counter(old_free)).elements()]
     comments += [("removed", text) for text in (Counter(old_free) - Counter(new_free)).elements()]
@@ -143,14 +120,13 @@ def compare(old: Version, new: Version) -> Difference:
         old=old,
         new=new,
         changes=changes,
-        values=tuple((before.resolved.get(c.key), after.resolved.get(c.key)) for c in changes),
         notes=tuple((old_notes if c.kind == "removed" else new_notes).get(c.key, "") for c in changes),
         comments=tuple(comments),
     )
 
 
-def _has(version: Config, key: str) -> bool:
-    return key in version.values or key.startswith("[")
+def _has(version: Version, key: str) -> bool:
+    return key in version.config.values or key.startswith("[")
 
 
 def _comments(source: bytes) -> tuple[dict[str, str], list[str]]:
@@ -186,7 +162,7 @@ def render(difference: Difference, colour: bool) -> str:
         comment = _paint(f"    {_plain(note)}", "comment", colour) if note else ""
         lines.append(_paint(f"  {_plain(change.line)}", change.kind, colour) + comment)
     if not difference.changes:
-        same = difference.old.source == difference.new.source
+        same = difference.old.config.source == difference.new.config.source
         lines.append("  the same bytes" if same else "  no key differs: both train the same")
     if difference.comments:
         lines.append(_paint("comments", "title", colour))
@@ -197,9 +173,10 @@ def render(difference: Difference, colour: bool) -> str:
 
 def as_json(difference: Difference) -> str:
     """The difference for tools, with typed values."""
+    old, new = difference.old.config.resolved, difference.new.config.resolved
     changes = [
-        {"key": change.key, "kind": change.kind, "old": old, "new": new, "comment": note or None}
-        for change, (old, new), note in zip(difference.changes, difference.values, difference.notes, strict=True)
+        {"key": c.key, "kind": c.kind, "old": old.get(c.key), "new": new.get(c.key), "comment": note or None}
+        for c, note in zip(difference.changes, difference.notes, strict=True)
     ]
     comments = [{"kind": kind, "text": text} for kind, text in difference.comments]
     labels = {"old": difference.old.label, "new": difference.new.label}

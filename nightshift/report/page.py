@@ -28,7 +28,6 @@ from nightshift.records import Verdict
 from nightshift.report import panels
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
-from nightshift.report.diff import Change, changes_of
 from nightshift.report.keys import KeyStudy, study
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Interval, Panel, Spark
@@ -47,7 +46,8 @@ from nightshift.report.text import (
     visible,
 )
 from nightshift.report.timing import Night, Use, nights, split_experiment
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.diff import Change, diff
 
 PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -183,10 +183,10 @@ def _net(ledger: Ledger, morning: Morning) -> tuple[Change, ...] | None:
         return ()
     ends = (morning.chain[0], morning.chain[-1])
     try:
-        old, new = (config.parse(ledger.source(end.number)) for end in ends)
+        old, new = (parse(ledger.source(end.number)) for end in ends)
     except (OSError, ConfigError):
         return None
-    return changes_of(config.diff(old, new))
+    return diff(old, new)
 
 
 def _chosen(experiments: Sequence[Experiment], most: int) -> set[int]:

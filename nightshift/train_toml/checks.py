@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nightshift.train_toml.keys import SOURCE
+from nightshift.train_toml.locks import CURRICULUM
 from nightshift.train_toml.values import Value, quoted, shorten, value_text
 
 
@@ -146,7 +146,7 @@ def _server(view: _View) -> Iterator[Problem]:
 
 
 def _curriculum(view: _View) -> Iterator[Problem]:
-    pools, gates = f"{SOURCE}.curriculum.sampler.pools", f"{SOURCE}.curriculum.gates"
+    pools, gates = f"{CURRICULUM}.sampler.pools", f"{CURRICULUM}.gates"
     names = [path for path, value in view.resolved.items() if value == {} and path.rpartition(".")[0] == pools]
     for pool in names:
         for leaf in ("threshold", "weight"):

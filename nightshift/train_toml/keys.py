@@ -1,8 +1,8 @@
-"""The allow-list: every key that train.toml may hold, and who owns the ones that it may not.
+"""The allow-list: every key that train.toml may hold. Everything that is not in `KEYS` is refused.
 
 Names, types, ranges and defaults are prime-rl's own (commit in pyproject.toml); a test holds each
 entry against a recording of prime-rl's config classes. A range is tighter than prime-rl's only where
-a comment says why. Everything that is not in `KEYS` is refused.
+a comment says why. Who owns the keys that are not open stands in locks.py.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import difflib
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from itertools import accumulate, groupby
 from typing import Any
 
+from nightshift.train_toml.locks import CURRICULUM, LOCKED_ANYWHERE, LOCKS, Lock
 from nightshift.train_toml.values import Key, Kind, Value, value_text
 
 INT, FLOAT, BOOL, CHOICE, LIST, TABLE = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.CHOICE, Kind.LIST, Kind.TABLE
 
 ANY = "*"  # one path segment that the agent names
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-
-SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
-_CURRICULUM = f"{SOURCE}.curriculum"
+_POOLS, _GATES = f"{CURRICULUM}.sampler.pools", f"{CURRICULUM}.gates"
 _ON: dict[str, Any] = {}
 _IMPORTS = "it imports code"
 _OTHERS = "it needs a teacher, tools or several agents"
@@ -41,7 +39,7 @@ _DPPO = ("trainer.loss.type", ("default",))
 _IPO = ("trainer.loss.type", ("ipo",))
 _GRPO = ("orchestrator.algo.type", ("grpo",))
 _RAE = ("orchestrator.algo.type", ("rae",))
-_POOLS = (f"{_CURRICULUM}.sampler.type", ("difficulty_pool",))
+_BY_DIFFICULTY = (f"{CURRICULUM}.sampler.type", ("difficulty_pool",))
 _ROLLOUTS = ("orchestrator.token_batch_size", (None,))
 
 # TOML table -> its keys. A key stands after the key that selects its variant and after the table that
@@ -86,21 +84,21 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("num_input_tokens_weight", FLOAT, 0.1, "weight of prompt tokens", 0),
         Key("num_turns_weight", FLOAT, 0.1, "weight of turns", 0),
     ),
-    f"{_CURRICULUM}.sampler": (
+    f"{CURRICULUM}.sampler": (
         Key("type", CHOICE, "standard", "examples in order, or by difficulty", choices=("standard", "difficulty_pool")),
     ),
-    f"{_CURRICULUM}.sampler.pools": (
-        Key(ANY, TABLE, None, "any name; replaces hard, normal and easy", only_if=_POOLS),
+    _POOLS: (
+        Key(ANY, TABLE, None, "any name; replaces hard, normal and easy", only_if=_BY_DIFFICULTY),
     ),
-    f"{_CURRICULUM}.sampler.pools.{ANY}": (
+    f"{_POOLS}.{ANY}": (
         # Rewards are 0 to 1 here: a threshold outside sorts nothing.
         Key("threshold", FLOAT, None, "required; highest mean reward in the pool", 0, 1),
         Key("weight", FLOAT, None, "required; relative chance of its examples", 0),
     ),
-    f"{_CURRICULUM}.gates": (
+    _GATES: (
         Key(ANY, TABLE, None, "any name; only groups that pass it train"),
     ),
-    f"{_CURRICULUM}.gates.{ANY}": (
+    f"{_GATES}.{ANY}": (
         Key("type", CHOICE, "advantage_range", "kind of gate", choices=("advantage_range",)),
         Key("reject_min", FLOAT, 0.0, "refuse a group with all advantages from here"),
         Key("reject_max", FLOAT, 0.0, "... to here"),
@@ -158,7 +156,8 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("rank", INT, 16, "rank of the adapters", 1, 512),
         Key("alpha", FLOAT, 32.0, "scale of the adapters, divided by rank", above=0),
         Key("dropout", FLOAT, 0.0, "dropout before the adapters", 0, below=1),
-        Key("target_modules", LIST, _LINEARS, "layers with an adapter, of " + " ".join(_LINEARS), choices=_LINEARS),
+        Key("target_modules", LIST, tuple(sorted(_LINEARS)), "layers with an adapter, of " + " ".join(_LINEARS),
+            choices=_LINEARS),
     ),
     "trainer.model.compile": (
         Key("fullgraph", BOOL, False, "compile without graph breaks"),
@@ -182,103 +181,10 @@ _TABLES: dict[str, tuple[Key, ...]] = {
 }  # fmt: skip
 
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)
-_SWITCHES = tuple(key.path for key in KEYS if key.kind is TABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """Keys that train.toml may not name: who owns them and why."""
-
-    owner: str
-    reason: str
-    prefixes: tuple[str, ...]
-
-
-# Segments that are locked wherever they stand.
-LOCKED_ANYWHERE: Mapping[str, str] = {
-    "env_vars": "they can redirect imports and downloads",
-    "extra_body": "it can change what the server does",
-    "trust_remote_code": "it runs foreign code",
-    "import_path": "it imports code",
-}
-
-
-def _everywhere(*names: str) -> tuple[str, ...]:
-    return tuple(side + name for side in ("", "trainer.", "orchestrator.", "inference.") for name in names)
-
-
-_MODEL = "trainer.model."
-_VLLM = "inference.vllm."
-LOCKS: tuple[Lock, ...] = (
-    Lock("rules", "the model is fixed", (
-        "model", "tokenizer", "trainer.tokenizer",
-        "orchestrator.model", "orchestrator.tokenizer", "orchestrator.renderer",
-        *(_MODEL + name for name in ("name", "vlm", "debug", "impl", "conversion_dir", "index_cache", "quantization")),
-        *(_VLLM + name for name in (
-            "model", "dtype", "quantization", "chat_template", "rope_scaling", "tool_call_parser", "reasoning_parser",
-            "hf_overrides", "tokenizer", "revision", "served_model_name", "load_format", "model_impl",
-        )),
-    )),
-    Lock("rules", "the environment and its rewards are fixed", (
-        *(f"{SOURCE}.{name}" for name in ("env", "serve", "name", "ratio")), "trainer.data",
-    )),
-    Lock("rules", "one setting for all sources: write it once, without source", (
-        *(f"{SOURCE}.{name}" for name in ("sampling", "group_size", "algo")),
-    )),
-    Lock("rules", "seeds are fixed", (f"{_CURRICULUM}.sampler.seed", _VLLM + "seed")),
-    Lock("rules", "the harness evaluates by itself", ("orchestrator.eval",)),
-    Lock("rules", "it changes what the server answers", (
-        "inference.enable_fp32_lm_head", "inference.enable_fp32_router_logits", "inference.use_deep_gemm",
-        *(_VLLM + name for name in (
-            "max_model_len", "kv_cache_dtype", "generation_config", "override_generation_config", "logprobs_mode",
-            "enable_prefix_caching", "speculative_config", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
-            "lora_target_modules",
-        )),
-    )),
-    Lock("rules", "a log must hold no prompt", tuple(_VLLM + f"enable_log_{what}" for what in ("requests", "outputs"))),
-    Lock("rules", "it needs a teacher, tools or several agents", tuple(
-        f"orchestrator.algo.{name}"
-        for name in ("sampling", "filter", "roles", "episode_agents", "teacher", "demo_key", "template", "renderer")
-    )),
-    Lock("rules", "it imports code", ("trainer.loss.import_path", "trainer.loss.kwargs")),
-    Lock("rules", "vLLM cannot serve it, so another policy would be scored", (_MODEL + "lora.modules_to_save",)),
-    Lock("rules", "it works only with prime-rl's own model classes", (_MODEL + "ac.mode", _MODEL + "ac.targets")),
-    Lock("engine", "one GPU trains, one serves", (
-        "deployment", "inference.deployment", "inference.use_pd_kv_transfer", "orchestrator.num_train_workers",
-        "orchestrator.pad_to_multiple_of",
-        *(_MODEL + name for name in (
-            "attn", "cp", "cp_style", "dp_replicate", "ep", "ep_comm_backend", "deepep_num_sms",
-            "deepep_token_chunk_size", "moe_fused_kernel", "moe_router_dtype", "moe_use_grouped_mm",
-            "freeze_moe_router", "full_offload",
-        )),
-        *(_VLLM + name for name in (
-            "tensor_parallel_size", "data_parallel_size", "data_parallel_size_local", "data_parallel_rpc_port",
-            "api_server_count", "all2all_backend", "enable_dbo", "enable_eplb", "enable_expert_parallel",
-            "enable_return_routed_experts", "compilation_config", "worker_extension_cls", "worker_cls",
-        )),
-        "trainer.enable_router_replay", "inference.kv_cache_offload",
-    )),
-    Lock("engine", "folders, ports and processes belong to the harness", (
-        "run", "clean", "dry_run", "slurm", "inference.dry_run", "inference.slurm", *_everywhere("output_dir"),
-        "inference.server", "inference.router", "inference.backend_port", "orchestrator.env_server_base_port",
-        "orchestrator.tasks_per_minute", "trainer.dist_timeout_seconds", "trainer.gc",
-    )),
-    Lock("engine", "the harness moves weights and rollouts", _everywhere("weight_broadcast", "rollout_transport")),
-    Lock("engine", "every run starts from the base model", _everywhere("ckpt", "resume")),
-    Lock("engine", "logs and metrics belong to the harness", (
-        *_everywhere("log", "monitors", "heartbeat"), "trainer.metrics_server", "trainer.trace_path",
-        "trainer.memory_profiler_path", "trainer.enable_token_export", "orchestrator.collect_inference_metrics",
-        "orchestrator.inference_metrics_roles",
-    )),
-)  # fmt: skip
-
-# prime-rl's second spelling of a shared key: one spelling, so that a change cannot hide in the other.
-SHARED: Mapping[str, str] = {
-    "trainer.max_steps": "max_steps",
-    "orchestrator.max_steps": "max_steps",
-    "trainer.model.seq_len": "seq_len",
-    "orchestrator.seq_len": "seq_len",
-}
+_ENTRIES: dict[str, tuple[Key, ...]] = {path: tuple(same) for path, same in groupby(KEYS, lambda key: key.path)}
+_INNER = frozenset(prefix for table in _TABLES for prefix in accumulate(table.split("."), "{}.{}".format))
+_SWITCHES = frozenset(key.path for key in KEYS if key.kind is TABLE)
+_NAMED = re.compile(rf"\A({re.escape(_POOLS)}|{re.escape(_GATES)})\.[^.]+")
 
 # Names that people carry over from older prime-rl, TRL and others.
 RENAMED: Mapping[str, str] = {
@@ -297,38 +203,24 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-def _matches(pattern: str, path: tuple[str, ...]) -> bool:
-    segments = pattern.split(".")
-    return len(segments) == len(path) and all(
-        want == got or (want == ANY and _NAME.fullmatch(got) is not None)
-        for want, got in zip(segments, path, strict=True)
-    )
+def is_name(segment: str) -> bool:
+    """True for what a segment of an open path can look like; the agent names pools and gates in this form too."""
+    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", segment) is not None
 
 
-@lru_cache(maxsize=4096)  # asked for every key of every file, and the table is walked each time
-def variants(path: tuple[str, ...]) -> tuple[Key, ...]:
+def _pattern(path: str) -> str:
+    """The path with ANY for the name that the agent gave to a pool or gate."""
+    return _NAMED.sub(rf"\1.{ANY}", path)
+
+
+def variants(path: str) -> tuple[Key, ...]:
     """Every open entry of a path; more than one where the default depends on the variant."""
-    return tuple(key for key in KEYS if _matches(key.path, path))
+    return _ENTRIES.get(_pattern(path), ())
 
 
-def is_inner(path: tuple[str, ...]) -> bool:
+def is_inner(path: str) -> bool:
     """True if open keys lie below this path."""
-    return any(
-        _matches(".".join(key.path.split(".")[: len(path)]), path) for key in KEYS if key.path.count(".") >= len(path)
-    )
-
-
-def lock(path: tuple[str, ...]) -> tuple[str, str] | None:
-    """Owner and reason of a locked path, by its longest locked prefix."""
-    for segment in path:
-        if segment in LOCKED_ANYWHERE:
-            return "rules", LOCKED_ANYWHERE[segment]
-    for length in range(len(path), 0, -1):
-        prefix = ".".join(path[:length]) if not any("." in segment for segment in path[:length]) else None
-        for entry in LOCKS:
-            if prefix in entry.prefixes:
-                return entry.owner, entry.reason
-    return None
+    return _pattern(path) in _INNER
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -342,60 +234,47 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _instances(key: Key, values: Mapping[str, Value]) -> Iterator[str]:
-    if ANY not in key.path:
+    """The path of a key; below a pool or gate one for each of them in `values`."""
+    stem, is_named, rest = key.path.partition(f".{ANY}")
+    if not is_named:
         yield key.path
         return
-    depth = key.path.split(".").index(ANY) + 1
-    stems = dict.fromkeys(".".join(path.split(".")[:depth]) for path in values)
-    prefix = ".".join(key.path.split(".")[:depth])
-    for stem in stems:
-        if _matches(prefix, tuple(stem.split("."))):
-            yield stem + key.path[len(prefix) :]
+    below = (path.removeprefix(f"{stem}.") for path in values if path.startswith(f"{stem}."))
+    for name in dict.fromkeys(path.partition(".")[0] for path in below):
+        yield f"{stem}.{name}{rest}"
 
 
 def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
     """True if the variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
-    segments = path.split(".")
-    for length in range(1, len(segments)):
-        around = tuple(segments[:length])
-        if any(_matches(switch, around) for switch in _SWITCHES) and resolved.get(".".join(around)) is None:
-            return False
-    return True
+    around = accumulate(path.split(".")[:-1], "{}.{}".format)
+    return all(resolved.get(table) is not None for table in around if _pattern(table) in _SWITCHES)
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:
-    """prime-rl's default of a key that applies under `resolved`. Raises KeyError for a closed key."""
-    entries = variants(tuple(path.split(".")))
-    for key in entries:
-        if applies(key, path, resolved):
-            return key.default
-    if entries:
-        return None
-    raise KeyError(path)
+    """prime-rl's default of a key under `resolved`, None where it does not apply. KeyError for a closed key."""
+    if not (entries := variants(path)):
+        raise KeyError(path)
+    return next((key.default for key in entries if applies(key, path, resolved)), None)
 
 
-def nearest(path: tuple[str, ...]) -> str | None:
+def nearest(wanted: str) -> str | None:
     """The open key that an unknown one most likely means, also in another table."""
-    wanted = ".".join(path)[-100:]
+    wanted = wanted[-100:]
     leaf = wanted.rpartition(".")[2]
     for name in (wanted, leaf):
         if name in RENAMED:
             return RENAMED[name]
-    known = list(dict.fromkeys(key.path for key in KEYS))
-
-    def likeness(name: str) -> float:
-        return difflib.SequenceMatcher(None, wanted, name).ratio()
-
-    if same_leaf := [name for name in known if name.rpartition(".")[2] == leaf]:
-        return max(same_leaf, key=likeness)
-    if close := difflib.get_close_matches(wanted, known, n=1, cutoff=0.8):
-        return close[0]
-    leaves = {name.rpartition(".")[2] for name in known}
-    if close := difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75):
-        return max((name for name in known if name.rpartition(".")[2] == close[0]), key=likeness)
-    return None
+    leaves = {path.rpartition(".")[2] for path in _ENTRIES}
+    if leaf not in leaves:
+        for path in difflib.get_close_matches(wanted, list(_ENTRIES), n=1, cutoff=0.8):
+            return path
+        if not (close := difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)):
+            return None
+        leaf = close[0]
+    same_leaf = (path for path in _ENTRIES if path.rpartition(".")[2] == leaf)
+    return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio())
 
 
 def describe_keys(width: int = 120) -> str:

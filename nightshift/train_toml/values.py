@@ -50,7 +50,6 @@ class Key:
     only_if: tuple[str, tuple[Value, ...]] | None = None
     refused: Mapping[str, str] | None = None
     table: str = ""
-    owner: str = "agent"
 
     @property
     def path(self) -> str:
@@ -178,7 +177,7 @@ def _accept_list(key: Key, value: Any) -> tuple[str, ...]:
             raise BadValue(f"holds {value_text(item, 30)}", f"Choose among {names}")
     if not value or len(set(value)) != len(value):
         raise BadValue("repeats an entry" if value else "is empty", f"Name some of {names}, each once")
-    return tuple(value)
+    return tuple(sorted(value))  # their order means nothing
 
 
 def _accept_number(key: Key, value: Any) -> int | float:

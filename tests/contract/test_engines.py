@@ -19,7 +19,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation import examples_of
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
@@ -56,7 +56,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def settings(engine: Engine, extra: bytes = b"") -> object:
-    return engine.validate(config.parse(extra + BATCH)).settings
+    return engine.validate(parse(extra + BATCH)).settings
 
 
 def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
@@ -115,15 +115,15 @@ def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir:
 
 
 def test_the_same_settings_whatever_the_spelling(engine: Engine) -> None:
-    one = engine.validate(config.parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
-    two = engine.validate(config.parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
+    one = engine.validate(parse(b"[trainer.optim]\nlr = 1e-6\n" + BATCH))
+    two = engine.validate(parse(b"trainer.optim.lr = 0.000001\n" + BATCH))
     assert one.settings == two.settings
     assert json.loads(json.dumps(one.settings)) == one.settings
 
 
 def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     engine = trl_engine
-    effective = engine.validate(config.parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
+    effective = engine.validate(parse(b"[orchestrator]\nmax_off_policy_steps = 4\n" + BATCH.split(b"\n", 1)[1]))
     assert effective.unused == ("orchestrator.max_off_policy_steps",)
     assert effective.settings == settings(engine)
 

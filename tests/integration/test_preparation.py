@@ -20,7 +20,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 STAND_IN_WORKER = ROOT / "tests" / "stand_in_trainer.py"
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
 PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
-CONFIG = config.parse(b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
+CONFIG = parse(b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
     ARITHMETIC_TRL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
@@ -148,7 +148,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
     rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
-    settings = engine.validate(config.parse(preparation.SMOKE_CONFIG)).settings
+    settings = engine.validate(parse(preparation.SMOKE_CONFIG)).settings
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]
     assert settings["seq_len"] <= context

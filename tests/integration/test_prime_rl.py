@@ -21,7 +21,7 @@ from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
@@ -57,7 +57,7 @@ def start(engine: PrimeRlEngine, run_dir: Path) -> Iterator[Open]:
         stand_in_prime_rl.misbehave(engine.installation.venv, fault, step)
         engine._timing = timing
         (run_dir.parent / "train.toml").write_bytes(source)
-        settings = engine.validate(config.parse(source)).settings
+        settings = engine.validate(parse(source)).settings
         sessions.append(engine.open(settings, 1000, run_dir, 120.0))
         return sessions[-1]
 
@@ -234,13 +234,13 @@ def test_a_server_that_cannot_load_the_weights_evaluates_nothing(start: Open, fa
 
 def test_an_adapter_is_served_under_its_own_name(engine: PrimeRlEngine, run_dir: Path) -> None:
     source = BATCH + b"[trainer.model.lora]\nrank = 8\nalpha = 16\n"
-    launch = engine._plan(engine.validate(config.parse(source)).settings, 1000, run_dir)
+    launch = engine._plan(engine.validate(parse(source)).settings, 1000, run_dir)
     assert (launch.base_model_name, launch.served_model) == (RULES.model, "r8-a16.0")
 
 
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine) -> None:
     """Two clones on two pairs of GPUs: nothing collides, and each evaluates its own weights."""
-    settings = engine.validate(config.parse(BATCH)).settings
+    settings = engine.validate(parse(BATCH)).settings
     folders = [tmp_path / clone / "runs" / "0001" / "run-1" for clone in ("one", "two")]
     sessions = []
     try:

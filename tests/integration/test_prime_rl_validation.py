@@ -21,8 +21,7 @@ import pytest
 
 from nightshift.engines.prime_rl.effective import ADAPTER
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
-from nightshift.train_toml import config
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +130,7 @@ def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Pat
 
 @needs_prime_rl
 def test_defaults_of_the_allow_list_are_those_of_the_real_classes(tmp_path: Path) -> None:
-    sources = {"train": config.parse(SHIPPED), **open_configs()}
+    sources = {"train": parse(SHIPPED), **open_configs()}
     folders: list[Path] = []
     for number, source in enumerate(sources.values()):
         full = written(source, tmp_path / f"full-{number}")
@@ -200,12 +199,12 @@ BAD: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path) -> None:
     folders = {}
     for number, (name, change) in enumerate(BAD.items()):
-        launch = written(config.parse(SHIPPED), tmp_path / str(number))
+        launch = written(parse(SHIPPED), tmp_path / str(number))
         tree = copy.deepcopy(dict(launch.tree))
         change(tree)
         launch.tree_path.write_text(json.dumps(tree))
         folders[name] = launch.run_dir
-    server = written(config.parse(SHIPPED), tmp_path / "server")
+    server = written(parse(SHIPPED), tmp_path / "server")
     started = copy.deepcopy(dict(server.inference_json))
     started["vllm"] |= {"seed": 1001, "max_num_seqs": 64}
     (server.run_dir / "configs" / "inference.json").write_text(json.dumps(started))
@@ -218,7 +217,7 @@ def test_bad_trees_are_refused_as_recorded_and_nothing_is_written(tmp_path: Path
 
 @needs_prime_rl
 def test_the_planned_command_works_as_it_stands(tmp_path: Path) -> None:
-    launch = launch_of(config.parse(SHIPPED), tmp_path / "a run's folder", bin_dir=PYTHON.parent)
+    launch = launch_of(parse(SHIPPED), tmp_path / "a run's folder", bin_dir=PYTHON.parent)
     launch.run_dir.mkdir()
     launch.write()
     [command] = [command for command in launch.commands if command.name == "validator"]
@@ -231,7 +230,7 @@ def test_the_planned_command_works_as_it_stands(tmp_path: Path) -> None:
 
 @needs_prime_rl
 def test_prime_rl_s_launcher_writes_the_same_files_and_starts_the_recorded_processes(tmp_path: Path) -> None:
-    launch = written(config.parse(SHIPPED), tmp_path / "run")
+    launch = written(parse(SHIPPED), tmp_path / "run")
     assert verdicts([launch.run_dir])[0]["ok"]
     variables = {**environment(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1", "PRL_RUN_ID": "an id"}
     argv = [PYTHON, "-P", "-c", RECORDER]

@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nightshift.errors import ConfigError, ExitCode
-from nightshift.train_toml import config, keys
-from nightshift.train_toml import text as toml_text
-from nightshift.train_toml.config import ABSENT, Config
+from nightshift.train_toml.config import ABSENT, Config, load, parse
+from nightshift.train_toml.diff import diff
+from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.keys import ANY, KEYS, default, variants
+from nightshift.train_toml.locks import SOURCE
+from nightshift.train_toml.text import line_of
 from nightshift.train_toml.values import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +43,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 def refusal(source: bytes | str) -> str:
     """The one line with which a train.toml is refused."""
     with pytest.raises(ConfigError) as caught:
-        config.parse(source.encode() if isinstance(source, str) else source)
+        parse(source.encode() if isinstance(source, str) else source)
     message = str(caught.value)
     assert_one_clean_line(message)
     return message
@@ -53,7 +56,7 @@ def assert_one_clean_line(message: str) -> None:
 
 
 def small(**changes: Any) -> Config:
-    return config.parse(config.set_values(SMALL, {path.replace("__", "."): value for path, value in changes.items()}))
+    return parse(set_values(SMALL, {path.replace("__", "."): value for path, value in changes.items()}))
 
 
 def added(line: str) -> str:
@@ -65,7 +68,7 @@ def added(line: str) -> str:
 
 
 def test_shipped_file_holds_the_agreed_values() -> None:
-    shipped = config.load(ROOT / "train.toml")
+    shipped = load(ROOT / "train.toml")
     agreed = {
         "trainer.optim.type": "adamw",
         "trainer.optim.lr": 3e-6,
@@ -190,14 +193,14 @@ def test_rules_between_keys(lines: str, cause: str) -> None:
 
 def test_muon_and_nesterov_have_their_own_limits() -> None:
     off = "trainer.model = {fsdp_cpu_offload = true, optim_cpu_offload = false}\norchestrator.group_size = 4\n"
-    config.parse(f"trainer.optim.type = 'adamw'\n{off}".encode())
+    parse(f"trainer.optim.type = 'adamw'\n{off}".encode())
     assert "muon" in refusal(f"trainer.optim.type = 'muon'\n{off}")
     assert "Nesterov" in refusal(b"orchestrator.group_size = 2\ntrainer.optim = {type = 'sgd', momentum = 0}\n")
-    config.parse(b"orchestrator.group_size = 2\ntrainer.optim = {type = 'sgd', momentum = 0, nesterov = false}\n")
+    parse(b"orchestrator.group_size = 2\ntrainer.optim = {type = 'sgd', momentum = 0, nesterov = false}\n")
 
 
 def test_rae_needs_no_group() -> None:
-    config.parse(b"orchestrator = {group_size = 1, algo = {type = 'rae', decay = 0.9}}\n")
+    parse(b"orchestrator = {group_size = 1, algo = {type = 'rae', decay = 0.9}}\n")
     assert "max_rl compares" in refusal("orchestrator = {group_size = 1, algo = {type = 'max_rl'}}\n")
 
 
@@ -268,7 +271,7 @@ def test_several_problems_are_counted_on_the_line_of_the_first() -> None:
 def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
     def load(path: Path) -> str:
         with pytest.raises(ConfigError) as caught:
-            config.load(path)
+            load(path)
         assert caught.value.exit_code == ExitCode.USAGE
         assert_one_clean_line(str(caught.value))
         return str(caught.value)
@@ -298,19 +301,19 @@ def test_load_leaves_no_descriptor_open(tmp_path: Path) -> None:
     if not descriptors.exists():
         pytest.skip("no /proc on this system")
     before = len(list(descriptors.iterdir()))
-    config.load(tmp_path / "good.toml")
+    load(tmp_path / "good.toml")
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ConfigError):
-            config.load(path)
+            load(path)
     assert len(list(descriptors.iterdir())) == before
 
 
 def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_bytes(SMALL.replace(b"\n", b"\r\n"))
-    loaded = config.load(path)
+    loaded = load(path)
     assert loaded.source == path.read_bytes()
-    assert loaded.hash == config.parse(SMALL).hash
+    assert loaded.hash == parse(SMALL).hash
 
 
 def test_refusing_costs_a_tenth_of_a_second_and_no_heavy_import(tmp_path: Path) -> None:
@@ -318,7 +321,7 @@ def test_refusing_costs_a_tenth_of_a_second_and_no_heavy_import(tmp_path: Path) 
     path.write_bytes(SMALL + b"lrr = 1\n")
     code = (
         "import sys; from pathlib import Path; from nightshift import config\n"
-        "try: config.load(Path(sys.argv[1]))\n"
+        "try: load(Path(sys.argv[1]))\n"
         "except config.ConfigError as error: print(error)\n"
         "assert not {'tomlkit', 'torch', 'numpy', 'pydantic'} & set(sys.modules)"
     )
@@ -383,7 +386,7 @@ def test_a_hostile_file_is_refused_quickly(source: str) -> None:
 def test_line_of(text: str, path: str, line: int | None) -> None:
     tomllib.loads(text)
     wanted = ("y.z",) if path == "y_z" else tuple(path.split("."))
-    assert toml_text.line_of(text, wanted) == line
+    assert line_of(text, wanted) == line
 
 
 BARE = st.text(string.ascii_lowercase, min_size=1, max_size=2)
@@ -412,7 +415,7 @@ def test_line_of_equals_the_first_prefix_that_has_the_key(pieces: list[str]) -> 
         for path in paths(tomllib.loads("".join(f"{part}\n" for part in pieces[: index + 1]))):
             expected.setdefault(path, line)
         line += piece.count("\n") + 1
-    assert {path: toml_text.line_of(text, path) for path in paths(document)} == expected
+    assert {path: line_of(text, path) for path in paths(document)} == expected
 
 
 def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -440,16 +443,16 @@ def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     ],
 )
 def test_what_trains_the_same_has_the_same_hash(same: bytes) -> None:
-    one, other = config.parse(SMALL), config.parse(same)
+    one, other = parse(SMALL), parse(same)
     assert one.hash == other.hash
-    assert config.diff(one, other) == config.diff(other, one) == ()
+    assert diff(one, other) == diff(other, one) == ()
 
 
 def test_int_and_float_are_one_number_for_a_number_key() -> None:
-    one, other = (config.parse(SMALL + line) for line in (b"max_norm = 2\n", b"max_norm = 2.0\n"))
+    one, other = (parse(SMALL + line) for line in (b"max_norm = 2\n", b"max_norm = 2.0\n"))
     assert one.hash == other.hash
     assert one.values == other.values
-    assert config.parse(SMALL + b"weight_decay = -0.0\n").hash == config.parse(SMALL + b"weight_decay = 0\n").hash
+    assert parse(SMALL + b"weight_decay = -0.0\n").hash == parse(SMALL + b"weight_decay = 0\n").hash
 
 
 @pytest.mark.parametrize(
@@ -464,39 +467,37 @@ def test_int_and_float_are_one_number_for_a_number_key() -> None:
     ],
 )
 def test_what_trains_otherwise_has_another_hash(other: bytes) -> None:
-    assert config.parse(SMALL).hash != config.parse(other).hash
-    assert config.diff(config.parse(SMALL), config.parse(other)) != ()
+    assert parse(SMALL).hash != parse(other).hash
+    assert diff(parse(SMALL), parse(other)) != ()
 
 
 def test_list_order_does_not_matter() -> None:
     one, other = (
-        config.parse(SMALL + b"[trainer.model.lora]\ntarget_modules = " + names)
+        parse(SMALL + b"[trainer.model.lora]\ntarget_modules = " + names)
         for names in (b"['q_proj', 'v_proj']\n", b"['v_proj', 'q_proj']\n")
     )
     assert one.hash == other.hash
-    assert config.diff(one, other) == ()
+    assert diff(one, other) == ()
 
 
 def test_defaults_follow_the_variant() -> None:
-    assert config.parse(SMALL).get("trainer.optim.betas2") == 0.999
-    muon = config.parse(SMALL + b"type = 'muon'\n")
+    assert parse(SMALL).get("trainer.optim.betas2") == 0.999
+    muon = parse(SMALL + b"type = 'muon'\n")
     assert muon.get("trainer.optim.betas2") == 0.95
     assert muon.get("trainer.optim.nesterov") is None
     assert muon.get("trainer.optim.lr") == 3e-6
-    assert (
-        config.parse(b"orchestrator = {group_size = 4, token_batch_size = 9}\n").get("orchestrator.batch_size") is None
-    )
+    assert parse(b"orchestrator = {group_size = 4, token_batch_size = 9}\n").get("orchestrator.batch_size") is None
     with pytest.raises(KeyError):
         muon.get("model.name")
 
 
 def test_diff_is_written_as_a_person_would() -> None:
-    old = config.parse(SMALL + b"max_norm = 0.5\nweight_decay = 0.01\n")
-    new = config.parse(
+    old = parse(SMALL + b"max_norm = 0.5\nweight_decay = 0.01\n")
+    new = parse(
         SMALL.replace(b"3e-6", b"0.000005") + b"betas1 = 0.8\n[trainer.model]\nac = 'None'\nac_offloading = 'None'\n"
         b"[trainer.model.lora]\nrank = 8\n[orchestrator.train.source.curriculum.gates.zero]\n"
     )
-    assert config.diff(old, new) == (
+    assert diff(old, new) == (
         "trainer.optim.lr 3e-6 -> 5e-6",
         "+orchestrator.train.source.curriculum.gates.zero on",
         "+trainer.optim.betas1 0.8 (default 0.9)",
@@ -506,11 +507,11 @@ def test_diff_is_written_as_a_person_would() -> None:
         "+trainer.model.lora.rank 8 (default 16)",
         "-trainer.optim.max_norm 0.5 (default 1.0)",
     )
-    assert config.diff(new, old)[0] == "trainer.optim.lr 5e-6 -> 3e-6"
-    assert "trainer.optim.type adamw -> muon" in config.diff(
-        config.parse(SMALL + b"type = 'adamw'\n"), config.parse(SMALL + b"type = 'muon'\n")
+    assert diff(new, old)[0] == "trainer.optim.lr 5e-6 -> 3e-6"
+    assert "trainer.optim.type adamw -> muon" in diff(
+        parse(SMALL + b"type = 'adamw'\n"), parse(SMALL + b"type = 'muon'\n")
     )
-    assert config.diff(None, config.parse(SMALL)) == (
+    assert diff(None, parse(SMALL)) == (
         "+seq_len 512 (default 2048)",
         "+orchestrator.batch_size 64 (default 128)",
         "+orchestrator.group_size 4 (default 1)",
@@ -520,14 +521,14 @@ def test_diff_is_written_as_a_person_would() -> None:
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        config.parse(SMALL).values["seq_len"] = 1  # type: ignore[index]
+        parse(SMALL).values["seq_len"] = 1  # type: ignore[index]
 
 
 # -- for engines --------------------------------------------------------------------------------------
 
 
 def test_effective_adds_rules_and_variant_types() -> None:
-    parsed = config.parse(SMALL + b"[trainer.loss]\nkl_tau = 0\n")
+    parsed = parse(SMALL + b"[trainer.loss]\nkl_tau = 0\n")
     merged = config.effective(parsed, {"model.name": "m", "inference.server.port": 1})
     assert merged["trainer.optim.type"] == "adamw"
     assert merged["trainer.loss.type"] == "default"
@@ -539,7 +540,7 @@ def test_effective_adds_rules_and_variant_types() -> None:
 
 def test_nested_is_what_toml_says() -> None:
     text = SHIPPED.decode() + "\n[trainer.model.lora]\ntarget_modules = ['q_proj']\n[trainer.model.compile]\n"
-    nested = config.nested(config.parse(text.encode()).values)
+    nested = config.nested(parse(text.encode()).values)
     document = tomllib.loads(text)
     for switched_off in ("ac", "ac_offloading"):
         assert document["trainer"]["model"].pop(switched_off) == "None"
@@ -548,9 +549,9 @@ def test_nested_is_what_toml_says() -> None:
 
 
 def test_nested_puts_the_curriculum_into_every_source() -> None:
-    parsed = config.parse(SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n")
+    parsed = parse(SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n")
     sources = [{"name": "a", "env": {"taskset": {"id": "x"}}}, {"name": "b"}]
-    nested = config.nested(config.effective(parsed, {keys.SOURCE: sources}))
+    nested = config.nested(config.effective(parsed, {SOURCE: sources}))
     curriculum = {"gates": {"zero": {"type": "advantage_range", "reject_max": 0.1}}}
     assert nested["orchestrator"]["train"]["source"] == [{**source, "curriculum": curriculum} for source in sources]
     assert all("curriculum" not in source for source in sources)
@@ -560,13 +561,13 @@ def test_nested_puts_the_curriculum_into_every_source() -> None:
 
 
 def test_set_values_changes_a_value_and_nothing_else() -> None:
-    changed = config.set_values(SHIPPED, {"trainer.optim.lr": 5e-6})
+    changed = set_values(SHIPPED, {"trainer.optim.lr": 5e-6})
     assert changed == SHIPPED.replace(b"lr = 3e-6", b"lr = 5e-6")
 
 
 def test_set_values_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
     source = SMALL + b"\n# about the schedule\n[trainer.scheduler]\ntype = 'constant'\n"
-    changed = config.set_values(source, {"trainer.optim.weight_decay": 0.1, "max_steps": 40}).decode()
+    changed = set_values(source, {"trainer.optim.weight_decay": 0.1, "max_steps": 40}).decode()
     assert "# peak\nweight_decay = 0.1\n\n# about the schedule\n[trainer.scheduler]" in changed
     assert changed.startswith("seq_len = 512\nmax_steps = 40\n\n[orchestrator]")
 
@@ -590,9 +591,9 @@ def test_set_values_puts_a_new_key_into_its_table_above_the_next_comment() -> No
     ],
 )  # fmt: skip
 def test_set_values_switches_and_removes(change: dict[str, Any], expected: dict[str, Any]) -> None:
-    wanted = {**config.parse(SHIPPED).values, **expected}
+    wanted = {**parse(SHIPPED).values, **expected}
     wanted = {path: value for path, value in wanted.items() if value is not ABSENT}
-    assert config.parse(config.set_values(SHIPPED, change)).values == wanted
+    assert parse(set_values(SHIPPED, change)).values == wanted
 
 
 @pytest.mark.parametrize(
@@ -609,18 +610,18 @@ def test_set_values_copes_with_inline_and_dotted_tables(source: bytes) -> None:
         "orchestrator.max_off_policy_steps": 3,
         "trainer.model.lora.alpha": 8.0,
     }
-    before, after = config.parse(source), config.parse(config.set_values(source, change))
+    before, after = parse(source), parse(set_values(source, change))
     assert after.values == {**before.values, "trainer.model.lora": {}, **change}
 
 
 def test_set_values_refuses_what_a_person_could_not_write() -> None:
     for change in ({"trainer.optim.lr": -1.0}, {"orchestrator.group_size": 7}, {"trainer.optim.lr": 'x" # "'}):
         with pytest.raises(ConfigError):
-            config.set_values(SMALL, change)
+            set_values(SMALL, change)
     with pytest.raises(KeyError):
-        config.set_values(SMALL, {"model.name": None})
+        set_values(SMALL, {"model.name": None})
     with pytest.raises(ConfigError, match="locked"):
-        config.set_values(SMALL, {"model.name": "x"})
+        set_values(SMALL, {"model.name": "x"})
 
 
 PROPOSALS = st.fixed_dictionaries(
@@ -646,17 +647,17 @@ PROPOSALS = st.fixed_dictionaries(
 @settings(FUZZ, max_examples=40)
 @given(PROPOSALS)
 def test_set_values_keeps_comments_and_order(change: dict[str, Any]) -> None:
-    before = config.parse(SHIPPED)
+    before = parse(SHIPPED)
     # A key that leaves takes the comment on its own line with it: keep those out of this test.
     change = {path: value for path, value in change.items() if path != "trainer.model.ac" or value is None}
-    after = config.parse(config.set_values(SHIPPED, change))
+    after = parse(set_values(SHIPPED, change))
     assert comments(after.source) == comments(SHIPPED)
     kept = [path for path in after.values if path in before.values]
     assert kept == [path for path in before.values if path in after.values]
-    unset = {path for path, value in change.items() if value is None and keys.default(path, before.resolved) is None}
+    unset = {path for path, value in change.items() if value is None and default(path, before.resolved) is None}
     expected = {**before.values, **{path: value for path, value in change.items() if path not in unset}}
     assert after.values == {path: value for path, value in expected.items() if path not in unset}
-    assert config.set_values(after.source, change) == after.source
+    assert set_values(after.source, change) == after.source
 
 
 def comments(source: bytes) -> list[str]:
@@ -691,12 +692,12 @@ def test_a_mutated_file_is_taken_or_refused_in_one_line(edits: list[tuple[float,
         start = int(place * len(source))
         source = source[:start] + insertion + source[start + cut :]
     try:
-        parsed = config.parse(source)
+        parsed = parse(source)
     except ConfigError as error:
         assert_one_clean_line(str(error))
     else:
         assert parsed.values.keys() <= {*parsed.resolved}
-        assert all(keys.variants(tuple(path.split("."))) for path in parsed.values)
+        assert all(variants(tuple(path.split("."))) for path in parsed.values)
 
 
 TREES = st.recursive(
@@ -709,7 +710,7 @@ TREES = st.recursive(
 
 
 @FUZZ
-@given(st.sampled_from([key.path for key in keys.KEYS if keys.ANY not in key.path]), TREES)
+@given(st.sampled_from([key.path for key in KEYS if ANY not in key.path]), TREES)
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(path: str, value: Any) -> None:
     import tomlkit
 
@@ -720,11 +721,11 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(path: str, value: 
     node[path.rpartition(".")[2]] = without_null(value)
     source = tomlkit.dumps(document).encode("utf-8", "replace")
     try:
-        parsed = config.parse(source)
+        parsed = parse(source)
     except ConfigError as error:
         assert_one_clean_line(str(error))
     else:
-        [key, *_] = keys.variants(tuple(path.split(".")))
+        [key, *_] = variants(tuple(path.split(".")))
         assert key.kind is Kind.TABLE or path in parsed.values or value == {}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.train_toml import keys
-from nightshift.train_toml.keys import KEYS, LOCKS, SHARED, describe_keys
+from nightshift.train_toml.keys import KEYS, describe_keys, is_inner, is_name, nearest, variants
+from nightshift.train_toml.locks import CURRICULUM, LOCKS, SHARED, SOURCE, lock
 from nightshift.train_toml.values import BadValue, Key, Kind, accept
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
@@ -21,8 +21,8 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
 PASS_THROUGH = {"inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"}
 # Free-form mappings in the recording: it stops at their names.
 MAPPINGS = {
-    f"{keys.SOURCE}.curriculum.sampler.pools.": "orchestrator.train.source[].curriculum.sampler<difficulty_pool>.pools",
-    f"{keys.SOURCE}.curriculum.gates.": "orchestrator.train.source[].curriculum.gates",
+    f"{CURRICULUM}.sampler.pools.": "orchestrator.train.source[].curriculum.sampler<difficulty_pool>.pools",
+    f"{CURRICULUM}.gates.": "orchestrator.train.source[].curriculum.gates",
 }
 # Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
 LATE_DEFAULTS = {"orchestrator.batch_size": 128, "seq_len": RECORDED["orchestrator.seq_len"]["default"]}
@@ -55,7 +55,7 @@ def recorded_names(key: Key) -> list[str]:
                 grown += [f"{name}<{variant}>.{segment}" for variant in wanted]
             else:
                 grown.append(f"{name}.{segment}" if name else segment)
-        names = [f"{name}[]" if name == keys.SOURCE else name for name in grown]
+        names = [f"{name}[]" if name == SOURCE else name for name in grown]
         own.append(segment)
     return names
 
@@ -137,18 +137,18 @@ def test_exceptions_are_exceptions_indeed() -> None:
 
 
 def test_every_prime_rl_key_is_open_or_has_an_owner() -> None:
-    paths = [tuple(re.sub(r"<[^>]*>|\[\]", "", name).split(".")) for name in RECORDED]
+    paths = [re.sub(r"<[^>]*>|\[\]", "", name) for name in RECORDED]
     undecided = [
         path
         for path in paths
-        if not (keys.variants(path) or keys.is_inner(path) or keys.lock(path) or ".".join(path) in SHARED)
+        if not (variants(path) or is_inner(path) or lock(tuple(path.split("."))) or path in SHARED)
     ]
     assert undecided == []
     assert len(paths) > 600
 
 
 def test_no_open_key_lies_under_a_lock() -> None:
-    assert [key.path for key in KEYS if keys.lock(tuple(key.path.split(".")))] == []
+    assert [key.path for key in KEYS if lock(tuple(key.path.split(".")))] == []
 
 
 def test_no_prefix_is_locked_twice() -> None:
@@ -224,21 +224,26 @@ def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> Non
     ],
 )
 def test_nearest_name(written: str, meant: str) -> None:
-    assert keys.nearest(tuple(written.split("."))) == meant
+    assert nearest(written) == meant
 
 
 def test_nearest_of_nonsense_is_none() -> None:
-    assert keys.nearest(("zzz", "qqqqqq")) is None
-    assert keys.nearest(("",)) is None
+    assert nearest("zzz.qqqqqq") is None
+    assert nearest("") is None
 
 
 def test_longest_lock_wins_and_look_alikes_are_not_locked_but_closed() -> None:
-    assert keys.lock(("orchestrator", "train", "source", "env", "taskset", "id"))
-    assert keys.lock(("trainer", "env_vars", "LD_PRELOAD"))
-    assert keys.lock(("any", "thing", "trust_remote_code"))
-    assert keys.lock(("m\u043edel",)) is None
-    assert keys.variants(("m\u043edel",)) == ()
-    assert not keys.is_inner(("trainer.optim",))
+    assert lock(("orchestrator", "train", "source", "env", "taskset", "id"))
+    assert lock(("trainer", "env_vars", "LD_PRELOAD"))
+    assert lock(("any", "thing", "trust_remote_code"))
+    assert lock(("m\u043edel",)) is None
+    assert variants("m\u043edel") == ()
+
+
+def test_every_open_segment_is_a_name() -> None:
+    # What is no name is refused before it is looked up: a dot in quotes must not step into a table.
+    assert [part for key in KEYS for part in key.path.split(".") if not is_name(part) and part != "*"] == []
+    assert not any(map(is_name, ("trainer.optim", "", "*", "a b", "l\u0072\u200b", "1st", "a" * 33, "lr\n")))
 
 
 def test_description_names_every_key_and_every_lock_within_120_columns() -> None:

@@ -16,7 +16,10 @@ from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
 from nightshift.processes.supervise import engine_environment
 from nightshift.rules import GSM8K_PRIME_RL as RULES
-from nightshift.train_toml import config, keys
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.keys import ANY, KEYS
+from nightshift.train_toml.locks import SOURCE, lock
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -130,7 +133,7 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
             if path.endswith("curriculum.sampler.type") and value == "standard":
                 continue  # is what a source without a curriculum does
             node: Any = tree
-            for segment in path.replace(f"{keys.SOURCE}.", f"{keys.SOURCE}.[0].").split("."):
+            for segment in path.replace(f"{SOURCE}.", f"{SOURCE}.[0].").split("."):
                 node = node[0] if segment == "[0]" else node[segment]
             wanted = list(value) if isinstance(value, tuple) else value
             assert node == wanted or (wanted == {} and isinstance(node, dict)), f"{name}: {path}"
@@ -140,10 +143,10 @@ def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
     paths = [path for path, _ in leaves(fixed(RULES, PROMPT_TOKENS))]
     assert len(paths) > 20
     for path in (re.sub(r"\[\d+\]", "", path) for path in paths):
-        assert keys.lock(tuple(path.split("."))) is not None, path
+        assert lock(tuple(path.split("."))) is not None, path
         for value in ("1", '"x"', "[[]]", "{ x = 1 }"):
             with pytest.raises(ConfigError):
-                config.parse(f"{path} = {value}\n".encode())
+                parse(f"{path} = {value}\n".encode())
 
 
 def test_settings_are_json_and_do_not_depend_on_the_run() -> None:
@@ -157,14 +160,12 @@ def test_settings_are_json_and_do_not_depend_on_the_run() -> None:
 
 def test_a_default_that_is_written_out_changes_nothing() -> None:
     base = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
-    for key in keys.KEYS:
-        if key.default is None or keys.ANY in key.path or key.path == "orchestrator.group_size":
+    for key in KEYS:
+        if key.default is None or ANY in key.path or key.path == "orchestrator.group_size":
             continue
         needed = {key.only_if[0]: key.only_if[1][0]} if key.only_if and key.only_if[1] != (None,) else {}
         with suppress(ConfigError):  # needs another key beside it
-            without, with_it = (
-                config.parse(config.set_values(base, needed | more)) for more in ({}, {key.path: key.default})
-            )
+            without, with_it = (parse(set_values(base, needed | more)) for more in ({}, {key.path: key.default}))
             if key.path not in without.resolved:
                 continue  # it switches a table on
             assert without.hash == with_it.hash
@@ -208,5 +209,5 @@ def test_only_seeds_tell_runs_of_one_config_apart(seeds: tuple[int, int], change
 
 def test_the_sampler_of_difficulty_pools_gets_the_seed_too() -> None:
     pools = b'[orchestrator.train.source.curriculum.sampler]\ntype = "difficulty_pool"\n'
-    tree = dict(leaves(launch_of(config.parse(SHIPPED + pools), RUN_DIR, seed=1003).tree))
+    tree = dict(leaves(launch_of(parse(SHIPPED + pools), RUN_DIR, seed=1003).tree))
     assert tree["orchestrator.train.source[0].curriculum.sampler.seed"] == 1003

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from nightshift.engines.prime_rl.errors import explain, is_config_fault
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
 from tests.prime_rl_plans import SHIPPED, launch_of
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json").read_text()
 )
-CONFIG = config.parse(SHIPPED)
+CONFIG = parse(SHIPPED)
 LINES = SHIPPED.decode().split("\n")
 # What is left of the recorded errors: the key as train.toml names it, and whether train.toml can be to blame.
 SAID = {
@@ -82,7 +82,7 @@ def test_a_pool_may_be_named_like_a_variant() -> None:
     loc = [*path.split("."), "difficulty_pool", "pools", "difficulty_pool", "weight"]
     loc.insert(3, 0)  # type: ignore[arg-type]
     error = {"loc": loc, "message": "too heavy", "input": 1.0, "type": "value_error"}
-    checked = config.parse(SHIPPED + source.encode())
+    checked = parse(SHIPPED + source.encode())
     number = len(LINES) + 4
     assert explain([error], checked).startswith(f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: ")
 

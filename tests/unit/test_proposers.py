@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nightshift.proposers.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import used_keys
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.proposers.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml import config
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.diff import diff
 from tests.campaigns import BASELINE, campaign
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
@@ -60,12 +61,12 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
     for attempt in range(5):
         proposal = kind(0).propose(replace(context, refusals=("x",) * attempt), lambda: False)
         assert proposal.source is not None
-        changed = config.parse(proposal.source)
+        changed = parse(proposal.source)
         assert space_of(context).params(changed) is not None
         assert b"# poor" in proposal.source  # comments stay
-        diff = config.diff(config.parse(context.source), changed)
-        assert {line.split()[0].lstrip("+-") for line in diff} <= USED
-        assert proposal.hypothesis == f"{kind(0).name}: {'; '.join(diff)}"
+        changes = diff(parse(context.source), changed)
+        assert {change.key for change in changes} <= USED
+        assert proposal.hypothesis == f"{kind(0).name}: {'; '.join(change.line for change in changes)}"
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
@@ -86,13 +87,13 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
         context = context_of(ledger, rates)
         records = []
         for record in context.records:
-            rate = config.parse(ledger.source(record.number)).get("trainer.optim.lr")
+            rate = parse(ledger.source(record.number)).get("trainer.optim.lr")
             distance = abs(config_log(rate) - config_log(3e-6))
             judgement = Judgement(Verdict.DISCARD, "made up", delta=-distance, incumbent_score=0.9)
             records.append(replace(record, judgement=judgement))
         context = replace(context, records=tuple(records), used_keys=frozenset({"trainer.optim.lr"}))
         proposed = [propose(kind(seed), context) for seed in range(12)]
-        distances = [abs(config_log(config.parse(p).get("trainer.optim.lr")) - config_log(3e-6)) for p in proposed]
+        distances = [abs(config_log(parse(p).get("trainer.optim.lr")) - config_log(3e-6)) for p in proposed]
         good[kind] = sum(distance < 0.5 for distance in distances)
     assert good[TpeProposer] >= 9
     assert good[TpeProposer] > good[RandomProposer] + 2
@@ -103,7 +104,7 @@ def config_log(rate: float) -> float:
 
 
 def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
-    used = used_keys(TrlEngine(ARITHMETIC_TRL, tmp_path, {}), config.parse(BASELINE))
+    used = used_keys(TrlEngine(ARITHMETIC_TRL, tmp_path, {}), parse(BASELINE))
     assert {"trainer.optim.lr", "trainer.optim.momentum", "max_steps", "trainer.scheduler.warmup_steps"} <= used
     assert used.isdisjoint({"trainer.loss.kl_tau", "orchestrator.max_off_policy_steps", "trainer.model.lora"})
 

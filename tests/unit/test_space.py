@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from optuna.distributions import json_to_distribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers import space
-from nightshift.proposers.space import Dimension, Scale, SearchSpace
-from nightshift.train_toml import config, keys
-from nightshift.train_toml.config import Config, parse, set_values
+from nightshift.proposers.boxes import BOXES, NOT_SEARCHED, Scale, box_of
+from nightshift.proposers.space import Dimension, SearchSpace
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.diff import changed_keys
+from nightshift.train_toml.edit import ABSENT, set_values
+from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.values import Kind, Value, accept
 
 PENALTY = "orchestrator.algo.length_penalty"
@@ -40,7 +41,7 @@ INCUMBENTS = {
     "penalty": {PENALTY: {}, f"{PENALTY}.num_output_tokens_weight": 3.0},
     "adapters": {"trainer.model.lora": {}, "trainer.model.lora.rank": 24},
     "unset": {"trainer.optim.max_norm": None, "orchestrator.train.sampling.max_completion_tokens": None},
-    "tokens": {"orchestrator.batch_size": config.ABSENT, "orchestrator.token_batch_size": 100_000},
+    "tokens": {"orchestrator.batch_size": ABSENT, "orchestrator.token_batch_size": 100_000},
 }  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, nu
     source = random.Random(f"{name} {num_steps}")
     for _ in range(10):  # 520 in all
         candidate = parse(found.sample(source))
-        touched = {line.lstrip("+-").split(" ")[0] for line in config.diff(found.incumbent, candidate)}
+        touched = set(changed_keys(found.incumbent, candidate))
         searched = {d.key.path for d in found.dimensions} | set(found.incumbent.values)
         searched.add("trainer.scheduler.decay_steps")  # 0 for a warm-up without an end
         assert touched <= searched
@@ -88,12 +89,12 @@ def test_every_draw_stays_in_its_box() -> None:
     for each in found.dimensions:
         for _ in range(100):
             value = each.sample(source)
-            if each.scale is Scale.CHOICE:
-                assert value in each.choices
+            if each.box.scale is Scale.CHOICE:
+                assert value in each.box.choices
             else:
                 assert isinstance(value, int | float)
-                assert each.low * 0.99 <= value <= each.high * 1.01, each.name
-            if each.scale is Scale.POWER_OF_TWO:
+                assert each.box.low * 0.99 <= value <= each.box.high * 1.01, each.name
+            if each.box.scale is Scale.POWER_OF_TWO:
                 assert isinstance(value, int)
                 assert value & (value - 1) == 0
             accept(each.key, "None" if value is None else value)
@@ -103,46 +104,43 @@ def test_log_dimensions_are_drawn_evenly_over_orders_of_magnitude() -> None:
     lr = dimension("trainer.optim.lr")
     source = random.Random(0)
     draws: list[Value] = [lr.sample(source) for _ in range(2000)]
-    middle = (lr.low * lr.high) ** 0.5
+    middle = (lr.box.low * lr.box.high) ** 0.5
     assert 0.45 < sum(isinstance(v, float) and v < middle for v in draws) / len(draws) < 0.55
 
 
 def test_every_open_key_is_searched_or_says_why_not() -> None:
     """A new key in the allow-list needs a decision here; a key that is gone leaves no entry behind."""
-    schedule = space._schedule(100)
-    paths = {key.path for key in keys.KEYS}
-    for key in keys.KEYS:
-        box = {**space._BOXES, **schedule}.get(key.path) or space._whole_range(key)
-        assert (box is not None) != (key.path in space._NOT_SEARCHED), key.path
+    for key in KEYS:
+        box = box_of(key, 100)
+        assert (box is not None) != (key.path in NOT_SEARCHED), key.path
         if box is not None:
             assert box.reason
-    assert set(space._BOXES) | set(schedule) | set(space._NOT_SEARCHED) <= paths
+    assert BOXES.keys() | NOT_SEARCHED.keys() <= {key.path for key in KEYS}
+    assert not BOXES.keys() & NOT_SEARCHED.keys()
 
 
 def test_boxes_lie_in_the_legal_ranges() -> None:
-    for key in keys.KEYS:
-        box = {**space._BOXES, **space._schedule(100)}.get(key.path)
-        if box is None:
-            continue
-        ends = box.choices or (box.low, box.high)
-        for end in ends:
-            accept(key, int(end) if key.kind is Kind.INT and isinstance(end, int | float) else end)
+    for key in KEYS:
+        if (box := box_of(key, 100)) is not None:
+            for end in box.choices or (box.low, box.high):
+                is_whole = key.kind is Kind.INT and isinstance(end, int | float)
+                accept(key, int(end) if is_whole else "None" if end is None else end)
 
 
 def test_a_box_follows_the_incumbent() -> None:
-    plain, moved = dimension("trainer.optim.lr"), dimension("trainer.optim.lr", name="sgd")
+    plain, moved = dimension("trainer.optim.lr").box, dimension("trainer.optim.lr", name="sgd").box
     assert plain.low <= 1e-6 <= 9e-6 <= plain.high
     assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
-    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).to_distributions()
-    assert dimension("orchestrator.batch_size", name="odd batch").low == 32
-    assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").high == 9.0
+    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).distributions()
+    assert dimension("orchestrator.batch_size", name="odd batch").box.low == 32
+    assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").box.high == 9.0
 
 
 def test_variants_that_cannot_be_chosen_are_no_dimensions() -> None:
-    names = SearchSpace.for_engine(None, incumbent(), 50).to_distributions()
+    names = SearchSpace.for_engine(None, incumbent(), 50).distributions()
     assert "trainer.optim.momentum" not in names
     assert "trainer.model.lora.rank" not in names
-    assert "trainer.model.lora.rank" in SearchSpace.for_engine(None, incumbent("adapters"), 50).to_distributions()
+    assert "trainer.model.lora.rank" in SearchSpace.for_engine(None, incumbent("adapters"), 50).distributions()
     assert {"trainer.optim.betas2 (adamw)", "trainer.optim.betas2 (muon)"} <= set(names)
 
 
@@ -171,7 +169,7 @@ def test_params_of_a_draw_give_the_same_config_again(used: frozenset[str] | None
         drawn = parse(found.sample(random.Random(seed)))
         params = found.params(drawn)
         assert params is not None
-        assert set(params) <= set(found.to_distributions())
+        assert set(params) <= set(found.distributions())
         rebuilt = found.build(lambda d, params=params: d.value(params[d.name]))  # type: ignore[misc]
         assert parse(rebuilt).hash == drawn.hash
 
@@ -181,7 +179,7 @@ def test_params_of_any_config_lie_in_the_boxes_of_any_run_length(num_steps: floa
     """Optuna refuses a parameter beyond its distribution, and the boxes in steps move with the incumbent's run."""
     elsewhere = SearchSpace.for_engine(TRL, incumbent("cosine"), 200)
     found = SearchSpace.for_engine(TRL, incumbent("cosine"), num_steps)
-    boxes = {name: json_to_distribution(text) for name, text in found.to_distributions().items()}
+    boxes = found.distributions()
     source, num_checked = random.Random(1), 0
     for _ in range(50):
         params = found.params(parse(elsewhere.build(lambda dimension: dimension.sample(source))))
@@ -198,25 +196,18 @@ def test_params_of_a_config_beyond_the_space() -> None:
     far = parse(set_values(SHIPPED.read_bytes(), {"trainer.optim.lr": 0.5, "orchestrator.group_size": 64}))
     params = found.params(far)
     assert params is not None
-    assert params["trainer.optim.lr"] == dimension("trainer.optim.lr").high
+    assert params["trainer.optim.lr"] == dimension("trainer.optim.lr").box.high
     assert params["orchestrator.group_size"] == 4  # the exponent of 16
     assert found.params(incumbent("sgd")) is None
     assert found.params(incumbent("unset")) is None
 
 
-def test_distributions_are_in_the_form_that_optuna_reads() -> None:
+def test_distributions_are_optunas_and_hold_the_incumbent() -> None:
     found = SearchSpace.for_engine(None, incumbent(), 60)
-    forms = {name: json.loads(text) for name, text in found.to_distributions().items()}
-    assert forms["trainer.optim.lr"] == {
-        "name": "FloatDistribution", "attributes": {"step": None, "low": 5e-7, "high": 2e-5, "log": True},
-    }  # fmt: skip
-    assert forms["orchestrator.batch_size"]["attributes"] == {"log": False, "step": 1, "low": 5, "high": 9}
-    assert forms["orchestrator.algo.length_penalty"]["attributes"] == {"choices": [None, "on"]}
-    import optuna
-
+    boxes = found.distributions()
+    assert boxes["trainer.optim.lr"] == FloatDistribution(5e-7, 2e-5, log=True)
+    assert boxes["orchestrator.batch_size"] == IntDistribution(5, 9)
+    assert boxes["orchestrator.algo.length_penalty"] == CategoricalDistribution([None, "on"])
     params = found.params(incumbent())
     assert params is not None
-    for name, text in found.to_distributions().items():
-        distribution = optuna.distributions.json_to_distribution(text)
-        if name in params:
-            assert distribution._contains(distribution.to_internal_repr(params[name])), name
+    assert [name for name in params if not boxes[name]._contains(boxes[name].to_internal_repr(params[name]))] == []

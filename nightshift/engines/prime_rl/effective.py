@@ -6,20 +6,20 @@ run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nightshift.errors import ConfigError
 from nightshift.rules import EnvironmentRules, Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml import keys
-from nightshift.train_toml import text as toml_text
 from nightshift.train_toml.config import Config
+from nightshift.train_toml.locks import CURRICULUM, SOURCE
+from nightshift.train_toml.text import line_of
 
 HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
-_SAMPLER = f"{keys.SOURCE}.curriculum.sampler.type"
+_SAMPLER = f"{CURRICULUM}.sampler.type"
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
@@ -34,13 +34,28 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         ConfigError: a value that these rules do not allow.
     """
     _check_length(config, rules)
-    values = {**config.resolved, **configs.effective(config, fixed(rules, prompt_tokens))}
+    values: dict[str, Any] = {**config.resolved, **fixed(rules, prompt_tokens)}
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
         rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
-    return configs.nested({path: sorted(v) if isinstance(v, tuple) else v for path, v in values.items()})
+    below = f"{SOURCE}."  # the agent's curriculum, which stands in every entry of the list
+    curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
+    values[SOURCE] = [{**source, **_nested(curriculum)} for source in values.pop(SOURCE)]
+    return _nested(values)
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables, tuples as lists; None is JSON's null."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *tables, leaf = path.split(".")
+        node = tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[leaf] = {} if value == {} else list(value) if isinstance(value, tuple) else value
+    return tree
 
 
 def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
@@ -53,7 +68,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # "auto" is flash attention 3 on Hopper and 4 on Blackwell, which the Hugging Face implementation,
         # the only one of Qwen2, refuses (P/trainer/model.py:734,1293).
         "trainer.model.attn": "flash_attention_2",
-        keys.SOURCE: [_source(environment) for environment in rules.environments],
+        SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
         "deployment.gpus_per_node": 2,
         "deployment.num_infer_gpus": 1,
@@ -106,6 +121,6 @@ def _check_length(config: Config, rules: Rules) -> None:
     """A rollout that the server's context cannot hold would be refused there, one request at a time."""
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:
-        line = toml_text.line_of(config.source.decode(), tuple(_LENGTH.split(".")))
+        line = line_of(config.source.decode(), tuple(_LENGTH.split(".")))
         cause = f"train.toml:{line}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

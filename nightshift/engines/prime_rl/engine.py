@@ -33,8 +33,7 @@ from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError, NightshiftError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, load
 
 NO_GPU = "no GPU (--gpus none): not comparable"
 
@@ -69,7 +68,7 @@ class PrimeRlEngine:
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
         it = self._asked(flags)
-        config = configs.load(it.root / "train.toml")
+        config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
         prepare(installer, it.rules, config, it._under, gsm8k=flags.gsm8k, smoke=flags.smoke)
         if it.installation != Installation.find(it.installation.pins, it._environ):
@@ -205,6 +204,6 @@ def _submitted(run_dir: Path) -> Config | None:
     """
     path = next((path for folder in run_dir.parents[:2] if (path := folder / "train.toml").is_file()), None)
     try:
-        return None if path is None else configs.load(path)
+        return None if path is None else load(path)
     except (ConfigError, OSError):
         return None

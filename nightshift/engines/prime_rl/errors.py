@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nightshift.train_toml import keys
-from nightshift.train_toml import text as toml_text
 from nightshift.train_toml.config import Config
+from nightshift.train_toml.keys import is_inner, variants
+from nightshift.train_toml.locks import SHARED, lock
+from nightshift.train_toml.text import line_of
 from nightshift.train_toml.values import shorten, value_text
 
 # The variants of unions that the engine fills; those of train.toml are looked up there.
@@ -36,7 +37,7 @@ def is_config_fault(errors: Sequence[Mapping[str, Any]], config: Config | None) 
 
 def _is_refusal(error: Mapping[str, Any], config: Config | None) -> bool:
     """A value was refused that train.toml may hold, or a part of the config with such values in it."""
-    return not _is_machinery(error) and keys.lock(_path(error["loc"], config)) is None
+    return not _is_machinery(error) and lock(_path(error["loc"], config)) is None
 
 
 def _is_machinery(error: Mapping[str, Any]) -> bool:
@@ -54,7 +55,7 @@ def _cause(error: Mapping[str, Any], config: Config | None) -> str:
         return f"prime-rl's validation failed: {name or error['type']}: {message}"
     if not path:
         return f"train.toml: prime-rl refuses it: {message}"
-    line = _line(config, path) if config is not None and keys.lock(path) is None else None
+    line = _line(config, path) if config is not None and lock(path) is None else None
     where = "" if line is None else f"train.toml:{line}: "
     value = f" = {value_text(config.values[name])}" if config is not None and name in config.values else ""
     return f"{where}{name}{value}: prime-rl refuses it: {message}"
@@ -67,19 +68,19 @@ def _path(loc: Sequence[str | int], config: Config | None) -> tuple[str, ...]:
         if isinstance(segment, str) and not _is_tag(segment, path, config):
             path = (*path, segment)
     name = ".".join(path)
-    return tuple(keys.SHARED[name].split(".")) if name in keys.SHARED else path
+    return tuple(SHARED[name].split(".")) if name in SHARED else path
 
 
 def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
     """True for the name of a union's variant, which stands right behind the union."""
     if path and segment == (config.resolved if config else {}).get(f"{'.'.join(path)}.type"):
         return True
-    here = (*path, segment)
-    return bool(path) and segment in _ENGINE_TAGS and not keys.variants(here) and not keys.is_inner(here)
+    here = ".".join((*path, segment))
+    return bool(path) and segment in _ENGINE_TAGS and not variants(here) and not is_inner(here)
 
 
 def _line(config: Config, path: tuple[str, ...]) -> int | None:
     """Line of train.toml with the key, or else with the innermost table around it that stands there."""
     text = config.source.decode()
-    lines: Iterator[int | None] = (toml_text.line_of(text, path[:length]) for length in range(len(path), 0, -1))
+    lines: Iterator[int | None] = (line_of(text, path[:length]) for length in range(len(path), 0, -1))
     return next((line for line in lines if line is not None), None)

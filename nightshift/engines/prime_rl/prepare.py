@@ -25,8 +25,7 @@ from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
 
 NUM_REHEARSAL_PROMPTS = 8
 # For the shipped model of a megabyte, whose context is 512 tokens.
@@ -74,7 +73,7 @@ def prepare(
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root, rules)
-            rehearse(open_engine(tiny), tiny, installer.root, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(open_engine(tiny), tiny, installer.root, parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager

@@ -1,0 +1,128 @@
+"""train.toml rewritten: other values, and every comment, blank line and spelling around them as it was."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from nightshift.train_toml.config import parse
+from nightshift.train_toml.keys import default
+from nightshift.train_toml.text import MAX_LINE, Statement, statements
+from nightshift.train_toml.values import value_text
+
+ABSENT = object()  # as a value: take the key out of the file
+
+
+def set_values(source: bytes, changes: Mapping[str, Any]) -> bytes:
+    """`source` with other values; comments, order and everything else stay as they are.
+
+    A change to ABSENT takes the key (with the comment on its line) out; None writes "None", or takes the
+    key out where that is the default; {} switches a table on. The result is a valid train.toml.
+
+    Raises:
+        ConfigError: the source or the result is refused.
+        KeyError: a change to None of a key that is not open.
+    """
+    import tomlkit  # slow to import, and only proposers write
+
+    resolved = parse(source).resolved
+    document = tomlkit.parse(source.decode())
+    added: dict[str, Any] = {}
+    for path, value in changes.items():
+        is_gone = value is ABSENT or (value is None and default(path, resolved) is None)
+        if not _set(document, path, ABSENT if is_gone else value):
+            added[path] = value
+    text = tomlkit.dumps(document)
+    for path, value in added.items():
+        text = _add(text, path, value)
+    return parse(text.encode()).source
+
+
+def _set(document: Any, path: str, value: Any) -> bool:
+    """Change or remove a key in place; False where it has to be added: it is not there, or takes another form."""
+    import tomlkit
+
+    *tables, leaf = path.split(".")
+    node = document
+    for table in tables:
+        if not hasattr(node.get(table), "items"):
+            if value is not ABSENT:
+                node.pop(table, None)  # switched off with "None": it comes back as a table
+            return value is ABSENT
+        node = node[table]
+    is_table = hasattr(node.get(leaf), "items")
+    if is_table and value == {}:
+        return True
+    if is_table or leaf not in node or value is ABSENT or value == {}:
+        node.pop(leaf, None)
+        return value is ABSENT
+    node[leaf] = tomlkit.value(_spelled(value))
+    return True
+
+
+def _add(text: str, path: str, value: Any) -> str:
+    """`text` with a key that it does not hold."""
+    import tomlkit
+
+    table, _, leaf = path.rpartition(".")
+    added = _insert(text, path, "") if value == {} else _insert(text, table, f"{leaf} = {_spelled(value)}")
+    try:
+        tomllib.loads(added)
+        return added
+    except tomllib.TOMLDecodeError:  # the table stands inline or in dotted keys: it cannot have a header
+        document = tomlkit.parse(text)
+        node: Any = document
+        for segment in path.split(".")[:-1]:
+            node = node.setdefault(segment, {})
+        node[leaf] = {} if value == {} else tomlkit.value(_spelled(value))
+        return tomlkit.dumps(document)
+
+
+def _insert(text: str, table: str, line: str) -> str:
+    """`text` with `line` as the last statement of `[table]` ("" for the top of the file).
+
+    A table without a header gets one at the end. Comments that lead to the next header stay with it.
+    """
+    if text and not text.endswith("\n"):
+        text += "\n"
+    pieces = statements(text)
+    ends: dict[str | None, int] = {}  # of the last statement of each table
+    name: str | None = ""
+    for piece in pieces:
+        name = _header_name(text, piece) if piece.is_header else name
+        ends[name] = piece.end
+    if table and table not in ends:
+        text += f"\n[{table}]\n" if text.strip() else f"[{table}]\n"
+        return f"{text}{line}\n" if line else text
+    if not line:
+        return text
+    place = ends.get(table)
+    if place is None:  # nothing at the top yet: stand before the first header and the comments that lead to it
+        place = _before_comments(text, pieces[0].start) if pieces else len(text)
+    return f"{text[:place]}{line}\n{text[place:]}"
+
+
+def _header_name(text: str, piece: Statement) -> str | None:
+    """The dotted name of a plain table header, None for an array of tables."""
+    node: Any = tomllib.loads(text[piece.start : piece.end])
+    names = []
+    while isinstance(node, dict) and node:
+        [(name, node)] = node.items()
+        names.append(name)
+    return ".".join(names) if isinstance(node, dict) else None
+
+
+def _before_comments(text: str, place: int) -> int:
+    while place > 0:
+        previous = text.rfind("\n", 0, place - 1) + 1
+        if not text[previous:place].startswith("#"):
+            break
+        place = previous
+    return place
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_spelled, value))}]"
+    return value_text(value, MAX_LINE)
