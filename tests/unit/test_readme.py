@@ -1,4 +1,4 @@
-"""The README quotes result files and recorded campaigns; here the quotes are compared with them."""
+"""README and docs quote result files and recorded campaigns; here the quotes are compared with them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from nightshift.campaign import replay as replays
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import Verdict
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -23,6 +24,8 @@ import readme  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+RULE = " ".join((ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8").split())
 
 
 def result(name: str) -> Any:
@@ -30,9 +33,9 @@ def result(name: str) -> Any:
 
 
 def row_of(name: str, start: str) -> str:
-    """The row of the README's table that begins with `start` and is remade by `name`."""
-    (row,) = (line for line in README.splitlines() if line.startswith(f"| {start}"))
-    assert f"`{name}.py`" in row
+    """The row of the measured figures that begins with `start` and is remade by `name`."""
+    (row,) = (line for line in MEASURED.splitlines() if line.startswith(f"| {start}"))
+    assert f"/{name}.py`" in row
     return row.rpartition(" |")[0].rpartition(" | ")[0].split(" | ", 1)[1]
 
 
@@ -50,8 +53,36 @@ def test_simulated_nights() -> None:
     assert re.findall(r"by (\d+)", row_of("decision_rules", "`p_better`")) == quoted
     program = (ROOT / "program.md").read_text(encoding="utf-8")
     assert f"the rule misses {100 * ours['missed']:.0f} % of the ideas" in program
-    ratio = ours["gain"] / seed["gain"]
-    assert f"{ratio:.1f} times the true gain" in " ".join(README.split())
+    ratios = [f"{ours['gain'] / rule['gain']:.1f}" for rule in (seed, all_problems)]
+    assert re.findall(r"([\d.]+) times", README) == ratios
+
+
+def test_the_rule_and_where_it_fails() -> None:
+    data, aa = result("decision_rules"), result("aa")
+    ours, errors = data["rules"]["ours"], data["calibration_error"]["ours"]
+    names = ("ours", "keep above best, n=200", "keep above best, n=1319")
+    gain, few, many = (f"{data['rules'][name]['gain']:.2f} pp" for name in names)
+    assert f"of a night: {gain}. Keeping what scores above the best: {few} on 200 examples, {many} on all" in RULE
+    assert f"{100 * ours['missed']:.0f} % of the ideas that are worth" in RULE
+    assert f"{100 * ours['kept_worse']:.0f} % of the keeps are worse" in RULE
+    assert f"{ours['taken_back']:.0f} keeps a night are taken back" in RULE
+    assert f"{aa['kept']} times of {aa['decisions']} on the real engine" in RULE
+    assert f"ends {-data['gains']['ours']['helpful 0%']:.2f} pp worse" in RULE
+    off = [round(100 * errors[world]) for world in ("helpful 0%", "hard", "helpful 50%", "default")]
+    assert list(map(int, re.findall(r"(?:off by|help by|world by) (\d+)", RULE))) == off
+    (random,) = (night for night in result("agents_side_by_side")["nights"] if night["name"] == "random-0")
+    low, high = (f"{100 * bound:+.1f}" for bound in random["95 % interval"])
+    assert f"certified {100 * random['difference']:+.1f} pp (95 % interval {low} to {high})" in RULE
+
+
+def test_the_rule_is_told_with_its_constants() -> None:
+    for name, unit in (("prior_sd", ", the unit of effects"), ("seed_sd", " with seed_df = 8"), ("take_back", "")):
+        values = [f"{100 * getattr(rules.decision, name):.4g}" for rules in (GSM8K_PRIME_RL, ARITHMETIC_TRL)]
+        told = re.findall(rf"\| {name}{unit} \| ([\d.]+) pp \| ([\d.]+) pp \|", RULE)
+        assert [float(value) for value in told[0]] == [float(value) for value in values]
+    assert GSM8K_PRIME_RL.decision.seed_df == 8
+    kinds = [f"{100 * share:.0f} % N({mean:g}, {sd:g})" for share, mean, sd in GSM8K_PRIME_RL.decision.ideas]
+    assert re.findall(r"\d+ % N\([^)]+\)", RULE) == kinds
 
 
 def test_cheats() -> None:
@@ -80,7 +111,7 @@ def test_faults() -> None:
     assert sum(each["faults"] for each in families.values()) == data["num"]
     row = row_of("faults", f"{data['num']:,} faults")
     assert list(map(int, re.findall(r"\d+", row))) == [struck, wrong]
-    assert f"{families['real trl engine']['faults']} of them on the real engine" in README
+    assert f"{families['real trl engine']['faults']} of them on the real engine" in MEASURED
 
 
 def test_mutated_configs() -> None:
@@ -136,8 +167,10 @@ def test_rewards_per_second() -> None:
 def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     data = result("arithmetic_slope")["settings"]
     run = data[setting]
-    assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in README
-    assert f"scores {data['base']['mean']:.3f}" in README
+    assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in MEASURED
+    assert all(f"scores {data['base']['mean']:.3f}" in page for page in (README, MEASURED))
+    told = " ".join(README.split())
+    assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
 
 
 CAMPAIGNS = sorted(path.parent for path in (ROOT / "benchmarks" / "campaigns").glob("*/night.txt"))
