@@ -101,7 +101,7 @@ def forge(source: Path, flags: int = 0) -> Path:
 
 
 def value_in_python(top: Path) -> str:
-    code = "from nightshift import decision; print(decision.KEEP)"
+    code = "from nightshift.campaign import decision; print(decision.KEEP)"
     return subprocess.run([sys.executable, "-c", code], cwd=top, capture_output=True, text=True, check=True).stdout
 
 
