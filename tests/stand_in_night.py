@@ -2,13 +2,14 @@
 
 ORDER is JSON: the fields of Order, and `pauses` in seconds, which are short unless given. With `proposer` set to
 "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. With
-`real_worker` the real TRL engine trains.
+`real_worker` the real TRL engine trains. The agent's clock leaps an hour with each *.hangs-* in the folder `leaps`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,10 @@ def main() -> None:
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if asked.pop("proposer", None) == "lr":
         nightfall.proposer_of = lambda order, the_lab: RateProposer()
+    if leaps := asked.pop("leaps", None):
+        make, signs = nightfall.proposer_of, Path(leaps)
+        clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
+        nightfall.proposer_of = lambda order, the_lab: make(order, replace(the_lab, clock=clock))
     if not asked.pop("real_worker", False):
         lab.open_engine = engine
     night.Night = partial(night.Night, pauses=night.Pauses(tuple(pauses), tuple(pauses[:2])))

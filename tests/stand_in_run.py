@@ -21,11 +21,12 @@ from nightshift.engines.prime_rl.session import Timing  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests import stand_in_prime_rl  # noqa: E402
+from tests.waiting import HANG_SECONDS  # noqa: E402
 
 
 def stand_in_engine(rules: Rules, root: Path, gpus: str | None = None, keep_all: bool = False) -> TrlEngine:
     """The real engine around a worker that trains nothing."""
-    rules = replace(rules, startup_seconds=20.0, evaluation_seconds=20.0)
+    rules = replace(rules, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
     return TrlEngine(rules, root, dict(os.environ), worker=HERE / "stand_in_worker.py")
 
 
@@ -35,7 +36,7 @@ def stand_in_prime_rl_engine(folder: Path) -> PrimeRlEngine:
     rules = replace(GSM8K_PRIME_RL, environments=environments)
     prime_rl.problems = lambda *arguments: []
     made = stand_in_prime_rl.installation(folder, rules)
-    timing = Timing(startup_seconds=20.0, grace_seconds=1.0, poll_seconds=0.05)
+    timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     return PrimeRlEngine(rules, folder, dict(os.environ), made, gpu_ids=(), timing=timing)
 
 
