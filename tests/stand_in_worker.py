@@ -27,8 +27,12 @@ def emit(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
-def fault_of(path: Path) -> str | None:
-    if not path.exists():
+def asked_in(run_dir: Path) -> Path | None:
+    return next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
+
+
+def fault_of(path: Path | None) -> str | None:
+    if path is None:
         return None
     order = json.loads(path.read_text())
     if order.get("once"):
@@ -43,7 +47,7 @@ def share_right(lr: float) -> float:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    asked = Path(sys.argv[1]).resolve().parents[3] / "stand-in.json"
+    asked = asked_in(Path(sys.argv[1]).resolve().parent)
     fault = fault_of(asked)
     if fault == "exit_at_start":
         sys.exit("stand-in: no model here")
@@ -62,7 +66,8 @@ def main() -> None:
         if command["command"] == "train":
             most = min(settings["max_steps"] or math.inf, math.ceil(command["budget_seconds"] / STEP_SECONDS))
             outcome = "finished" if most == settings["max_steps"] else "budget"
-            steps = train(most, outcome, fault, asked, Path(spec["metrics_path"]))
+            held_by = asked if fault == "hold" else None
+            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]))
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
@@ -82,11 +87,11 @@ def main() -> None:
             return
 
 
-def train(num_steps: float, outcome: str, fault: str | None, asked: Path, metrics_path: Path) -> int:
+def train(num_steps: float, outcome: str, fault: str | None, held_by: Path | None, metrics_path: Path) -> int:
     """So many "steps", of STEP_SECONDS by its own count: a busy machine makes them slower and not fewer."""
     step = 0
     with metrics_path.open("a") as metrics:
-        while step < num_steps or (fault == "hold" and asked.exists()):
+        while step < num_steps or (held_by is not None and held_by.exists()):
             time.sleep(STEP_SECONDS)
             step += 1
             row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": 0.5}
