@@ -32,8 +32,17 @@ def git(root: Path, *arguments: str) -> str:
 
 def living_children() -> list[psutil.Process]:
     """Descendants of pytest that still run. Zombies do not: pytest is a child subreaper after its first
-    ProcessGroup, and nobody reaps what harnesses killed by other tests left to it."""
-    return [p for p in psutil.Process().children(recursive=True) if is_alive(p)]
+    ProcessGroup, and nobody reaps what harnesses killed by other tests left to it. Nor do the watchdogs of
+    those, which leave by themselves."""
+    return [p for p in psutil.Process().children(recursive=True) if is_alive(p) and not _watches_another(p)]
+
+
+def _watches_another(process: psutil.Process) -> bool:
+    try:
+        *_, script, harness = ["", "", *process.cmdline()]
+    except psutil.Error:
+        return False
+    return script.endswith("watchdog.py") and harness != str(os.getpid())
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from nightshift.git.repo import Repo
 from nightshift.processes.watchdog import MARKER_NAME
 from nightshift.records import Record
 from tests.conftest import git
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
@@ -44,8 +44,9 @@ def start(root: Path, **order: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
-def finish(process: subprocess.Popen[str], within_seconds: float = 120) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=within_seconds)
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for the end of a night; one that hangs is ended by pytest's own limit."""
+    stdout, stderr = process.communicate()
     return process.returncode, stdout, stderr
 
 
@@ -55,14 +56,6 @@ def whole_night(root: Path, **order: object) -> tuple[int, str, str]:
 
 def records(root: Path) -> list[Record]:
     return Ledger(root).records()
-
-
-def wait_for(condition: object, within_seconds: float = 30.0) -> None:
-    """Poll a callable until it is true."""
-    deadline = time.monotonic() + within_seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def strangers(root: Path) -> list[psutil.Process]:
@@ -80,6 +73,13 @@ def strangers(root: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def end_strangers(root: Path) -> None:
+    """After a test that failed: none of its processes runs into the next one."""
+    for process in strangers(root):
+        process.kill()
+    wait_for(lambda: not strangers(root))
 
 
 def problems(root: Path) -> list[str]:

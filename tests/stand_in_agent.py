@@ -47,25 +47,28 @@ def git(*arguments: str) -> None:
 
 
 def grandchild() -> None:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     clean = {name: value for name, value in os.environ.items() if name != "NIGHTSHIFT_RUN"}
-    subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=clean)
-    time.sleep(0.3)
+    command = [sys.executable, "-c", code]
+    up = subprocess.Popen(command, start_new_session=True, env=clean, stdout=subprocess.PIPE).stdout
+    assert up is not None
+    up.readline()
 
 
-def hang() -> None:
+def hang(sign: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sign.touch()
     time.sleep(600)
 
 
-def misdeeds(real: Path) -> dict[str, Callable[[], object]]:
-    """What a step can ask for, beside `edit` and `answer`."""
+def misdeeds(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
+    """What a step can ask for, beside `edit` and `answer`; `hangs` is touched by one that hangs."""
     return {
         "other files": lambda: (Path("prepare.py").write_text("MEASURES = 'better'\n"), Path("new\x1b[2J.py").touch()),
         "invalid": lambda: TRAIN.write_text("lr = = 1\n"),
         "locked": lambda: TRAIN.write_text(TRAIN.read_text() + "\n[model]\nname = 'mine'\n"),
         "repeat": lambda: edit(rate(0)),
-        "hang": hang,
+        "hang": lambda: hang(hangs),
         "exit 1": lambda: sys.exit("stand-in: 401 no credit left"),
         "50 MB": lambda: [os.write(1 + n % 2, b"all work and no play \x1b[31m\n" * 2000) for n in range(1087)],
         "delete .git": lambda: subprocess.run(["rm", "-rf", ".git"], check=True),
@@ -98,7 +101,7 @@ def main() -> None:
     script.with_suffix(f".brief-{call}").write_text(brief)
     script.with_suffix(f".env-{call}").write_text(json.dumps({**os.environ, "cwd": str(Path.cwd())}))
     step = told["steps"][call] if call < len(told["steps"]) else ["edit", "answer"]
-    others = misdeeds(Path(told["checkout"]))
+    others = misdeeds(Path(told["checkout"]), script.with_suffix(f".hangs-{call}"))
     for deed in step:
         if deed == "edit":
             edit(rate(call))

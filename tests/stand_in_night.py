@@ -1,15 +1,17 @@
 """`nightshift night` for another checkout, with the stand-in trainer: `stand_in_night.py ROOT REQUEST`.
 
-REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set to
-"lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. With
-`real_trainer` the real TRL engine trains.
+REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
+to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. With
+`real_trainer` the real TRL engine trains. The agent's clock leaps an hour with each *.hangs-* in the folder `leaps`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +46,10 @@ def main() -> None:
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if asked.pop("proposer", None) == "lr":
         begin.proposer_of = lambda request, setup: RateProposer()
+    if leaps := asked.pop("leaps", None):
+        make, signs = begin.proposer_of, Path(leaps)
+        clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
+        begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
     install("real" if asked.pop("real_trainer", False) else "night")
     loop.Night = partial(loop.Night, pauses=loop.Pauses(tuple(pauses), tuple(pauses[:2])))
     sys.exit(night_command.night(Path(sys.argv[1]), NightRequest(**asked)))

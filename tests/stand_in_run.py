@@ -1,4 +1,4 @@
-"""run.py for another checkout, with stand-ins below the engine: `stand_in_run.py ROOT [--stand-in KIND] [run.py's flags]`.
+"""run.py for another checkout: `stand_in_run.py ROOT [--stand-in KIND] [flags of run.py]`.
 
 KIND as in stand_ins.py, `trl` unless given.
 """

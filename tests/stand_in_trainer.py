@@ -3,6 +3,7 @@
 Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 {"fault": "exit_at_start" | "silent_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers", "once": true}
+With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there.
 """
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ import sys
 import time
 from pathlib import Path
 
+STEP_SECONDS = 0.02
+
 
 def emit(**event: object) -> None:
     print(json.dumps(event), flush=True)
 
 
-def fault_of(run_dir: Path) -> str | None:
-    path = next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
+def asked_in(run_dir: Path) -> Path | None:
+    return next((path for folder in run_dir.parents if (path := folder / "stand-in.json").exists()), None)
+
+
+def fault_of(path: Path | None) -> str | None:
     if path is None:
         return None
     order = json.loads(path.read_text())
@@ -41,7 +47,8 @@ def share_right(lr: float) -> float:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    fault = fault_of(next(path.parent for path in Path(sys.argv[1]).absolute().parents if path.name == "runs"))
+    asked = asked_in(Path(sys.argv[1]).resolve().parent)
+    fault = fault_of(asked)
     if fault == "exit_at_start":
         sys.exit("stand-in: no model here")
     if fault == "silent_start":
@@ -61,7 +68,10 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if command["command"] == "train":
-            steps = train(command["budget_seconds"], settings["max_steps"], fault, Path(spec["metrics_path"]))
+            most = min(settings["max_steps"] or math.inf, math.ceil(command["budget_seconds"] / STEP_SECONDS))
+            outcome = "finished" if most == settings["max_steps"] else "budget"
+            held_by = asked if fault == "hold" else None
+            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]))
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
@@ -80,14 +90,14 @@ def main() -> None:
             return
 
 
-def train(budget_seconds: float, max_steps: int | None, fault: str | None, metrics_path: Path) -> int:
-    """One "step" every 20 ms until the budget or max_steps ends."""
-    began, step, outcome = time.monotonic(), 0, "budget"
+def train(num_steps: float, outcome: str, fault: str | None, held_by: Path | None, metrics_path: Path) -> int:
+    """So many "steps", of STEP_SECONDS by its own count: a busy machine makes them slower and not fewer."""
+    step = 0
     with metrics_path.open("a") as metrics:
-        while time.monotonic() - began < budget_seconds:
-            time.sleep(0.02)
+        while step < num_steps or (held_by is not None and held_by.exists()):
+            time.sleep(STEP_SECONDS)
             step += 1
-            row = {"step": step, "time": time.monotonic() - began, "reward_mean": 0.5}
+            row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": 0.5}
             metrics.write(json.dumps(row) + "\n")
             emit(event="step", **row)
             if fault == "sigkill":
@@ -97,15 +107,11 @@ def train(budget_seconds: float, max_steps: int | None, fault: str | None, metri
             if fault == "error":
                 emit(event="error", cause="loss is nan at step 1 with lr 1")
                 sys.exit(1)
-            if step == max_steps:
-                outcome = "finished"
-                break
-    seconds = time.monotonic() - began
     emit(
         event="trained",
         outcome=outcome,
         num_steps=step,
-        training_seconds=seconds,
+        training_seconds=step * STEP_SECONDS,
         reward_mean=0.5,
         peak_memory_gb=None,
     )

@@ -4,7 +4,8 @@
     python stand_ins.py KIND ROOT FOLDER   # a worker, as the local pool starts it then
 
 KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
-rates; `sealed`, one that knows the sealed answers too; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
+rates; `sealed`, one that knows the sealed answers too; `prime-rl:FOLDER`, the real engine around programs that train
+nothing; `real`, no stand-in at all.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
+from tests.waiting import HANG_SECONDS  # noqa: E402
 
 TRAINER = HERE / "stand_in_trainer.py"
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
     """The real engine around a trainer that trains nothing."""
-    rules = replace(rules, startup_seconds=60.0, evaluation_seconds=60.0)
+    rules = replace(rules, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
     return TrlEngine(rules, root, environ, trainer=TRAINER)
 
 
@@ -56,7 +58,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
         prime_rl.problems = lambda *arguments: []
         made = stand_in_prime_rl.installation(Path(folder), prime_rl_rules())
-        timing = Timing(startup_seconds=60.0, grace_seconds=1.0, poll_seconds=0.05)
+        timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
             return prime_rl.PrimeRlEngine(rules, root, environ, "none", installation=made, timing=timing)

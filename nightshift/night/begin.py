@@ -71,4 +71,5 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         dict(os.environ),
         request.agent_timeout_seconds,
         Workplace(setup.repo),
+        setup.clock,
     )

@@ -104,6 +104,7 @@ class AgentProposer:
     environment: Mapping[str, str]
     timeout_seconds: float
     workplace: Workplace
+    clock: Callable[[], float] = time.monotonic
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
@@ -153,7 +154,7 @@ class AgentProposer:
                     stdout=PIPE,
                 )
                 output = _Output(child, log)
-                cause = _wait(child, group, output, timeout, is_stopping)
+                cause = _wait(child, group, output, timeout, is_stopping, self.clock)
             finally:
                 left = group.stop()
             if left:
@@ -227,13 +228,18 @@ class _Output:
 
 
 def _wait(
-    child: Child, group: ProcessGroup, output: _Output, timeout_seconds: float, is_stopping: Callable[[], bool]
+    child: Child,
+    group: ProcessGroup,
+    output: _Output,
+    timeout_seconds: float,
+    is_stopping: Callable[[], bool],
+    clock: Callable[[], float],
 ) -> str | None:
     """Read until the child ends; why it was not waited for any longer, if so."""
-    deadline = time.monotonic() + timeout_seconds
+    deadline = clock() + timeout_seconds
     next_check = 0.0
     while child.poll() is None:
-        now = time.monotonic()
+        now = clock()
         if is_stopping():
             return "stopped with the night"
         if now >= deadline:
@@ -245,8 +251,8 @@ def _wait(
             time.sleep(_POLL_SECONDS)
         else:
             output.read(_POLL_SECONDS)
-    until = time.monotonic() + GRACE_SECONDS  # a grandchild may hold the pipe open, and write for ever
-    while output.read(0) and time.monotonic() < until:
+    until = clock() + GRACE_SECONDS  # a grandchild may hold the pipe open, and write for ever
+    while output.read(0) and clock() < until:
         pass
     return None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
 from tests.conftest import git
-from tests.night_checkout import furnish, problems, records, start, strangers, wait_for, whole_night
+from tests.night_checkout import end_strangers, finish, furnish, problems, records, start, strangers, whole_night
+from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 
@@ -23,8 +23,7 @@ AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     yield furnish(checkout)
-    for process in strangers(checkout):
-        process.kill()
+    end_strangers(checkout)
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -37,7 +36,8 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 
 def drive(root: Path, steps: list[list[str]], ending: str = "", **order: Any) -> tuple[int, str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
-    return whole_night(root, agent=command, **{"agent_timeout_seconds": 20.0, **order})
+    leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
+    return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **order)
 
 
 def notes(root: Path, number: int) -> str:
@@ -90,7 +90,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
         ["edit", "link answer", "say", "exit 1"],  # 0008
     ]
     main = git(root, "rev-parse", "main")
-    code, _, stderr = drive(root, steps, experiments=8, agent_timeout_seconds=3.0)
+    code, _, stderr = drive(root, steps, experiments=8)
     assert code == 0, stderr
     assert problems(root) == []
     assert strangers(root) == []
@@ -112,7 +112,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "train.toml does not exist" in notes(root, 6)
     assert "made commits or branches of its own" in notes(root, 6)
     assert "results.tsv: dropped" in notes(root, 6)
-    assert "no end after 3 s: stopped" in notes(root, 7)
+    assert "no end after 60 s: stopped" in notes(root, 7)
     assert "deep/er/x" in notes(root, 7)
     assert "left no readable hypothesis.txt: hypothesis.txt is a symbolic link" in notes(root, 8)
     assert "exit code 1" in notes(root, 8)
@@ -183,15 +183,13 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     wait_for(lambda: (agent / "script.env-0").exists())
     night.kill()
     night.communicate()
-    wait_for(lambda: not strangers(root), within_seconds=20)
+    wait_for(lambda: not strangers(root))
     night = start(root, experiments=2, **order)
     wait_for(lambda: (agent / "script.env-1").exists())
-    began = time.monotonic()
     night.send_signal(2)
-    stdout, stderr = night.communicate(timeout=30)
-    assert night.returncode == 0, stderr
+    code, stdout, stderr = finish(night)  # long before the fifteen minutes that an agent has
+    assert code == 0, stderr
     assert "stopped by Ctrl-C" in stdout
-    assert time.monotonic() - began < 10
     assert strangers(root) == []
     assert problems(root) == []
 

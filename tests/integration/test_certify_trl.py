@@ -1,4 +1,4 @@
-"""certify with the real TRL worker: a kept experiment, two fresh runs, a certificate."""
+"""certify with the real TRL worker: a kept experiment of the stand-in's, two fresh runs, a certificate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
+from nightshift.certify.looks import counted_looks
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
-from nightshift.certify.looks import counted_looks
 from nightshift.certify.run import certify
 from nightshift.engines import ProgressCallback
 from nightshift.engines.trl.engine import TrlEngine
@@ -24,6 +23,7 @@ from nightshift.setup import Lab
 from tests.conftest import git, living_children
 
 ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "tests" / "stand_in_worker.py"
 # Few examples, a second of training, and a rule that keeps whatever it is shown after one run.
 RULES = replace(
     ARITHMETIC_TRL,
@@ -44,14 +44,13 @@ class Silent:
         return lambda reading: None
 
 
-@pytest.mark.timeout(240)
 def test_a_real_certificate(checkout: Path) -> None:
     (checkout / "models").symlink_to(ROOT / "models")
     lab = Lab(
         root=checkout,
         rules=RULES,
         rules_hash="short",
-        engine=TrlEngine(RULES, checkout, dict(os.environ)),
+        engine=TrlEngine(RULES, checkout, dict(os.environ), worker=STAND_IN),
         ledger=Ledger(checkout),
         repo=Repo(checkout),
         reporter=Silent(),
@@ -59,13 +58,13 @@ def test_a_real_certificate(checkout: Path) -> None:
         clock=time.monotonic,
         versions={},
     )
-    (checkout / "train.toml").write_text(CONFIG.format("3e-6"))
+    (checkout / "train.toml").write_text(CONFIG.format("6e-7"))
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     run_experiment(Request(max_runs=1), lab)
-    (checkout / "train.toml").write_text(CONFIG.format("1e-6"))
+    (checkout / "train.toml").write_text(CONFIG.format("3e-6"))
     assert run_experiment(Request(max_runs=1), lab).status == "keep"
 
-    made = certify(lab, num_seeds=1)
+    made = certify(replace(lab, engine=TrlEngine(RULES, checkout, dict(os.environ))), num_seeds=1)
 
     assert made == certificate.read(lab.ledger.runs_dir)
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}

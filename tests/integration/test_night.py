@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -10,20 +11,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import CAMPAIGN, git
-from tests.night_checkout import BASELINE, finish, furnish, problems, records, start, strangers, wait_for, whole_night
+from tests.night_checkout import (
+    BASELINE,
+    end_strangers,
+    finish,
+    furnish,
+    problems,
+    records,
+    start,
+    strangers,
+    whole_night,
+)  # fmt: skip
+from tests.waiting import wait_for
 
 
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     yield furnish(checkout)
-    for process in strangers(checkout):
-        process.kill()
+    end_strangers(checkout)
 
 
 def state(root: Path) -> dict[str, Any]:
@@ -34,8 +46,15 @@ def fault(root: Path, name: str, once: bool = True) -> None:
     (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
-def is_running(root: Path, number: int, marker: str = "run-1/metrics.jsonl") -> bool:
-    return (root / "runs" / f"{number:04d}" / marker).exists()
+def is_running(root: Path, number: int) -> bool:
+    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
+
+
+def press_ctrl_c(night: subprocess.Popen[str]) -> None:
+    """Once, while a run is in flight; returns when the night has taken note."""
+    night.send_signal(signal.SIGINT)
+    assert night.stderr is not None
+    assert any("once more to stop now" in line for line in night.stderr)
 
 
 def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None:
@@ -70,11 +89,11 @@ def test_a_night_without_a_language_model(root: Path, agent: str, real_worker: b
 
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
     git(root, "switch", "--quiet", "-C", "main")
-    before = git(root, "log", "--format=%H", "main")
+    before, day = git(root, "log", "--format=%H", "main"), time.strftime("%Y-%m-%d")
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=2)
     assert code == 0, stderr
     branch = git(root, "branch", "--show-current").strip()
-    assert branch == f"autoresearch/{time.strftime('%Y-%m-%d')}"
+    assert branch in {f"autoresearch/{day}", f"autoresearch/{time.strftime('%Y-%m-%d')}"}  # at midnight
     assert f"branch main is no campaign: created {branch}" in stderr
     assert git(root, "log", "--format=%H", "main") == before
     code, _, _ = whole_night(root, agent="lr", proposer="lr", experiments=2)  # over: a new one, of the same campaign
@@ -100,11 +119,11 @@ def test_a_tree_that_cannot_be_measured_is_refused_and_nothing_is_made(root: Pat
 
 
 def test_the_hours_end_a_night_and_the_file_stop_too(root: Path) -> None:
-    began = time.monotonic()
     code, stdout, _ = whole_night(root, agent="lr", proposer="lr", hours=6 / 3600, budget_seconds=1.0)
     assert code == 0
     assert "hours are over" in stdout
-    assert time.monotonic() - began < 12
+    deadline = datetime.fromisoformat(state(root)["started"]) + timedelta(seconds=6)
+    assert [r.number for r in records(root) if datetime.fromisoformat(r.started) > deadline] == []
     done = len(records(root))
     night = start(root, agent="lr", proposer="lr", budget_seconds=1.0)
     wait_for(lambda: len(records(root)) > done + 1)
@@ -173,9 +192,11 @@ def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> Non
 
 
 def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
+    fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=9, max_runs=3)
     wait_for(lambda: is_running(root, 1))
-    night.send_signal(signal.SIGINT)
+    press_ctrl_c(night)
+    (root / "stand-in.json").unlink()
     code, stdout, stderr = finish(night)
     assert code == 0, stderr
     assert "stopped:      stopped by Ctrl-C" in stdout
@@ -189,23 +210,14 @@ def status_of(root: Path) -> str:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
-def slow(root: Path) -> None:
-    """Runs of ten seconds: long enough to be interrupted."""
-    (root / "train.toml").write_bytes(BASELINE.replace(b"max_steps = 3", b"max_steps = 500"))
-    git(root, "commit", "--quiet", "--all", "-m", "slow baseline")
-
-
 def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None:
-    slow(root)
+    fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=9)
     wait_for(lambda: is_running(root, 1))
-    night.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    began = time.monotonic()
+    press_ctrl_c(night)
     night.send_signal(signal.SIGINT)
     code, stdout, stderr = finish(night)
     assert code == 130
-    assert time.monotonic() - began < 8
     assert "Traceback" not in stderr
     assert "stopped:      stopped by SIGINT" in stdout
     assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
@@ -234,7 +246,7 @@ def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(r
 
 
 def test_two_nights_in_one_checkout_are_refused_and_status_tells_of_the_one(root: Path) -> None:
-    slow(root)
+    fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
     wait_for(lambda: is_running(root, 1))
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=9)
@@ -262,6 +274,11 @@ def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:
     assert aside.read_bytes() == edited
 
 
+def num_files(root: Path) -> int:
+    """How far a night has come, on a machine of any speed."""
+    return sum(len(names) for _, _, names in os.walk(root / "runs"))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(
     root: Path, tmp_path: Path, seed: int
@@ -272,8 +289,9 @@ def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(
     (unbroken.parent / "temporary").mkdir()
     source, num_kills = random.Random(seed), 0
     for _ in range(6):
+        most = num_files(root) + source.randint(0, 15)
         night = start(root, **order)
-        time.sleep(source.uniform(0.3, 2.2))
+        wait_for(lambda: night.poll() is not None or num_files(root) > most)  # noqa: B023
         num_kills += night.poll() is None
         night.kill()
         night.communicate()

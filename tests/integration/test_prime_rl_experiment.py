@@ -26,14 +26,15 @@ from tests import stand_in_prime_rl
 from tests.conftest import git, living_children
 from tests.integration.test_commands import no_process_left
 from tests.unit.test_experiment import SilentReporter
+from tests.waiting import HANG_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[2]
 RULES = replace(
     GSM8K_PRIME_RL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
-    budget_seconds=1.0,
-    startup_seconds=10.0,
-    evaluation_seconds=10.0,
+    budget_seconds=HANG_SECONDS,  # max_steps ends the training
+    startup_seconds=HANG_SECONDS,
+    evaluation_seconds=HANG_SECONDS,
 )
 SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
 
@@ -42,9 +43,9 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 def lab(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
-    timing = Timing(RULES.startup_seconds, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)
+    timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     engine = PrimeRlEngine(RULES, checkout, dict(os.environ), "none", installation=installation, timing=timing)
-    (checkout / "train.toml").write_bytes(SOURCE)
+    (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     return Lab(
         root=checkout,
@@ -74,7 +75,7 @@ def test_a_measured_experiment(lab: Lab) -> None:
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
     (run,) = record.runs
     assert run.evaluation is not None
-    assert run.evaluation.weights.step == run.training.num_steps
+    assert run.evaluation.weights.step == run.training.num_steps == 10
     assert (lab.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
 
 
@@ -83,7 +84,7 @@ def test_a_measured_experiment(lab: Lab) -> None:
     [
         ("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
         ("server_out_of_memory", Failure.TRAINING, "inference: no GPU memory"),
-        ("config_refused", Failure.TRAINING, "train.toml:5: trainer.optim.lr"),
+        ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
         ("server_dies", Failure.MACHINERY, "inference ended: killed by SIGKILL"),
         ("chat_500", Failure.MACHINERY, "500"),
         ("validator_dies", Failure.MACHINERY, "validator ended"),
@@ -109,14 +110,16 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout)]
     command += ["--stand-in-prime-rl", str(tmp_path / "installation")]
     process = subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not list(checkout.glob("runs/0001/run-1/prime-rl/broadcasts/step_2/STABLE")):
-        assert time.monotonic() < deadline, process.communicate()
+
+    def has_broadcast() -> bool:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+        steps = checkout.glob("runs/0001/run-1/prime-rl/broadcasts/step_*/STABLE")
+        return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
+
+    wait_for(has_broadcast)
     process.send_signal(number)
-    process.communicate(timeout=30)
-    no_process_left(checkout, within_seconds=10)
+    process.communicate()
+    no_process_left(checkout)
     record = Ledger(checkout).read(1)
     assert record is not None
     if number == signal.SIGTERM:

@@ -320,7 +320,7 @@ def test_refusing_costs_a_tenth_of_a_second_and_no_heavy_import(tmp_path: Path) 
     path = tmp_path / "train.toml"
     path.write_bytes(SMALL + b"lrr = 1\n")
     code = (
-        "import sys; from pathlib import Path; from nightshift import config\n"
+        "import sys; from pathlib import Path; from nightshift.train_toml.config import load\n"
         "try: load(Path(sys.argv[1]))\n"
         "except config.ConfigError as error: print(error)\n"
         "assert not {'tomlkit', 'torch', 'numpy', 'pydantic'} & set(sys.modules)"

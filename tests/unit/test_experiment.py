@@ -83,7 +83,8 @@ def make_setup(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) ->
 
 def write(setup: Setup, lr: str, extra: str = "") -> bytes:
     """Put a config in place, as an agent would."""
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n[trainer.optim]\nlr = {lr}\n".encode()
+    orchestrator = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n{extra}\n"
+    source = f"max_steps = 3\n{orchestrator}[trainer.optim]\nlr = {lr}\n".encode()
     (setup.root / "train.toml").write_bytes(source)
     return source
 

@@ -229,7 +229,7 @@ def test_scores_of_several_runs(ledger: Ledger) -> None:
 
 def test_one_experiment_at_a_time_and_the_lock_dies_with_its_holder(ledger: Ledger) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nightshift.ledger import Ledger\n"
+        "import sys, time; from pathlib import Path; from nightshift.campaign.ledger import Ledger\n"
         f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).lock(): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

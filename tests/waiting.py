@@ -1,0 +1,50 @@
+"""Nothing here depends on how busy the machine is: waiting for an event, and measuring work in CPU time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HANG_SECONDS = 60.0  # what has not come by then never comes; a limit, not a duration that a test is about
+POLL_SECONDS = 0.02
+
+
+def wait_for(condition: Callable[[], T], what: str = "what the test waits for") -> T:
+    """Poll until the condition is true and return its value; AssertionError if it hangs."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come within {HANG_SECONDS:g} s"
+        time.sleep(POLL_SECONDS)
+    return value
+
+
+class StandInClock:
+    """Time that passes in `sleep` only, for whoever takes a clock and a sleep."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def assert_linear(work: Callable[[int], object], size: int) -> None:
+    """Four times the size may cost up to eight times the CPU time: linear costs four times, quadratic sixteen.
+
+    CPU time of this process, the least of several tries: others on the machine disturb both sizes and no try for good.
+    """
+    least = {size: float("inf"), 4 * size: float("inf")}
+    for num_tries in range(1, 11):
+        for each in least:
+            began = time.process_time()
+            work(each)
+            least[each] = min(least[each], time.process_time() - began)
+        if num_tries >= 3 and least[4 * size] < 8 * least[size]:
+            return
+    raise AssertionError(f"{least[size]:.4f} s of CPU time for {size}, {least[4 * size]:.4f} s for four times as much")
