@@ -31,7 +31,7 @@ BRANCH = "autoresearch/path"
 POOR, BETTER = 3e-7, 3e-6
 FOLDERS = ("nightshift", "environments")
 # Written to the site-packages of the copy; @PLACES@ are the watched folders, @OUTPUT@ is where a process tells.
-WATCH = '''
+WATCH = """
 import os, sys, threading
 _PLACES, _OUTPUT = @PLACES@, @OUTPUT@
 _done = set()
@@ -55,7 +55,7 @@ def _entered(frame, event, argument):
 _tell("# " + " ".join(sys.orig_argv))
 threading.setprofile(_entered)
 sys.setprofile(_entered)
-'''
+"""
 
 
 def make_checkout(source: Path, root: Path, output: Path) -> None:
@@ -134,7 +134,9 @@ def main(checkout: Path, budget_seconds: float, output: Path | None) -> None:
         print(table(root, files))
         if output is not None:
             lines = {name: len((root / name).read_text().splitlines()) for name in sorted(files)}
-            output.write_text(json.dumps({"files": len(files), "lines": sum(lines.values()), "by_file": lines}, indent=1))
+            output.write_text(
+                json.dumps({"files": len(files), "lines": sum(lines.values()), "by_file": lines}, indent=1)
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Throw-away checkouts of this project: its files, an environment as uv makes it, git, and what is left running there."""
+"""Throw-away checkouts of this project: files, an environment as uv makes it, git, and what is left running there."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def leftovers(*folders: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             if process not in ours and process.status() != psutil.STATUS_ZOMBIE:
-                places = f"{process.cwd()} {' '.join(process.cmdline())}"
-                if any(str(folder) in places for folder in folders):
+                places = "/ ".join([process.cwd(), *process.cmdline()]) + "/"
+                if any(f"{folder}/" in places for folder in folders):
                     found.append(process)
         except psutil.Error:
             continue
@@ -95,3 +95,9 @@ def wait_for(condition: Callable[[], object], within_seconds: float = 30.0) -> b
             return False
         time.sleep(0.02)
     return True
+
+
+def names_no_place(path: Path) -> bool:
+    """True if a file tells nothing of the folders of this machine."""
+    text = path.read_text()
+    return not any(str(place) in text for place in (ROOT, path.parent, Path.home()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nightshift.processes.watchdog import is_alive
+from tests import checkouts
+from tests.checkouts import git  # noqa: F401  (tests take it from here)
 
 CAMPAIGN = "autoresearch/test"
 
@@ -18,13 +19,6 @@ def pytest_sessionstart() -> None:
     """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def git(root: Path, *arguments: str) -> str:
-    """Run git as a user would, with an identity; returns stdout."""
-    identity = ("-c", "user.name=Tester", "-c", "user.email=tester@localhost")
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def living_children() -> list[psutil.Process]:
@@ -38,12 +32,9 @@ def checkout(tmp_path: Path) -> Path:
     """A git repository with a train.toml, a harness file and a document, on a campaign branch."""
     root = tmp_path / "checkout"
     root.mkdir()
-    git(root, "init", "--quiet", "--initial-branch", "main")
     (root / "train.toml").write_bytes(b"lr = 0\n")
     (root / "harness.py").write_text("MEASURES = True\n")
     (root / "program.md").write_text("Be tireless.\n")
     (root / ".gitignore").write_text("runs/\nresults.tsv\n")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "start")
-    git(root, "switch", "--quiet", "--create", CAMPAIGN)
+    checkouts.commit_all(root, CAMPAIGN, "start")
     return root

@@ -1,4 +1,4 @@
-"""Attempts of cheats.py that have Python run other code than what lies in the agreed files."""
+"""Attempts that have Python run other code than what lies in the agreed files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from cheat_attempt import HONEST, Collection
-from cheat_checkout import CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding
+from tests import checkouts
+from tests.cheats.attempt import NEVER_RUN, Collection
+from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding
 
 attempt = Collection("checkout")
-ATTEMPTS = attempt.attempts
-_NEVER_RUN = f"the code never runs, and {HONEST}"
 
 
 def evil_scorer(c: Checkout) -> str:
@@ -34,170 +33,138 @@ def forge_bytecode(source: Path, evil: str, target: Path | None = None) -> None:
 def _payload(c: Checkout) -> str:
     """Code that tells that it ran, and makes every answer right in the process that trains."""
     return (
-        f"import sys\nopen({str(c.marker)!r}, 'a').write(' '.join(sys.orig_argv) + '\\n')\n"
+        f"import sys; open({str(c.marker)!r}, 'a').write(' '.join(sys.orig_argv) + '\\n'); "
         "import math; math.exp = lambda x: 2.0\n"  # the stand-in's score of any learning rate
     )
 
 
-def _ran(c: Checkout, finding: Finding) -> Finding:
-    """Harmless only if the payload did not run either."""
-    if c.marker.exists() and finding.outcome == "harmless":
-        return Finding("succeeded", f"code of the agent ran in {c.marker.read_text().splitlines()[0]}")
-    return finding
-
-
-def _package(folder: Path, c: Checkout, name: str) -> Path:
+def _package(folder: Path, c: Checkout, name: str = "nightshift_gsm8k") -> Path:
     """A copy of an environment package in another folder, with a scorer that likes everything."""
     shutil.copytree(c.root / "environments" / name.removeprefix("nightshift_") / name, folder / name)
     (folder / name / "scoring.py").write_text(evil_scorer(c))
     return folder
 
 
-@attempt("package over a module", "refused", "an untracked decision/ that Python prefers to decision.py")
-def shadow_package(c: Checkout) -> Finding:
-    folder = c.root / "nightshift" / "decision"
+@attempt("package over a module", "refused")
+def shadow_package(c: Checkout) -> None:
+    """Adds an untracked decision/ that Python prefers to decision.py."""
+    folder = c.root / "nightshift" / "campaign" / "decision"
     folder.mkdir()
-    source = (c.root / "nightshift" / "campaign" / "decision.py").read_text()
     evil = "\n_decide = decide\ndef decide(*args):\n    return replace(_decide(*args), keep=True)\n"
-    (folder / "__init__.py").write_text(source + evil)  # decision.py has imported `replace`
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
+    (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)  # it has imported `replace`
 
 
-@attempt("extension over a module", "refused", "an untracked scoring.*.so that Python prefers to scoring.py")
-def shadow_extension(c: Checkout) -> Finding:
-    """It need not work to show that it is seen."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    (c.root / SCORER).with_suffix(suffix).write_bytes(b"\x7fELF")
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
+@attempt("extension over a module", "refused")
+def shadow_extension(c: Checkout) -> None:
+    """Adds an untracked scoring.*.so that Python prefers to scoring.py; it need not work to show that it is seen."""
+    (c.root / SCORER).with_suffix(sysconfig.get_config_var("EXT_SUFFIX")).write_bytes(b"\x7fELF")
 
 
-@attempt("forged bytecode", "refused", "__pycache__/scoring.*.pyc that is not scoring.py's")
-def forged_bytecode(c: Checkout) -> Finding:
+@attempt("forged bytecode", "refused")
+def forged_bytecode(c: Checkout) -> None:
+    """Puts a __pycache__/scoring.*.pyc there that is not scoring.py's."""
     forge_bytecode(c.root / SCORER, evil_scorer(c))
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
 
 
-@attempt("unchecked bytecode", "refused", "the same, marked as not to be compared with its source")
-def unchecked_bytecode(c: Checkout) -> Finding:
-    """Hash-based and marked as not to be checked: it is loaded whatever the source says."""
+@attempt("unchecked bytecode", "refused")
+def unchecked_bytecode(c: Checkout) -> None:
+    """The same, hash-based and marked as not to be checked: it is loaded whatever the source says."""
     path = Path(importlib.util.cache_from_source(str(c.root / SCORER)))
     code = marshal.dumps(compile(evil_scorer(c), "scoring.py", "exec"))
     path.write_bytes(importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + b"\0" * 8 + code)
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
 
 
-@attempt("sitecustomize in the checkout", "refused", "code that every Python of this environment runs first")
-def checkout_sitecustomize(c: Checkout) -> Finding:
+@attempt("sitecustomize in the checkout", "refused")
+def checkout_sitecustomize(c: Checkout) -> None:
+    """Adds code that every Python of this environment runs first."""
     (c.root / "sitecustomize.py").write_text(_payload(c))
-    c.submit(CANDIDATE)
-    return _ran(c, c.judge(c.run()))
 
 
-@attempt(
-    "usercustomize in the home folder", "harmless", "the same in the user's site-packages, and a torch.py", _NEVER_RUN
-)
-def home_usercustomize(c: Checkout) -> Finding:
+@attempt("usercustomize in the home folder", "harmless", NEVER_RUN)
+def home_usercustomize(c: Checkout) -> None:
+    """The same in the user's site-packages, and a torch.py."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    folder = c.folder / "home" / ".local" / "lib" / version / "site-packages"
+    folder = c.home / ".local" / "lib" / version / "site-packages"
     folder.mkdir(parents=True)
     for name in ("usercustomize.py", "sitecustomize.py", "torch.py", "mine.pth"):
-        (folder / name).write_text("import sys; " + _payload(c).replace("\n", "; ") + "\n")
-    c.submit(CANDIDATE)
-    return _ran(c, c.judge(c.run()))
+        (folder / name).write_text(_payload(c))
 
 
-@attempt("package beside", "refused", "a copy of an environment package that stands earlier on sys.path")
-def package_beside(c: Checkout) -> Finding:
-    """An untracked nightshift_gsm8k/ at the top of the checkout, which stands earlier on sys.path."""
-    _package(c.root, c, "nightshift_gsm8k")
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
+@attempt("package beside", "refused")
+def package_beside(c: Checkout) -> None:
+    """Adds an untracked nightshift_gsm8k/ at the top of the checkout, which stands earlier on sys.path."""
+    _package(c.root, c)
 
 
-@attempt("package by .pth", "refused", "leads the import of an environment package to another folder")
-def package_by_pth(c: Checkout) -> Finding:
-    """The environment package replaced as `pip install` would: its .pth leads elsewhere."""
-    _package(c.outside, c, "nightshift_gsm8k")
-    (c.site_packages / "nightshift_gsm8k.pth").write_text(f"{c.outside}\n")
-    (c.site_packages / "0.pth").write_text(f"{c.outside}\n")
-    c.submit(CANDIDATE)
-    return c.judge(c.run())
+@attempt("package by .pth", "refused")
+def package_by_pth(c: Checkout) -> None:
+    """Leads the import of an environment package to another folder, as `pip install` would."""
+    _package(c.outside, c)
+    for name in ("nightshift_gsm8k.pth", "0.pth"):
+        (c.site_packages / name).write_text(f"{c.outside}\n")
 
 
-@attempt("PYTHONPATH: environment package", "harmless", "the same by a variable")
+@attempt("PYTHONPATH: environment package", "harmless")
 def python_path_package(c: Checkout) -> Finding:
-    c.submit(CANDIDATE)
-    return c.judge(c.run(PYTHONPATH=str(_package(c.outside, c, "nightshift_gsm8k"))))
+    """The same by a variable."""
+    return c.hand_in(PYTHONPATH=str(_package(c.outside, c)))
 
 
-@attempt("PYTHONPATH: harness and libraries", "harmless", "a nightshift, click and torch of its own", _NEVER_RUN)
+@attempt("PYTHONPATH: harness and libraries", "harmless", NEVER_RUN)
 def python_path_harness(c: Checkout) -> Finding:
-    """A whole harness of its own, ahead of the checkout's; and libraries with well-known names."""
+    """Brings a nightshift, click and torch of its own."""
     shutil.copytree(c.root / "nightshift", c.outside / "nightshift")
-    (c.outside / "nightshift" / "__init__.py").write_text(_payload(c))
-    for name in ("torch.py", "click.py"):
+    for name in ("nightshift/__init__.py", "torch.py", "click.py"):
         (c.outside / name).write_text(_payload(c))
-    c.submit(CANDIDATE)
-    return _ran(c, c.judge(c.run(PYTHONPATH=str(c.outside))))
+    return c.hand_in(PYTHONPATH=str(c.outside))
 
 
-@attempt("PYTHON* variables", "harmless", "PYTHONPYCACHEPREFIX with forged bytecode, PYTHONSTARTUP and others")
+@attempt("PYTHON* variables", "harmless")
 def python_variables(c: Checkout) -> Finding:
-    """Forged bytecode in a cache folder of its own, a start-up file, another warning filter."""
+    """Sets PYTHONPYCACHEPREFIX to a folder with forged bytecode, PYTHONSTARTUP and others."""
     prefix = c.outside / "cache"
     source = c.root / SCORER
     name = Path(importlib.util.cache_from_source(str(source))).name
     forge_bytecode(source, evil_scorer(c), prefix.joinpath(*source.parent.parts[1:], name))
     (c.outside / "start.py").write_text(_payload(c))
-    c.submit(CANDIDATE)
     variables = {"PYTHONPYCACHEPREFIX": str(prefix), "PYTHONSTARTUP": str(c.outside / "start.py")}
-    return _ran(c, c.judge(c.run(**variables, PYTHONWARNINGS="error", PYTHONSAFEPATH="")))
+    return c.hand_in(**variables, PYTHONWARNINGS="error", PYTHONSAFEPATH="")
 
 
-@attempt("conftest.py and pytest plugins", "harmless", "code for a test run that an experiment might start", _NEVER_RUN)
+@attempt("conftest.py and pytest plugins", "harmless", NEVER_RUN)
 def test_plugins(c: Checkout) -> Finding:
-    for folder in (c.root, c.root / "environments"):
-        (folder / "conftest.py").write_text(_payload(c))
+    """Adds code for a test run that an experiment might start."""
+    (c.root / "conftest.py").write_text(_payload(c))
     (c.root / "pytest.ini").write_text("[pytest]\naddopts = -p mine\n")
-    (c.root / "environments" / "conftest.py").unlink()  # a file there is another rules hash
-    c.submit(CANDIDATE)
-    return _ran(c, c.judge(c.run(PYTEST_ADDOPTS="-p mine", PYTEST_PLUGINS="mine")))
+    return c.hand_in(PYTEST_ADDOPTS="-p mine", PYTEST_PLUGINS="mine")
 
 
-@attempt("a program of its own", "not defended", "imports the harness, patches it, and runs")
+@attempt("a program of its own", "not defended")
 def own_program(c: Checkout) -> Finding:
-    """run.py's own steps, called by a program that replaced the scorer first."""
+    """Imports the harness, replaces the scorer, and runs run.py's own steps."""
     code = (
+        f"import sys; sys.path.insert(0, {str(c.root)!r})\n"
         "import nightshift_arithmetic.scoring as scoring\n"
         "scoring.score = lambda *_: 1.0\n"
-        "import run\n"
-        "run.main(['--engine=trl', '--budget-seconds=2.0', '--max-runs=1'])\n"
+        f"import run; run.main(['--engine=trl', '--budget-seconds={BUDGET_SECONDS}'])\n"
     )
     c.submit(CANDIDATE)
-    command = [f"{c.root}/.venv/bin/python", "-c", f"import sys; sys.path.insert(0, {str(c.root)!r})\n{code}"]
-    return c.judge(c.call(command, {}))
+    return c.judge(c.call([checkouts.python(c.root), "-c", code], {}))
 
 
-@attempt("PYTHONPATH: sitecustomize", "not defended", "code that runs in run.py's process before run.py")
+@attempt("PYTHONPATH: sitecustomize", "not defended")
 def python_path_sitecustomize(c: Checkout) -> Finding:
-    """Code that runs before run.py, in its process, and leaves no PYTHONPATH behind."""
+    """Has code run before run.py, in its process, that leaves no PYTHONPATH behind."""
     (c.outside / "sitecustomize.py").write_text(
         "import os\nos.execv = lambda *_: None\n"
         f"import sys; sys.path.insert(0, {str(c.root)!r}); sys.path += [{str(c.root / 'environments' / 'gsm8k')!r}]\n"
         "import nightshift_gsm8k.scoring\nnightshift_gsm8k.scoring.score = lambda *_: 1.0\n"
         "sys.path.insert(0, '')\n"
     )
-    c.submit(CANDIDATE)
-    return c.judge(c.run(PYTHONPATH=str(c.outside)))
+    return c.hand_in(PYTHONPATH=str(c.outside))
 
 
-@attempt("changed library", "not defended", "code in .venv's site-packages, which the harness imports")
-def other_library(c: Checkout) -> Finding:
-    """Every process of the harness loads it."""
+@attempt("changed library", "not defended")
+def other_library(c: Checkout) -> None:
+    """Adds code to .venv's site-packages, which every process of the harness loads."""
     (c.site_packages / "sitecustomize.py").write_text(_payload(c))
-    c.submit(CANDIDATE)
-    return c.judge(c.run())

@@ -15,7 +15,7 @@ import pytest
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
 from tests.conftest import git
-from tests.night_checkout import furnish, problems, records, start, strangers, wait_for, whole_night
+from tests.night_checkout import furnish, leftovers, problems, records, start, wait_for, whole_night
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 
@@ -23,7 +23,7 @@ AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     yield furnish(checkout)
-    for process in strangers(checkout):
+    for process in leftovers(checkout):
         process.kill()
 
 
@@ -53,7 +53,7 @@ def test_an_agent_that_behaves(root: Path) -> None:
     code, _, stderr = drive(root, [], experiments=4)
     assert code == 0, stderr
     assert problems(root) == []
-    assert strangers(root) == []
+    assert leftovers(root) == []
     ours = records(root)
     assert [r.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
     assert [r.prediction for r in ours[1:]] == ["+1 pp"] * 3
@@ -93,7 +93,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     code, _, stderr = drive(root, steps, experiments=8, agent_timeout_seconds=3.0)
     assert code == 0, stderr
     assert problems(root) == []
-    assert strangers(root) == []
+    assert leftovers(root) == []
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
     assert "changed files other than train.toml: harness.py, new\\u001b[2J.py: dropped" in notes(root, 2)
@@ -142,7 +142,7 @@ def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Pat
     assert code == 2
     assert f"{name} changed in this checkout while the agent was at work" in stderr
     assert len(list((root / "runs").glob("0*"))) == 1
-    assert strangers(root) == []
+    assert leftovers(root) == []
 
 
 def test_three_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
@@ -183,7 +183,7 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     wait_for(lambda: (agent / "script.env-0").exists())
     night.kill()
     night.communicate()
-    wait_for(lambda: not strangers(root), within_seconds=20)
+    wait_for(lambda: not leftovers(root), within_seconds=20)
     night = start(root, experiments=2, **order)
     wait_for(lambda: (agent / "script.env-1").exists())
     began = time.monotonic()
@@ -192,7 +192,7 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     assert night.returncode == 0, stderr
     assert "stopped by Ctrl-C" in stdout
     assert time.monotonic() - began < 10
-    assert strangers(root) == []
+    assert leftovers(root) == []
     assert problems(root) == []
 
 

@@ -1,26 +1,25 @@
 """A stand-in for the trl engine's trainer.py that trains nothing and strikes once, at a moment that an order names.
 
-The order is `fault.json` in the checkout's root: {"event": "step 2", "victim": "worker", "failure": "SIGKILL"}.
+The order is `fault.json` in the checkout's root: {"event": "step 2", "victim": "trainer", "failure": "SIGKILL"}.
 It is taken away when it is carried out, just before the event is told: so what is left of it was never struck.
-Events are those of the worker's protocol, and `start` before the first of them.
+Events are those of the trainer's protocol, and `start` before the first of them.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-STAND_IN = Path(__file__).resolve().parents[1] / "tests" / "stand_in_worker.py"
-NUM_SELECTION = 100  # of the rules in fault_scene.py
+NUM_SELECTION = 100  # of the rules in head.py
 FOREVER = 600.0
 # Ignores SIGTERM, has a session of its own, and forgets who started it.
 DAEMON = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
@@ -33,31 +32,26 @@ TALK = {
     "wrong types": '{"event": "step", "step": "two", "time": null, "reward_mean": []}',
     "not a number": '{"event": "step", "step": 2, "time": NaN, "reward_mean": NaN}',
 }
+LAST_WORDS = {"half a line": '{"event": "st', "line without end": "x" * 8_000_000}
 
 
-def strike(order: dict[str, str]) -> None:
-    """Do what the order says; returns where the worker lives on."""
-    failure = order["failure"]
+def strike(failure: str, victims: Callable[[], list[int]]) -> None:
+    """Do what the order says; returns where the trainer lives on."""
     if failure.startswith("SIG"):
-        for pid in _pids(order["victim"]):
+        for pid in victims():
             os.kill(pid, signal.Signals[failure])
         time.sleep(0.05)  # what was killed is dead before the next event
     elif failure.startswith("exit "):
         os._exit(int(failure.removeprefix("exit ")))
     elif failure in TALK:
         print(TALK[failure], flush=True)
-    elif failure == "half a line":
-        sys.stdout.write('{"event": "st')
+    elif failure in LAST_WORDS:
+        sys.stdout.write(LAST_WORDS[failure])
         sys.stdout.flush()
         os._exit(1)
-    elif failure == "line without end":
-        sys.stdout.write("x" * 8_000_000)
-        sys.stdout.flush()
-        os._exit(1)
-    elif failure == "closed pipe":
-        os.close(1)
-        time.sleep(FOREVER)
-    elif failure == "silence":
+    elif failure in ("closed pipe", "silence"):
+        if failure == "closed pipe":
+            os.close(1)
         time.sleep(FOREVER)
     elif failure == "daemon":
         subprocess.Popen([sys.executable, "-c", DAEMON], start_new_session=True, env={}, cwd="/")
@@ -65,41 +59,41 @@ def strike(order: dict[str, str]) -> None:
         raise ValueError(f"no such failure: {failure}")
 
 
-def _pids(victim: str) -> list[int]:
-    """Process ids of `worker`, `run.py`, `watchdog`, or of the last two: `watchdog and run.py`."""
-    harness = psutil.Process(os.getppid())
-    watchdogs = [p.pid for p in harness.children() if any("watchdog.py" in word for word in p.cmdline())]
-    pids = {"worker": [os.getpid()], "run.py": [harness.pid], "watchdog": watchdogs}
+def pids_of(victim: str, root: Path) -> list[int]:
+    """Process ids of `trainer`, `run.py`, `watchdog`, or of two of them: `watchdog and run.py`.
+
+    run.py is the first process above this one that works in the checkout's root; what it started is known by script.
+    """
+    head = [p for p in psutil.Process().parents() if p.cwd() == str(root)][-1]
+    watchdogs = [p.pid for p in head.children(recursive=True) if any("watchdog.py" in word for word in p.cmdline())]
+    pids = {"trainer": [os.getpid()], "run.py": [head.pid], "watchdog": watchdogs}
     return [pid for name in victim.split(" and ") for pid in pids[name]]
 
 
 def main() -> None:
-    path = Path(sys.argv[1]).resolve().parents[3] / "fault.json"
-    order: dict[str, str] | None = json.loads(path.read_text()) if path.exists() else None
-    spec = importlib.util.spec_from_file_location("stand_in_worker", STAND_IN)
-    assert spec is not None
-    assert spec.loader is not None
-    worker: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(worker)
+    root = next(p.parent for p in Path(sys.argv[1]).resolve().parents if p.name == "runs")
+    path = root / "fault.json"
+    order: dict[str, str] = json.loads(path.read_text()) if path.exists() else {"event": "never"}
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from nightshift_arithmetic import data
 
-    load, emit = data.load, worker.emit
+    from tests import stand_in_worker
+
+    load, emit = data.load, stand_in_worker.emit
     data.load = lambda split, size: load(split, min(size, NUM_SELECTION))
 
     def reached(event: str) -> None:
-        nonlocal order
-        if order is not None and order["event"] == event:
+        if order["event"] == event and path.exists():
             path.unlink()
-            now, order = order, None
-            strike(now)
+            strike(order["failure"], lambda: pids_of(order["victim"], root))
 
-    def sabotaged(**event: Any) -> None:
+    def watched(**event: Any) -> None:
         reached(f"step {event['step']}" if event["event"] == "step" else event["event"])
         emit(**event)
 
-    worker.emit = sabotaged
+    stand_in_worker.emit = watched
     reached("start")
-    worker.main()
+    stand_in_worker.main()
 
 
 if __name__ == "__main__":
