@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,12 @@ def strike(failure: str, victims: Callable[[], list[int]]) -> None:
 def pids_of(victim: str, root: Path) -> list[int]:
     """Process ids of `trainer`, `run.py`, `watchdog`, or of two of them: `watchdog and run.py`.
 
-    run.py is the first process above this one that works in the checkout's root; what it started is known by script.
+    run.py is the topmost process above this one that works in the checkout's root; its watchdogs are known by script.
     """
-    head = [p for p in psutil.Process().parents() if p.cwd() == str(root)][-1]
+    head = psutil.Process()
+    for process in head.parents():
+        with suppress(psutil.AccessDenied):
+            head = process if process.cwd() == str(root) else head
     watchdogs = [p.pid for p in head.children(recursive=True) if any("watchdog.py" in word for word in p.cmdline())]
     pids = {"trainer": [os.getpid()], "run.py": [head.pid], "watchdog": watchdogs}
     return [pid for name in victim.split(" and ") for pid in pids[name]]
