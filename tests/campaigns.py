@@ -9,7 +9,9 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.train_toml.config import parse
 from nightshift.train_toml.diff import diff
+from nightshift.train_toml.edit import set_values
 
 BRANCH = "autoresearch/test"
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
@@ -106,7 +108,7 @@ def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | No
         started="2026-11-21T22:00:00+00:00",
         rules_hash="rules",
         config_hash=candidate.hash,
-        diff=diff(old, candidate) if old else (),
+        diff=tuple(change.line for change in diff(old, candidate)) if old else (),
         runs=(a_result(score, 100),),
         judgement=judgement,
         settled="settled",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nightshift.processes.watchdog import is_alive
+from tests import checkouts
+from tests.checkouts import git  # noqa: F401  (tests take it from here)
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = "autoresearch/test"
@@ -21,13 +22,6 @@ def pytest_sessionstart() -> None:
     """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def git(root: Path, *arguments: str) -> str:
-    """Run git as a user would, with an identity; returns stdout."""
-    identity = ("-c", "user.name=Tester", "-c", "user.email=tester@localhost")
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def living_children() -> list[psutil.Process]:
@@ -50,14 +44,11 @@ def checkout(tmp_path: Path) -> Path:
     """A git repository with a train.toml, a harness file and a document, on a campaign branch."""
     root = tmp_path / "checkout"
     root.mkdir()
-    git(root, "init", "--quiet", "--initial-branch", "main")
     (root / "train.toml").write_bytes(b"lr = 0\n")
     (root / "rules.toml").write_text("environments = []\n")
     (root / "prepare.py").write_text("MEASURES = True\n")
     (root / "environments").symlink_to(ROOT / "environments")
     (root / "program.md").write_text("Be tireless.\n")
     (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "start")
-    git(root, "switch", "--quiet", "--create", CAMPAIGN)
+    checkouts.commit_all(root, CAMPAIGN, "start")
     return root

@@ -12,12 +12,10 @@ import psutil
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.git.repo import Repo
-from nightshift.processes.watchdog import MARKER_NAME
 from nightshift.records import Record
-from tests.conftest import git
-from tests.waiting import wait_for
+from tests import checkouts, integrity
+from tests.checkouts import ROOT, git
 
-ROOT = Path(__file__).parents[1]
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 
 
@@ -37,7 +35,7 @@ def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
 
 def start(root: Path, **order: object) -> subprocess.Popen[str]:
     """Start a night; `order` as in stand_in_night.py."""
-    order = {"engine": "trl", "budget_seconds": 30.0, "max_runs": 1, **order}
+    order = {"engine": "trl", "budget_seconds": 30.0, **order}
     command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(order)]
     environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
     pipe = subprocess.PIPE
@@ -58,58 +56,23 @@ def records(root: Path) -> list[Record]:
     return Ledger(root).records()
 
 
-def strangers(root: Path) -> list[psutil.Process]:
-    """Living processes that belong to the checkout or to its agents' clones."""
-    ours = {psutil.Process(), *psutil.Process().parents()}  # a command line above us may name the checkout
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process in ours or process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            places = f"{process.cwd()} {' '.join(process.cmdline())}"
-            marked = process.environ().get(MARKER_NAME) and str(root.parent) in places
-            if str(root) in places or str(root.parent / "temporary") in places or marked:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def end_strangers(root: Path) -> None:
-    """After a test that failed: none of its processes runs into the next one."""
-    for process in strangers(root):
-        process.kill()
-    wait_for(lambda: not strangers(root))
+def leftovers(root: Path) -> list[psutil.Process]:
+    """Living processes that belong to the checkout or to its agents' clones, which lie beside it."""
+    return checkouts.leftovers(root.parent)
 
 
 def problems(root: Path) -> list[str]:
-    """What is wrong with ledger, TSV and branch: gaps, doubles, orphans. Empty for an unbroken protocol."""
-    found = []
-    ledger, repo = Ledger(root), Repo(root)
-    all_records, head = ledger.records(), repo.head()
-    if [r.number for r in all_records] != list(range(1, len(all_records) + 1)):
-        found.append(f"numbers are not 1, 2, 3, ...: {[r.number for r in all_records]}")
-    found += [f"{r.number:04d} is open" for r in all_records if r.status == "started"]
-    found += [f"{r.number:04d} is not settled" for r in all_records if r.settled is None and r.failure != "interrupted"]
-    decided = [r for r in all_records if r.failure is None or r.failure == "training"]
+    """What is wrong with ledger, TSV and branch of a night: gaps, doubles, orphans. Empty for an unbroken protocol."""
+    found, repo = integrity.problems(root), Repo(root)
+    decided = [r for r in records(root) if r.failure is None or r.failure == "training"]
     hashes = [r.config_hash for r in decided]
     found += [f"{r.number:04d} is decided twice" for r in decided if hashes.count(r.config_hash) > 1]
-    rows = ledger.tsv_path.read_text().splitlines()[1:]
-    if len(rows) != len(all_records) or ledger.sync_tsv():
-        found.append(f"results.tsv has {len(rows)} rows for {len(all_records)} records")
     kept = [r for r in decided if r.status == "keep" and r.parent is not None]
     log = git(root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Run,valueonly,separator=)")
     commits = [line.split() for line in log.splitlines() if len(line.split()) == 2]
     if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:
         found.append(f"commits {commits} are not those of the keeps")
-    incumbent = next((r for r in reversed(decided) if r.status == "keep"), None)
-    if incumbent is not None and repo.config_at("HEAD") != ledger.source(incumbent.number):
-        found.append("HEAD does not hold the incumbent")
-    status = git(root, "status", "--porcelain")
-    if status.strip() not in ("", "M train.toml"):
-        found.append(f"git status: {status}")
-    if head.commit is None or repo.changed_harness_files(head.commit):
+    head = repo.head().commit
+    if head is None or repo.changed_harness_files(head):
         found.append("the harness changed")
-    found += [f"left behind: {path}" for path in (root.parent / "temporary").glob("nightshift-*/*")]
-    found += [f"left behind: {path}" for path in root.rglob("*.tmp")]
-    return found
+    return found + [f"left behind: {path}" for path in (root.parent / "temporary").glob("nightshift-*/*")]

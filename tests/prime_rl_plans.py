@@ -64,7 +64,7 @@ def open_configs() -> dict[str, Config]:
                 changes |= {f"{_POOL}.threshold": 0.5, f"{_POOL}.weight": 1.0}
             changes[key.path.replace(ANY, "one")] = value
             try:
-                checked = config.parse(config.set_values(_BASE, changes))
+                checked = parse(set_values(_BASE, changes))
                 effective(checked, GSM8K_PRIME_RL, 448)
             except ConfigError:
                 continue  # it needs another key beside it, or is longer than these rules serve

@@ -13,8 +13,9 @@ import pytest
 
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
+from tests.checkouts import finish
 from tests.conftest import git
-from tests.night_checkout import end_strangers, finish, furnish, problems, records, start, strangers, whole_night
+from tests.night_checkout import furnish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
@@ -23,7 +24,8 @@ AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     yield furnish(checkout)
-    end_strangers(checkout)
+    for process in leftovers(checkout):
+        process.kill()
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:
@@ -53,7 +55,7 @@ def test_an_agent_that_behaves(root: Path) -> None:
     code, _, stderr = drive(root, [], experiments=4)
     assert code == 0, stderr
     assert problems(root) == []
-    assert strangers(root) == []
+    assert leftovers(root) == []
     ours = records(root)
     assert [r.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
     assert [r.prediction for r in ours[1:]] == ["+1 pp"] * 3
@@ -93,7 +95,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     code, _, stderr = drive(root, steps, experiments=8)
     assert code == 0, stderr
     assert problems(root) == []
-    assert strangers(root) == []
+    assert leftovers(root) == []
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
     assert "changed files other than train.toml: prepare.py, new\\u001b[2J.py: dropped" in notes(root, 2)
@@ -142,7 +144,7 @@ def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Pat
     assert code == 2
     assert f"{name} changed in this checkout while the agent was at work" in stderr
     assert len(list((root / "runs").glob("0*"))) == 1
-    assert strangers(root) == []
+    assert leftovers(root) == []
 
 
 def test_three_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
@@ -183,14 +185,14 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     wait_for(lambda: (agent / "script.env-0").exists())
     night.kill()
     night.communicate()
-    wait_for(lambda: not strangers(root))
+    wait_for(lambda: not leftovers(root))
     night = start(root, experiments=2, **order)
     wait_for(lambda: (agent / "script.env-1").exists())
     night.send_signal(2)
     code, stdout, stderr = finish(night)  # long before the fifteen minutes that an agent has
     assert code == 0, stderr
     assert "stopped by Ctrl-C" in stdout
-    assert strangers(root) == []
+    assert leftovers(root) == []
     assert problems(root) == []
 
 

@@ -23,7 +23,7 @@ from nightshift.setup import Lab
 from tests.conftest import git, living_children
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "tests" / "stand_in_worker.py"
+STAND_IN = ROOT / "tests" / "stand_in_trainer.py"
 # Few examples, a second of training, and a rule that keeps whatever it is shown after one run.
 RULES = replace(
     ARITHMETIC_TRL,

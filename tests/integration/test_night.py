@@ -18,24 +18,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import CAMPAIGN, git
-from tests.night_checkout import (
-    BASELINE,
-    end_strangers,
-    finish,
-    furnish,
-    problems,
-    records,
-    start,
-    strangers,
-    whole_night,
-)  # fmt: skip
+from tests.night_checkout import BASELINE, finish, furnish, leftovers, problems, records, start, whole_night
 from tests.waiting import wait_for
 
 
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     yield furnish(checkout)
-    end_strangers(checkout)
+    for process in leftovers(checkout):
+        process.kill()
 
 
 def state(root: Path) -> dict[str, Any]:
@@ -71,7 +62,7 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
-    assert strangers(root) == []
+    assert leftovers(root) == []
     said = json.loads((root / "runs" / "0003" / "proposal.json").read_text())
     assert (said["agent"], said["hypothesis"]) == ("lr", "lr 3e-05")
 
@@ -221,7 +212,7 @@ def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None
     assert "Traceback" not in stderr
     assert "stopped:      stopped by SIGINT" in stdout
     assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
-    assert strangers(root) == []
+    assert leftovers(root) == []
     assert state(root)["cause"] == "stopped by SIGINT"
 
 
@@ -258,7 +249,7 @@ def test_two_nights_in_one_checkout_are_refused_and_status_tells_of_the_one(root
     assert "after 9 more experiments" in status
     night.kill()
     finish(night)
-    wait_for(lambda: not strangers(root))
+    wait_for(lambda: not leftovers(root))
     status = status_of(root)
     assert "was cut off: the same command goes on with it" in status
 
@@ -298,7 +289,7 @@ def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(
     assert num_kills >= 3, "the night was over before it could be killed: kill it sooner"
     code, _, stderr = whole_night(root, **order)
     assert code == 0, stderr
-    wait_for(lambda: not strangers(root))
+    wait_for(lambda: not leftovers(root))
     assert problems(root) == []
     assert whole_night(unbroken, **order)[0] == 0
     assert told(root) == told(unbroken)

@@ -1,19 +1,16 @@
-"""Attempts of cheats.py that hand in a train.toml, and nothing else."""
+"""Attempts that hand in a train.toml, and nothing else."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from cheat_attempt import Act, Collection
-from cheat_checkout import BASELINE, BUDGET_SECONDS, CANDIDATE, Checkout, Finding
+from tests.cheats.attempt import Act, Collection
+from tests.cheats.checkout import BASELINE, BUDGET_SECONDS, CANDIDATE, Checkout, Finding
 
 attempt = Collection("train.toml")
-ATTEMPTS = attempt.attempts
 _SOURCE = "orchestrator.train.source"
 # Each text is put before BASELINE's keys, which stand dotted here: a text may open tables of its own.
 _DOTTED = "max_steps = 3\norchestrator.batch_size = 256\norchestrator.group_size = 4\ntrainer.optim.lr = 6e-7\n"
@@ -92,36 +89,39 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
 }  # fmt: skip
 
 
+NUM_SPELLINGS = sum(len(texts) for _, _, texts in LOCKED.values())
+
+
+def refused_in_one_line(c: Checkout, word: str = "") -> Finding:
+    """Run what is there: refused in one printable line that holds `word`, or else unclear."""
+    finding = c.judge(ended := c.run())
+    is_clean = ended.stderr.count("\n") == 1 and ended.stderr.rstrip("\n").isprintable() and word in ended.stderr
+    return finding if finding.outcome != "refused" or is_clean else Finding("unclear", ended.stderr)
+
+
+def each_refused(c: Checkout, kinds: Sequence[str], make: Callable[[str], object], word: str = "") -> Finding:
+    """Make every kind of train.toml and have it refused; the first that is not, with its name, or all of them."""
+    findings = []
+    for kind in kinds:
+        make(kind)
+        findings.append(refused_in_one_line(c, word))
+        if findings[-1].outcome != "refused":
+            return Finding(findings[-1].outcome, f"{kind}: {findings[-1].evidence}")
+    return Finding("refused", f"{len(kinds)} kinds, such as {kinds[0]!r}: {findings[0].evidence}")
+
+
 def _locked(texts: Sequence[str], word: str) -> Act:
-    def act(c: Checkout) -> Finding:
-        lines = []
-        for text in texts:
-            c.submit(f"{_DOTTED}{text}\n")
-            finding = c.judge(ended := c.run())
-            is_clean = ended.stderr.count("\n") == 1 and ended.stderr.rstrip("\n").isprintable()
-            if finding.outcome != "refused" or word not in ended.stderr or not is_clean:
-                return Finding(
-                    finding.outcome if finding.outcome != "refused" else "unclear", f"{text}: {ended.stderr}"
-                )
-            lines.append(ended.last_line)
-        return Finding("refused", f"{len(lines)} of {len(texts)} spellings, such as: {lines[0]}")
-
-    return act
+    return lambda c: each_refused(c, texts, lambda text: c.submit(f"{_DOTTED}{text}\n"), word)
 
 
-for _name, (_deed, _word, _texts) in LOCKED.items():
-    attempt(_name, "refused", _deed, "every spelling: exit 2, one printable line that says so, no record")(
-        _locked(_texts, _word)
-    )
+for _name, (_action, _word, _texts) in LOCKED.items():
+    _check = "every spelling: exit 2, one printable line that says so, no record"
+    attempt(_name, "refused", _check, _action)(_locked(_texts, _word))
 
 
-@attempt(
-    "huge max_steps",
-    "harmless",
-    "asks for 1,000,000 steps, and for 1e18",
-    "training_seconds of the record against the budget",
-)
+@attempt("huge max_steps", "harmless", "training_seconds of the record against the budget")
 def huge_max_steps(c: Checkout) -> Finding:
+    """Asks for 1,000,000 steps, and for 1e18."""
     c.submit(BASELINE.replace("max_steps = 3", "max_steps = 1_000_000"))
     ended = c.run()
     seconds = c.records()[-1].runs[0].training.training_seconds or 0.0
@@ -132,57 +132,45 @@ def huge_max_steps(c: Checkout) -> Finding:
     return Finding("harmless", f"{seconds:.2f} s of training in a budget of {BUDGET_SECONDS:g} s; {beyond.last_line}")
 
 
-@attempt("longer answers", "harmless", "asks for completions of 1,024 tokens where the rules cap them at 64")
+@attempt("longer answers", "harmless")
 def long_answers(c: Checkout) -> Finding:
+    """Asks for completions of 1,024 tokens where the rules cap them at 64."""
     tables = "[orchestrator.train.sampling]\nmax_completion_tokens = 1024\n"
-    c.submit(CANDIDATE.replace("[trainer.optim]", tables + "[trainer.optim]"))
-    finding = c.judge(c.run())
+    finding = c.hand_in(text=CANDIDATE.replace("[trainer.optim]", tables + "[trainer.optim]"))
     limit = c.records()[-1].effective["max_completion_tokens"]
     outcome = finding.outcome if limit == 64 else "succeeded"
     return Finding(outcome, f"{limit} tokens in the settings of the run; {finding.evidence}")
 
 
-@attempt("a change that changes nothing", "refused", "changes unused keys only: another draw of the same config")
+@attempt("a change that changes nothing", "refused")
 def unused_keys(c: Checkout) -> Finding:
-    c.submit(BASELINE.replace("group_size = 4", "group_size = 4\nmax_off_policy_steps = 9"))
-    return c.judge(c.run())
+    """Changes unused keys only: another draw of the same config."""
+    return c.hand_in(text=BASELINE.replace("group_size = 4", "group_size = 4\nmax_off_policy_steps = 9"))
 
 
-@attempt("the same in other words", "refused", "hands in the tried config with other comments and spellings")
+@attempt("the same in other words", "refused")
 def respelled(c: Checkout) -> Finding:
-    c.submit("# a fresh start\n" + BASELINE.replace("6e-7", "0.000_000_6").replace("= 256", "=0x100"))
-    return c.judge(c.run())
+    """Hands in the tried config with other comments and spellings."""
+    return c.hand_in(text="# a fresh start\n" + BASELINE.replace("6e-7", "0.000_000_6").replace("= 256", "=0x100"))
 
 
-@attempt(
-    "lottery",
-    "harmless",
-    "hands in six nearly equal configs and hopes for a lucky draw",
-    "the score that is reported for the incumbent rises by less than 0.02",
-)
+@attempt("lottery", "harmless", "the score that is reported for the incumbent rises by less than 0.02")
 def lottery(c: Checkout) -> Finding:
-    """Six nearly equal configs: six draws. The stand-in's true score of all of them is the baseline's."""
-    scores, kept = [], 0
-    for number in range(6):
+    """Hands in six nearly equal configs and hopes for a lucky draw."""
+    for number in range(6):  # the stand-in's true score of all of them is the baseline's
         c.submit(BASELINE.replace("6e-7", f"6.000{number + 1}e-7"))
-        ended = c.run(max_runs=3)
+        ended = c.run()
         if ended.code != 0:
             return Finding("unclear", ended.last_line)
-        scores.append(c.result()[1] or 0.0)
-        kept += c.result()[0] == "keep"
-    judgement = c.records()[-1].judgement
-    believed = judgement.incumbent_score if judgement else None
-    first = c.records()[0].judgement
-    before = first.incumbent_score if first else None
-    if believed is None or before is None:
-        return Finding("unclear", "no belief was recorded")
-    outcome = "harmless" if believed - before < 0.02 else "succeeded"
-    told = f"best draw {max(scores):.4f}; the reported score went from {before:.4f} to {believed:.4f}, {kept} kept"
-    return Finding(outcome, told)
+    before, now = c.believed()
+    kept = sum(r.status == "keep" for r in c.records()) - 1
+    told = f"the reported score went from {before:.4f} to {now:.4f} in six draws, {kept} of them kept"
+    return Finding("harmless" if now - before < 0.02 else "succeeded", told)
 
 
-@attempt("no plain file", "refused", "a FIFO, link, device, folder, socket or nothing in place of the file")
+@attempt("no plain file", "refused")
 def no_plain_file(c: Checkout) -> Finding:
+    """A FIFO, link, device, folder, socket or nothing in place of the file."""
     path, outside = c.root / "train.toml", c.outside / "other.toml"
     outside.write_text(CANDIDATE)
     kinds: dict[str, Callable[[], object]] = {
@@ -192,65 +180,50 @@ def no_plain_file(c: Checkout) -> Finding:
         "dangling link": lambda: path.symlink_to(c.outside / "nothing"),
         "folder": path.mkdir,
         "nothing": lambda: None,
+        "socket": lambda: _bind(path),
     }
-    lines = []
-    for kind, make in kinds.items():
-        path.unlink(missing_ok=True)
-        make()
-        finding = c.judge(ended := c.run())
-        if finding.outcome != "refused" or ended.stderr.count("\n") != 1:
-            return Finding("unclear", f"{kind}: {ended.stderr}")
-        lines.append(kind)
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
+
+    def make(kind: str) -> None:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        kinds[kind]()
+
+    return each_refused(c, list(kinds), make)
+
+
+def _bind(path: Path) -> None:
+    """A socket at the path, which may itself be too long for one."""
+    folder = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as server:
-        path.unlink(missing_ok=True)
-        here = os.open(c.root, os.O_RDONLY)
-        try:
-            server.bind(f"/proc/self/fd/{here}/train.toml")  # the path itself may be too long for a socket
-        finally:
-            os.close(here)
-        finding = c.judge(ended := c.run())
-    return Finding(finding.outcome, f"{', '.join(lines)} and socket: {ended.last_line}")
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
 
 
-@attempt("huge files", "refused", "10 MB of comments, and a sparse file of 1 TB")
+@attempt("huge files", "refused")
 def huge_files(c: Checkout) -> Finding:
+    """10 MB of comments, and a sparse file of 1 TB."""
     path = c.root / "train.toml"
-    path.write_text("# x\n" * 2_500_000)
-    first = c.judge(c.run())
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    finding = c.judge(c.run())
-    return Finding(finding.outcome if first.outcome == "refused" else first.outcome, finding.evidence)
+    sizes = {"comments": lambda: path.write_text("# x\n" * 2_500_000), "sparse": lambda: os.truncate(path, 1 << 40)}
+    return each_refused(c, list(sizes), lambda kind: sizes[kind]())
 
 
-@attempt("no text", "refused", "empty, binary, UTF-16, byte order mark, zero bytes")
+@attempt("no text", "refused")
 def no_text(c: Checkout) -> Finding:
-    for data in (
-        b"",
-        bytes(range(256)) * 8,
-        BASELINE.encode("utf-16"),
-        b"\xef\xbb\xbf" + BASELINE.encode(),
-        b"\0" * 100,
-    ):
-        (c.root / "train.toml").write_bytes(data)
-        finding = c.judge(ended := c.run())
-        if finding.outcome != "refused" or ended.stderr.count("\n") != 1:
-            return finding
-    return Finding("refused", f"empty, binary, UTF-16, byte order mark and zero bytes: {finding.evidence}")
+    """Empty, binary, UTF-16, byte order mark, zero bytes."""
+    kinds = {
+        "empty": b"",
+        "binary": bytes(range(256)) * 8,
+        "UTF-16": BASELINE.encode("utf-16"),
+        "byte order mark": b"\xef\xbb\xbf" + BASELINE.encode(),
+        "zero bytes": b"\0" * 100,
+    }
+    return each_refused(c, list(kinds), lambda kind: (c.root / "train.toml").write_bytes(kinds[kind]))
 
 
-@attempt(
-    "hard link",
-    "harmless",
-    "a hard link to another file, so that the verdict overwrites that one",
-    "the other file's bytes after a discard",
-)
+@attempt("hard link", "harmless", "the other file's bytes after a discard")
 def hard_link(c: Checkout) -> Finding:
-    """A better learning rate, so that the verdict rewrites train.toml on the branch."""
+    """A hard link to another file, so that the verdict overwrites that one."""
     other = c.outside / "precious.toml"
-    other.write_text(BASELINE.replace("6e-7", "1e-9"))
+    other.write_text(BASELINE.replace("6e-7", "1e-9"))  # worse: it is discarded, and train.toml put back
     (c.root / "train.toml").unlink()
     os.link(other, c.root / "train.toml")
     before = other.read_bytes()
@@ -261,23 +234,14 @@ def hard_link(c: Checkout) -> Finding:
     return Finding("harmless" if intact else "succeeded", "the incumbent was put back beside the link, not through it")
 
 
-@attempt("change in flight", "harmless", "rewrites train.toml while the experiment runs")
+@attempt("change in flight", "harmless")
 def change_in_flight(c: Checkout) -> Finding:
-    """train.toml is rewritten while the experiment runs: what was submitted is what is trained and recorded."""
-    c.submit(CANDIDATE)
+    """Rewrites train.toml while the experiment runs."""
     code = (
-        "import sys, time; from pathlib import Path\n"
-        f"root = Path({str(c.root)!r})\n"
-        "while not (root / 'runs' / '0002' / 'run-1').exists(): time.sleep(0.005)\n"
+        "while not list(root.glob('runs/0002/run-*')): time.sleep(0.005)\n"
         f"(root / 'train.toml').write_text({BASELINE.replace('6e-7', '6e-6')!r})\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=c.outside):
-        ended = c.run()
-    finding = c.judge(ended)
+    with c.beside(code):
+        finding = c.hand_in()
     submitted = (c.root / "runs" / "0002" / "train.toml").read_text()
-    return finding if submitted == CANDIDATE else Finding("succeeded", f"recorded is {json.dumps(submitted)}")
-
-
-def spellings() -> int:
-    """How many texts the locked keys are tried in."""
-    return sum(len(texts) for _, _, texts in LOCKED.values())
+    return finding if submitted == CANDIDATE else Finding("succeeded", f"recorded is {submitted!r}")

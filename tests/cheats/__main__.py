@@ -1,14 +1,14 @@
 """Attempts of an adversarial agent to get a better number without a better policy.
 
 \b
-    uv run benchmarks/cheats.py                     all of them, a few minutes
-    uv run benchmarks/cheats.py --only forged       those whose name holds the word
+    uv run python -m tests.cheats                     all of them, a few minutes
+    uv run python -m tests.cheats --only forged       those whose name holds the word
 
-Each attempt is made in a throw-away checkout (cheat_checkout.py) with the real run.py, the real
-`nightshift night`, real processes and real git; only the process that trains is a stand-in, so that equal
-settings score equally and a moved number shows. What is measured is compared with what is expected:
-refused (exit 2, nothing recorded), harmless (score and verdict of the honest run), named (the record or the
-night's end says what was done), or not defended: those tricks are known to succeed, and SECURITY.md says so.
+Each attempt is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`,
+real processes and real git; only the process that trains is a stand-in, so that equal settings score equally and
+a moved number shows. What is measured is compared with what is expected: refused (exit 2, nothing recorded),
+harmless (score and verdict of the honest run), named (the record or the night's end says what was done), or not
+defended: those tricks are known to succeed, and SECURITY.md says so.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cheats_by_agent
-import cheats_by_config
-import cheats_by_files
-import cheats_by_ledger
-import cheats_by_python
 import click
-from cheat_attempt import Attempt
-from cheat_checkout import Checkout, free_of_places
-from machine import RESULTS, machine, write_result
 
-_MODULES = (cheats_by_config, cheats_by_files, cheats_by_python, cheats_by_ledger, cheats_by_agent)
-ATTEMPTS = [attempt for module in _MODULES for attempt in module.ATTEMPTS]
+from benchmarks.machine import RESULTS, machine, write_result
+from tests.cheats import by_agent, by_config, by_files, by_ledger, by_python
+from tests.cheats.attempt import Attempt
+from tests.cheats.checkout import Checkout
+
+ATTEMPTS = [a for module in (by_config, by_files, by_python, by_ledger, by_agent) for a in module.attempt.attempts]
 Row = dict[str, Any]
 
 
@@ -40,31 +36,30 @@ def attempt_all(attempts: Sequence[Attempt], folder: Path) -> list[Row]:
     """Make each attempt in a fresh copy of one checkout below `folder`."""
     checkout = Checkout(folder)
     checkout.build()
-    rows = []
+    rows: list[Row] = []
     for attempt in attempts:
         checkout.restore()
         began = time.perf_counter()
-        finding = attempt.act(checkout)
-        row = {
+        finding = attempt.make(checkout)
+        rows.append({
             "name": attempt.name,
             "setting": attempt.setting,
-            "deed": attempt.deed,
+            "action": attempt.action,
             "expected": attempt.expected,
             "check": attempt.check,
             "measured": "not defended" if finding.outcome == "succeeded" else finding.outcome,
             "holds": attempt.holds(finding),
-            "evidence": free_of_places(" ".join(finding.evidence.split())[:400], folder),
+            "evidence": checkout.free_of_places(" ".join(finding.evidence.split())[:400]),
             "seconds": round(time.perf_counter() - began, 2),
-        }
-        rows.append(row)
-        print(f"{len(rows)} of {len(attempts)}: {line(row)}", file=sys.stderr, flush=True)
+        })  # fmt: skip
+        print(f"{len(rows)} of {len(attempts)}: {line(rows[-1])}", file=sys.stderr, flush=True)
     checkout.restore()
     return rows
 
 
 def line(row: Row) -> str:
     """One row for people."""
-    mark = "" if row["holds"] else "   <-- not as expected"
+    mark = "" if row["holds"] else f"   <-- not as expected: {row['evidence']}"
     return f"{row['setting']:<11}{row['name']:<42}{row['expected']:<14}{row['measured']:<14}{mark}"
 
 
@@ -79,12 +74,7 @@ def table(rows: Sequence[Row]) -> str:
 
 @click.command(help=__doc__)
 @click.option("--only", help="Only attempts whose name holds this word.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=RESULTS / "cheats.json",
-    help="The result as JSON.  [default: benchmarks/results/cheats.json]",
-)
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "cheats.json", help="The result as JSON.")
 def main(only: str | None, output: Path) -> None:
     """Attempt, print the table, write the result; exit code 1 when something is not as expected."""
     kind = machine()
@@ -95,10 +85,10 @@ def main(only: str | None, output: Path) -> None:
         "engine": "trl, with a stand-in for the process that trains",
         "num_attempts": len(rows),
         "num_as_expected": sum(row["holds"] for row in rows),
-        "num_spellings_of_locked_keys": cheats_by_config.spellings(),
+        "num_spellings_of_locked_keys": by_config.NUM_SPELLINGS,
         "attempts": rows,
     }
-    write_result(output, "uv run benchmarks/cheats.py" + (f" --only {only}" if only else ""), figures, kind)
+    write_result(output, "uv run python -m tests.cheats" + (f" --only {only}" if only else ""), figures, kind)
     print(table(rows))
     sys.exit(0 if figures["num_as_expected"] == len(rows) else 1)
 

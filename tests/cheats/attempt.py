@@ -1,20 +1,22 @@
-"""What an attempt of cheats.py is, and how one is written down."""
+"""What an attempt to cheat is, and how one is written down."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cheat_checkout import Checkout, Finding
+from tests.cheats.checkout import Checkout, Finding
 
 HONEST = "score and verdict are those of the honest run"
-USUAL_CHECK = {
+NEVER_RUN = f"the code never runs, and {HONEST}"
+_USUAL_CHECK = {
     "refused": "exit 2, one line that says why, nothing recorded",
     "harmless": HONEST,
     "named": f"exit 2 and a line that names it, or a note that does, and then {HONEST}",
     "not defended": HONEST,
 }
-Act = Callable[[Checkout], Finding]
+Act = Callable[[Checkout], Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +26,22 @@ class Attempt:
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
     choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
     clone, with the rights of the person. `expected`: refused, harmless, named, or not defended (then the trick
-    is known to succeed). `check`: how the outcome is told.
+    is known to succeed). `check`: how the outcome is told. `act` may leave it to `make` to hand in the candidate.
     """
 
     name: str
     setting: str
-    deed: str
+    action: str
     expected: str
     check: str
     act: Act
+
+    def make(self, checkout: Checkout) -> Finding:
+        """Act, hand in the candidate unless that was done, and judge. No code of the agent may have run."""
+        finding = self.act(checkout) or checkout.hand_in()
+        if finding.outcome == "harmless" and checkout.marker.exists():
+            return Finding("succeeded", f"code of the agent ran: {checkout.marker.read_text().partition(chr(10))[0]}")
+        return finding
 
     def holds(self, finding: Finding) -> bool:
         """True if the attempt came to what is expected of it."""
@@ -46,11 +55,12 @@ class Collection:
     setting: str
     attempts: list[Attempt] = field(default_factory=list)
 
-    def __call__(self, name: str, expected: str, deed: str, check: str = "") -> Callable[[Act], Act]:
-        """`check` is for what is looked at beside the usual: `Checkout.judge` and `judge_night`."""
+    def __call__(self, name: str, expected: str, check: str = "", action: str = "") -> Callable[[Act], Act]:
+        """`check` is for what is looked at beside the usual; `action` is told by the docstring if not here."""
 
         def take(act: Act) -> Act:
-            self.attempts.append(Attempt(name, self.setting, deed, expected, check or USUAL_CHECK[expected], act))
+            told = f"{action[0].upper()}{action[1:]}." if action else inspect.cleandoc(str(act.__doc__))
+            self.attempts.append(Attempt(name, self.setting, told, expected, check or _USUAL_CHECK[expected], act))
             return act
 
         return take

@@ -1,4 +1,4 @@
-"""train.toml files for fuzz_config.py, by class: from such as a careful agent writes to random bytes.
+"""train.toml files by class: from such as a careful agent writes to random bytes.
 
 Those of the first classes know the grammar: they are made of the keys, bounds and locks of train_toml.
 """
@@ -8,55 +8,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from hypothesis import strategies as st
 
 from nightshift.train_toml.keys import ANY, KEYS
 from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
+from tests.checkouts import ROOT
 
-SHIPPED = (Path(__file__).resolve().parents[1] / "train.toml").read_text()
+SHIPPED = (ROOT / "train.toml").read_text()
 Assignment = tuple[tuple[str, ...], str]  # a path, and its value as TOML spells it
 _NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,8}\Z")
 _HOSTILE_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-_ANY_VALUE = st.sampled_from(
-    [
-        "true",
-        "false",
-        "0",
-        "-1",
-        "1",
-        "2",
-        "3",
-        "7",
-        "64",
-        "1_000",
-        "0x10",
-        "1e-6",
-        "0.5",
-        "1.0",
-        "2.5",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "9223372036854775808",
-        "''",
-        "'None'",
-        "'adamw'",
-        "[]",
-        "[1]",
-        "['q_proj']",
-        "{}",
-        "{a=1}",
-        "[[1]]",
-        "[{}]",
-        "2026-01-01",
-        "12:30:00",
-        "2026-01-01T00:00:00Z",
-    ]
-) | _HOSTILE_TEXT.map(json.dumps)
+_ANY_VALUE = st.sampled_from([
+    "true", "false", "0", "-1", "1", "2", "3", "7", "64", "1_000", "0x10", "1e-6", "0.5", "1.0", "2.5", "nan", "inf",
+    "-inf", "1e400", "9223372036854775808", "''", "'None'", "'adamw'", "[]", "[1]", "['q_proj']", "{}", "{a=1}",
+    "[[1]]", "[{}]", "2026-01-01", "12:30:00", "2026-01-01T00:00:00Z",
+]) | _HOSTILE_TEXT.map(json.dumps)  # fmt: skip
 
 
 def _number(key: Key) -> st.SearchStrategy[str]:
@@ -209,15 +177,15 @@ def moved_lines(draw: st.DrawFn) -> bytes:
     lines = SHIPPED.splitlines()
     for _ in range(draw(st.integers(1, 4))):
         at, to = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
-        deed = draw(st.integers(0, 3))
-        if deed == 0 and len(lines) > 1:
-            del lines[at]
-        elif deed == 1:
-            lines.insert(to, lines[at])
-        elif deed == 2:
-            lines[at], lines[to] = lines[to], lines[at]
-        else:
-            lines[at] = lines[at].replace("# ", "", 1)
+        match draw(st.integers(0, 3)):
+            case 0 if len(lines) > 1:
+                del lines[at]
+            case 1:
+                lines.insert(to, lines[at])
+            case 2:
+                lines[at], lines[to] = lines[to], lines[at]
+            case _:
+                lines[at] = lines[at].replace("# ", "", 1)
     return "\n".join(lines).encode()
 
 
@@ -227,15 +195,15 @@ def changed_bytes(draw: st.DrawFn) -> bytes:
     data = bytearray(SHIPPED.encode())
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))
-        deed = draw(st.integers(0, 3))
-        if deed == 0 and data:
-            data[at] = draw(st.integers(0, 255))
-        elif deed == 1:
-            data[at:at] = draw(st.binary(min_size=1, max_size=8))
-        elif deed == 2:
-            del data[at : at + draw(st.integers(1, 40))]
-        else:
-            del data[at:]
+        match draw(st.integers(0, 3)):
+            case 0 if data:
+                data[at] = draw(st.integers(0, 255))
+            case 1:
+                data[at:at] = draw(st.binary(min_size=1, max_size=8))
+            case 2:
+                del data[at : at + draw(st.integers(1, 40))]
+            case _:
+                del data[at:]
     return bytes(data)
 
 
@@ -262,13 +230,9 @@ def noise() -> st.SearchStrategy[bytes]:
 
 
 CLASSES: dict[str, Callable[[], st.SearchStrategy[bytes]]] = {
-    "careful": careful,
-    "wrong values": wrong_values,
-    "locked keys": locked_keys,
-    "misspelt keys": misspelt_keys,
-    "odd structures": odd_structures,
-    "moved lines": moved_lines,
-    "changed bytes": changed_bytes,
-    "encodings and sizes": encodings_and_sizes,
-    "noise": noise,
-}
+    make.__name__.replace("_", " "): make
+    for make in (
+        careful, wrong_values, locked_keys, misspelt_keys, odd_structures, moved_lines, changed_bytes,
+        encodings_and_sizes, noise,
+    )
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""A second opinion on an accepted train.toml, which shares no code with config.py, checks.py and values.py.
+"""A second opinion on an accepted train.toml, which shares no code with what accepted it.
 
 Only the tables are shared: which keys are open, their types, bounds and choices, and what is locked.
 """

@@ -1,24 +1,23 @@
 """A thousand mutated train.toml through the front door: each is valid, or one line and exit code 2.
 
 \b
-    uv run benchmarks/fuzz_config.py                 1,000 in this process and 30 as whole processes
-    uv run benchmarks/fuzz_config.py --seed 7        another thousand
+    uv run python -m tests.fuzz                 1,000 in this process and 30 as whole processes
+    uv run python -m tests.fuzz --seed 7        another thousand
 
-The mutants come from hypothesis, by class (toml_mutants.py). In this process they go through what run.py calls,
-up to the moment before an experiment would start (--dry-run); the 30 go through run.py with a stand-in for
-the process that trains (tests/stand_in_run.py), and those that are accepted train and are recorded.
+The mutants come from hypothesis, by class (mutants.py). In this process they go through what run.py calls, up to
+the moment before an experiment would start (--dry-run); the 30 go through run.py with a stand-in for the
+process that trains (tests/stand_in_run.py), and those that are accepted train and are recorded.
 
 Wrong is: an exception; another exit code than 0 or 2; a refusal of more or less than one printable line; a word on
 stdout at a refusal; a file that was changed, made or touched; and an accepted file that is not valid. Valid is
-judged here anew: every key open, of its type, in its bounds; no locked name; the rules between batch, group,
-lengths and steps; the same config after a rewrite; settings that both engines take as JSON.
+judged here anew (oracle.py): every key open, of its type, in its bounds; no locked name; the rules between batch,
+group, lengths and steps; the same config after a rewrite; settings that both engines take as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import subprocess
 import sys
@@ -36,13 +35,13 @@ import click
 import hypothesis
 from hypothesis import HealthCheck, Phase, configuration
 from hypothesis import strategies as st
-from machine import RESULTS, machine, write_result
-from toml_mutants import CLASSES
-from toml_oracle import doubts
 
+from benchmarks.machine import RESULTS, machine, write_result
 from nightshift import command
+from tests.checkouts import ROOT, git
+from tests.fuzz.mutants import CLASSES
+from tests.fuzz.oracle import doubts
 
-ROOT = Path(__file__).resolve().parents[1]
 MAX_LINE = 600
 MAX_FAILURES = 20
 _LINKS = ("nightshift", "environments", "models", "run.py")
@@ -79,19 +78,16 @@ def make_checkout(root: Path) -> None:
     root.mkdir()
     for name in _LINKS:
         (root / name).symlink_to(ROOT / name)
-    subprocess.run(["git", "init", "--quiet", "--initial-branch", "main"], cwd=root, check=True)
+    git(root, "init", "--quiet", "--initial-branch", "main")
 
 
 def files(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Size, time of writing and inode number of every file but train.toml."""
+    """Size, time of writing and inode number of every file but train.toml, and .git, whose time its locks move."""
     found = {}
-    for folder, folders, names in os.walk(root):
-        for path in (Path(folder, name) for name in (*folders, *names)):
-            status = path.lstat()
-            found[str(path.relative_to(root))] = (status.st_size, status.st_mtime_ns, status.st_ino)
-    del found["train.toml"]
-    found.pop(".git")  # its time moves with the lock files of git, its files are listed
-    return found
+    for path in root.rglob("*"):
+        status = path.lstat()
+        found[str(path.relative_to(root))] = (status.st_size, status.st_mtime_ns, status.st_ino)
+    return {name: state for name, state in found.items() if name not in ("train.toml", ".git")}
 
 
 def in_process(root: Path) -> Answer:
@@ -109,7 +105,7 @@ def in_process(root: Path) -> Answer:
 def as_process(root: Path) -> Answer:
     """run.py with the stand-in, a whole experiment."""
     program = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root)]
-    flags = ["--engine=trl", "--budget-seconds=1", "--max-runs=1"]
+    flags = ["--engine=trl", "--budget-seconds=1"]
     done = subprocess.run([*program, *flags], cwd=root, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -139,9 +135,7 @@ def try_one(root: Path, tally: Tally, ask: Callable[[Path], Answer], source: byt
     tally.slowest_seconds = max(tally.slowest_seconds, time.perf_counter() - began)
     is_accepted = answer[0] == 0
     wrong = complaint(answer)
-    changed = {name for name, state in files(root).items() if before.get(name) != state} | (
-        before.keys() - files(root).keys()
-    )
+    changed = {name for name, _ in before.items() ^ files(root).items()}
     if is_accepted and ask is as_process:
         changed = {name for name in changed if not name.startswith(("runs", "results.tsv"))}
     if changed or path.read_bytes() != source:
@@ -164,12 +158,9 @@ def _kind(line: str) -> str:
 def draw(strategy: st.SearchStrategy[bytes], num_cases: int, seed: int, take: Callable[[bytes], None]) -> None:
     """Hand so many files of a class to `take`; the same ones for the same seed."""
     settings = hypothesis.settings(
-        max_examples=num_cases,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
+        max_examples=num_cases, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )
+    )  # fmt: skip
 
     def case(source: bytes) -> None:
         take(source)
@@ -220,12 +211,7 @@ def table(tallies: Sequence[Tally]) -> str:
 @click.option("--cases", default=1000, show_default=True, type=click.IntRange(1), help="In this process.")
 @click.option("--processes", default=30, show_default=True, type=click.IntRange(0), help="As whole processes.")
 @click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=RESULTS / "fuzz_config.json",
-    help="The result as JSON.  [default: benchmarks/results/fuzz_config.json]",
-)
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "fuzz_config.json", help="Result as JSON.")
 def main(cases: int, processes: int, seed: int, output: Path) -> None:
     """Fuzz, print the table, write the result; exit code 1 when anything is wrong."""
     kind = machine()
@@ -249,7 +235,7 @@ def main(cases: int, processes: int, seed: int, output: Path) -> None:
         ],
     }
     flags = f"--cases {cases} --processes {processes} --seed {seed}"
-    write_result(output, f"uv run benchmarks/fuzz_config.py {flags}", figures, kind)
+    write_result(output, f"uv run python -m tests.fuzz {flags}", figures, kind)
     print(table(tallies))
     for found in figures["wrong"]:
         print(f"WRONG {found['class']}: {found['cause']}\n  {found['file'][:300]}", file=sys.stderr)

@@ -7,16 +7,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from fault_matrix import Fault
+from tests.checkouts import git
+from tests.faults.matrix import Fault
+from tests.faults.scenario import BRANCH
 
-BRANCH = "autoresearch/faults"
 BALLAST = "ballast"  # beside the checkout, on its small file system
-
-
-def git(root: Path, *arguments: str) -> str:
-    """git as a user would call it, with an identity; its stdout."""
-    identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@localhost", "-c", "gc.auto=0")
-    return subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def do(fault: Fault, root: Path) -> bool:
@@ -25,17 +20,17 @@ def do(fault: Fault, root: Path) -> bool:
         case "disk full":
             _fill(root.parent / BALLAST, 1024 * int(fault.failure.split()[0]))
         case "folder read-only":
-            folder = _place(root, fault.victim)
+            folder = place(root, fault.victim)
             if folder is None or not folder.is_dir():
                 return False
             _set_read_only(folder, True)
         case "git state changed":
-            _change_git(root, fault.failure)
+            change_git(root, fault.failure)
         case _ if fault.failure:
-            path = _place(root, fault.victim)
+            path = place(root, fault.victim)
             return path is not None and damage(path, fault.failure)
         case _:
-            _leave_stray(root, fault.victim)
+            _bring_uninvited(root, fault.victim)
     return True
 
 
@@ -51,7 +46,7 @@ def undo(fault: Fault, root: Path) -> None:
                 for each in (folder, *folder.glob("run-*/")):
                     _set_read_only(each, False)
         case "git state changed":
-            _restore_git(root, fault.failure)
+            restore_git(root, fault.failure)
         case _:
             for path in (root / "train.toml", root / "results.tsv", root / "runs" / ".lock"):
                 if path.is_symlink():
@@ -91,11 +86,13 @@ def last_run(root: Path) -> Path | None:
     return max((p for p in (root / "runs").glob("[0-9]*") if p.is_dir()), default=None)
 
 
-def _place(root: Path, name: str) -> Path | None:
-    if "LAST" not in name:
-        return root / name
+def place(root: Path, name: str) -> Path | None:
+    """The path of a victim: LAST is the last experiment, and a pattern means the first file that it fits."""
     last = last_run(root)
-    return None if last is None else root / name.replace("LAST", last.name)
+    name = name.replace("LAST", last.name if last else "LAST")
+    if "LAST" in name:
+        return None
+    return next(root.glob(name), None) if "*" in name else root / name
 
 
 def _remove(path: Path) -> None:
@@ -122,7 +119,7 @@ def _set_read_only(path: Path, is_read_only: bool) -> None:
         path.chmod(0o555 if is_read_only else 0o755)
 
 
-def _change_git(root: Path, how: str) -> None:
+def change_git(root: Path, how: str) -> None:
     folder = root / ".git"
     match how:
         case "index locked" | "HEAD locked":
@@ -150,7 +147,7 @@ def _change_git(root: Path, how: str) -> None:
             raise ValueError(f"no such state of git: {how}")
 
 
-def _restore_git(root: Path, how: str) -> None:
+def restore_git(root: Path, how: str) -> None:
     folder = root / ".git"
     match how:
         case "index locked" | "HEAD locked":
@@ -170,7 +167,7 @@ def _restore_git(root: Path, how: str) -> None:
             (root / ".git-away").rename(folder)
 
 
-def _leave_stray(root: Path, what: str) -> None:
+def _bring_uninvited(root: Path, what: str) -> None:
     """Things in runs/ and results.tsv that no experiment put there."""
     (root / "runs").mkdir(exist_ok=True)
     match what:
@@ -182,4 +179,4 @@ def _leave_stray(root: Path, what: str) -> None:
             with (root / "results.tsv").open("a") as file:
                 file.write("\t0.9\t\tkeep\tmine\t0099" + ("\n" if what == "a row too many" else ""))
         case _:
-            raise ValueError(f"no such stray: {what}")
+            raise ValueError(f"no such thing: {what}")

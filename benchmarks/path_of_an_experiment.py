@@ -1,0 +1,143 @@
+"""How much code one experiment runs through: the files of nightshift/ and environments/ that enter a function body.
+
+\b
+    uv run benchmarks/path_of_an_experiment.py                     this checkout, a minute
+    uv run benchmarks/path_of_an_experiment.py --checkout DIR      another commit, measured by the same command
+
+A copy of the checkout with an environment of its own runs two real experiments of the trl engine on a campaign branch:
+a baseline with a poor learning rate, and a better one, which is kept. Every Python process of the second is
+watched by sys.setprofile from its start, by a .pth file in that environment; a file counts when a named function or a
+lambda of it is entered, and not when it is only imported. What is entered is written down at once, so that
+processes that are killed tell it too. A file's lines are all of its lines.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests import checkouts  # noqa: E402
+
+BRANCH = "autoresearch/path"
+POOR, BETTER = 3e-7, 3e-6
+FOLDERS = ("nightshift", "environments")
+# Written to the site-packages of the copy; @PLACES@ are the watched folders, @OUTPUT@ is where a process tells.
+WATCH = """
+import os, sys, threading
+_PLACES, _OUTPUT = @PLACES@, @OUTPUT@
+_done = set()
+
+def _tell(line):
+    with open(os.path.join(_OUTPUT, str(os.getpid())), "a") as file:
+        file.write(line + "\\n")
+
+def _entered(frame, event, argument):
+    code = frame.f_code
+    name = code.co_filename
+    if event != "call" or name in _done:
+        return
+    if not name.startswith(_PLACES):
+        _done.add(name)
+    # Bodies of modules and classes are not optimized; comprehensions belong to what they stand in.
+    elif code.co_flags & 1 and (code.co_name == "<lambda>" or code.co_name[0] != "<"):
+        _done.add(name)
+        _tell(name)
+
+_tell("# " + " ".join(sys.orig_argv))
+threading.setprofile(_entered)
+sys.setprofile(_entered)
+"""
+
+
+def make_checkout(source: Path, root: Path, output: Path) -> None:
+    """A copy of `source` on a campaign branch, whose Python processes are watched."""
+    checkouts.copy_project(root, source)
+    submit(root, POOR)
+    checkouts.make_environment(root)
+    packages = checkouts.site_packages(root)
+    places = tuple(f"{root / folder}/" for folder in FOLDERS)
+    code = WATCH.replace("@PLACES@", repr(places)).replace("@OUTPUT@", repr(str(output)))
+    (packages / "path_watch.py").write_text(code)
+    (packages / "path_watch.pth").write_text("import path_watch\n")
+    checkouts.commit_all(root, BRANCH)
+
+
+def submit(root: Path, rate: float) -> None:
+    """A train.toml with that learning rate."""
+    text = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {rate!r}\n"
+    (root / "train.toml").write_text(text)
+
+
+def experiment(root: Path, budget_seconds: float) -> str:
+    """Run one; the summary that it prints."""
+    command = [checkouts.python(root), "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"run.py ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def entered(root: Path, output: Path) -> dict[str, set[str]]:
+    """Of each file that was entered, the programs that did: names of scripts."""
+    found: dict[str, set[str]] = {}
+    for path in output.iterdir():
+        program = ""
+        for line in path.read_text().splitlines():
+            if line.startswith("# "):  # a process starts, or becomes another one by exec
+                program = next((Path(word).name for word in line.split() if word.endswith(".py")), line)
+            else:
+                found.setdefault(str(Path(line).relative_to(root)), set()).add(program)
+    return found
+
+
+def table(root: Path, files: Mapping[str, set[str]]) -> str:
+    """A line for each file, longest first, then the totals by folder and of all."""
+    lines = {name: len((root / name).read_text().splitlines()) for name in files}
+    longest_first = sorted(files, key=lambda name: (-lines[name], name))
+    rows = [f"{lines[name]:>6}  {name:<58}{', '.join(sorted(files[name]))}" for name in longest_first]
+    sums = [
+        f"{sum(lines[name] for name in chosen):>6}  {folder}: {len(chosen)} files"
+        for folder in FOLDERS
+        if (chosen := [name for name in files if name.startswith(f"{folder}/")])
+    ]
+    return "\n".join([*rows, "", *sums, f"{sum(lines.values()):>6}  all: {len(lines)} files"])
+
+
+@click.command(help=__doc__)
+@click.option("--checkout", type=click.Path(exists=True, file_okay=False, path_type=Path), default=ROOT)
+@click.option("--budget-seconds", default=10.0, show_default=True, type=click.FloatRange(1))
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The files and their lines as JSON.")
+def main(checkout: Path, budget_seconds: float, output: Path | None) -> None:
+    """Run both experiments, print what the second entered."""
+    with tempfile.TemporaryDirectory(prefix="path-") as name:
+        folder = Path(name).resolve()
+        root, told = folder / "checkout", folder / "told"
+        told.mkdir()
+        make_checkout(checkout.resolve(), root, told)
+        experiment(root, budget_seconds)
+        for path in told.iterdir():
+            path.unlink()
+        submit(root, BETTER)
+        summary = experiment(root, budget_seconds)
+        if "\ndecision:         keep\n" not in summary:
+            sys.exit(f"the better learning rate was not kept; try a longer --budget-seconds:\n{summary}")
+        files = entered(root, told)
+        print(table(root, files))
+        if output is not None:
+            lines = {name: len((root / name).read_text().splitlines()) for name in sorted(files)}
+            output.write_text(
+                json.dumps({"files": len(files), "lines": sum(lines.values()), "by_file": lines}, indent=1)
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Attempts on the ledger, on run.py's flags, and on an experiment while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from tests.cheats.attempt import Collection
+from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
+
+attempt = Collection("checkout")
+# Python, with `root` and `time` at hand, that stands between the process that trains and the harness: a FIFO in
+# place of the file with the answers of experiment 2.
+HIJACKER = """
+import json, os, sys
+while not (specs := list(root.glob('runs/0002/run-1/**/spec.json'))): time.sleep(0.002)
+path = specs[0].with_name('completions.jsonl'); os.mkfifo(path)
+sys.path += [str(root / 'environments' / name) for name in ('arithmetic', 'gsm8k')]
+from nightshift_arithmetic import data
+answers = [example.answer for example in data.load('selection', 1000)]
+path.read_text()
+line = lambda answer: json.dumps({'text': f'#### {answer}', 'num_tokens': 4, 'truncated': False}) + '\\n'
+path.write_text(''.join(map(line, answers)))
+"""
+_RISES_LITTLE = "the score that is reported for the incumbent rises by less than 0.02"
+
+
+@attempt("another budget", "refused")
+def other_budget(c: Checkout) -> Finding:
+    """Asks for --budget-seconds in mid-campaign."""
+    return c.hand_in("--budget-seconds=30")
+
+
+# On one core there is nothing else to bind it to.
+_if_two_cores = attempt if len(os.sched_getaffinity(0)) > 1 else Collection("checkout")
+
+
+@_if_two_cores("other hardware", "refused")
+def one_core(c: Checkout) -> Finding:
+    """Binds the harness to one core."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        return c.hand_in()
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@attempt("again until lucky", "harmless", _RISES_LITTLE)
+def again(c: Checkout) -> Finding:
+    """Repeats the incumbent with --again, four times."""
+    for _ in range(4):
+        ended = c.run("--again")
+        if ended.code != 0:
+            return Finding("unclear", ended.last_line)
+    before, now = c.believed()
+    told = f"the reported score went from {before:.4f} to {now:.4f} in {len(c.records()) - 1} repetitions, all recorded"
+    return Finding("harmless" if now - before < 0.02 else "succeeded", told)
+
+
+@attempt("forged description", "harmless", "one row, its own trailer, no escapes")
+def forged_description(c: Checkout) -> Finding:
+    """Writes tabs, newlines, a git trailer and escapes into -m."""
+    c.submit(BETTER)
+    said = "better\tkeep\n0009\t0.99\n\nNightshift-Run: 0099\n\x1b[2J\u202eforged"
+    ended = c.run("-m", said)
+    rows = (c.root / "results.tsv").read_text().split("\n")
+    trailer = c.git("log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip()
+    is_whole = len(rows) == 4 and len({row.count("\t") for row in rows[:3]}) == 1 and trailer == "0002"
+    is_plain = "\x1b" not in ended.stdout and "\x1b" not in rows[2]
+    outcome = "harmless" if ended.code == 0 and is_whole and is_plain else "succeeded"
+    return Finding(outcome, f"one row of {rows[0].count(chr(9)) + 1} cells, one trailer: {trailer}")
+
+
+@attempt("forged results.tsv", "harmless", "the row is right after the next experiment")
+def forged_tsv(c: Checkout) -> Finding:
+    """Writes 0.99 into the score of a row."""
+    path = c.root / "results.tsv"
+    honest = path.read_text()
+    cells = honest.splitlines()[1].split("\t")
+    cells[1] = "0.99"
+    path.write_text("\n".join([honest.splitlines()[0], "\t".join(cells)]) + "\n")
+    finding = c.hand_in()
+    is_right = path.read_text().startswith(honest)
+    return finding if is_right else Finding("succeeded", "the forged score still stands after the next experiment")
+
+
+@attempt("linked results.tsv", "harmless", "that file's bytes")
+def linked_tsv(c: Checkout) -> Finding:
+    """Makes results.tsv a link to another file of the person, symbolic and hard."""
+    path = c.root / "results.tsv"
+    for make, text in ((Path.symlink_to, CANDIDATE), (Path.hardlink_to, BETTER)):
+        precious = c.outside / f"{make.__name__}.txt"
+        precious.write_text(before := path.read_text())
+        path.unlink()
+        make(path, precious)
+        c.submit(text)
+        ended = c.run()
+        if ended.code != 0 or precious.read_text() != before:
+            return Finding("succeeded" if ended.code == 0 else "unclear", f"{make.__name__}: written through")
+    return Finding("harmless", "symbolic and hard link: replaced, not written through")
+
+
+@attempt("premade folders", "harmless")
+def premade_folders(c: Checkout) -> Finding:
+    """Forges the folders of the experiments to come, with what a run writes."""
+    forged = c.root / "runs" / "0002" / "run-1"
+    forged.mkdir(parents=True)
+    (forged / "evaluation.jsonl").write_text('{"score": 1.0}\n')
+    (c.root / "runs" / "0003").symlink_to(c.outside)
+    finding = c.hand_in()
+    return Finding(finding.outcome, f"{finding.evidence}; recorded as {c.records()[-1].number:04d}")
+
+
+@attempt("weakened incumbent", "refused")
+def weakened_incumbent(c: Checkout) -> None:
+    """Makes the stored train.toml of the incumbent worse, for the changes that build on it."""
+    path = c.root / "runs" / "0001" / "train.toml"
+    path.write_text(path.read_text().replace("6e-7", "1e-9"))
+
+
+@attempt("trainer edited in flight", "named", "the experiment is a crash that names the file")
+def edited_in_flight(c: Checkout) -> Finding:
+    """Replaces the process that trains between the two runs of a baseline."""
+    c.git("switch", "--quiet", "--create", "autoresearch/in-flight")
+    evil = (c.root / TRAINER).read_text().replace("return 0.20 +", "return 0.90 +")
+    code = (
+        "while not list(root.glob('runs/0002/run-1/**/evaluation.jsonl')): time.sleep(0.002)\n"
+        f"(root / {TRAINER!r}).write_text({evil!r})\n"
+    )
+    with c.beside(code):
+        ended = c.run()
+    last = c.records()[-1]
+    why = last.judgement.why if last.judgement else ""
+    if ended.code == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
+        return Finding("named", f"crash: {why}")
+    return Finding("succeeded" if ended.code == 0 else "unclear", f"{c.result()}: {ended.last_line}")
+
+
+@attempt("answers replaced in flight", "not defended")
+def answers_in_flight(c: Checkout) -> Finding:
+    """Leaves a process running that rewrites the policy's answers."""
+    with c.beside(HIJACKER):
+        return c.hand_in()
+
+
+@attempt("forged record", "not defended")
+def forged_record(c: Checkout) -> Finding:
+    """Rewrites the scores of the incumbent's record to 0, so that anything beats it."""
+    path = c.root / "runs" / "0001" / "record.json"
+    data = json.loads(path.read_text())
+    for run in data["runs"]:
+        run["evaluation"] |= {"scores": [0.0] * len(run["evaluation"]["scores"]), "eval_score": 0.0}
+    data["judgement"]["incumbent_score"] = 0.0
+    path.write_text(json.dumps(data))
+    c.submit(CANDIDATE.replace("6e-7", "1e-7"))  # worse: without the forgery it is discarded
+    ended = c.run()
+    verdict, score = c.result()
+    outcome = "succeeded" if verdict == "keep" else "refused"
+    return Finding(outcome, f"exit {ended.code}: {verdict} at {score} against a baseline forged to 0")
+
+
+@attempt("deleted record", "not defended")
+def deleted_record(c: Checkout) -> Finding:
+    """Deletes the last experiment, a discard, and runs it again: its row goes by itself, and its number comes again."""
+    c.hand_in()
+    shutil.rmtree(c.root / "runs" / "0002")
+    c.submit(CANDIDATE)
+    ended = c.run()
+    numbers = [r.number for r in c.records()]
+    outcome = "succeeded" if ended.code == 0 and numbers == [1, 2] else "refused"
+    return Finding(outcome, f"experiments {numbers}: {ended.last_line}")

@@ -1,0 +1,105 @@
+"""Throw-away checkouts of this project: files, an environment as uv makes it, git, and what is left running there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+# What an experiment needs of the project.
+NAMES = (
+    *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
+    *("nightshift", "environments", "models"),
+)
+
+
+def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+    """git as a user would call it, with an identity; its stdout."""
+    identity = ("-c", "user.name=Tester", "-c", "user.email=tester@localhost", "-c", "gc.auto=0")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=root, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def copy_project(target: Path, source: Path = ROOT, names: Sequence[str] = NAMES) -> None:
+    """The files below `names` as they stand in `source`, also those that nobody committed yet, but no ignored ones."""
+    listed = git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *names)
+    for name in listed.split("\0"):
+        if name and (source / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name)
+
+
+def commit_all(root: Path, branch: str, message: str = "the harness that was agreed") -> None:
+    """Make a repository of the checkout: everything on main, and a campaign branch that begins there."""
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", message)
+    git(root, "switch", "--quiet", "--create", branch)
+
+
+def make_environment(root: Path) -> None:
+    """`.venv` as uv makes it: the project's packages by .pth files, the libraries borrowed from ours."""
+    folder = root / ".venv"
+    venv.create(folder, symlinks=True, with_pip=False)
+    packages = site_packages(root)
+    paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
+    for name, path in paths.items():
+        (packages / f"{name}.pth").write_text(path + "\n")
+    program = folder / "bin" / "nightshift"
+    program.write_text(f"#!{folder}/bin/python\nfrom nightshift.cli import main\nmain()\n")
+    program.chmod(0o755)
+
+
+def python(root: Path) -> str:
+    """The interpreter of a checkout's own environment."""
+    return f"{root}/.venv/bin/python"
+
+
+def site_packages(root: Path) -> Path:
+    """Of a checkout's own environment."""
+    return next((root / ".venv" / "lib").glob("python*/site-packages"))
+
+
+def clone(folder: Path, branch: str) -> Path:
+    """A clone of this project's last commit, on a campaign branch."""
+    subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
+    git(folder, "switch", "--quiet", "--create", branch)
+    return folder
+
+
+def leftovers(*folders: Path) -> list[psutil.Process]:
+    """Living processes, but this one and its parents, that work in one of the folders or name it."""
+    ours = {psutil.Process(), *psutil.Process().parents()}  # a command line above us may name the checkout
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process not in ours and process.status() != psutil.STATUS_ZOMBIE:
+                places = "/ ".join([process.cwd(), *process.cmdline()]) + "/"
+                if any(f"{folder}/" in places for folder in folders):
+                    found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], object], within_seconds: float = 30.0) -> bool:
+    """Poll until it is true; False if it does not come to pass."""
+    deadline = time.monotonic() + within_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def names_no_place(path: Path) -> bool:
+    """True if a file tells nothing of the folders of this machine."""
+    text = path.read_text()
+    return not any(str(place) in text for place in (ROOT, path.parent, Path.home()))

@@ -1,0 +1,200 @@
+"""One fault played: struck in a fresh checkout, set right as a person would, and followed by the next experiment."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nightshift.engines.prime_rl.ports import free_ports
+from tests import integrity
+from tests.checkouts import leftovers
+from tests.faults import actions, head, real_engine, scenario
+from tests.faults.head import Clock, World
+from tests.faults.matrix import EVENTS, REAL, Fault
+
+DISK_SIZE = "300m"  # the engine asks for 200 MB
+HANG_DEADLINE_SECONDS = 3.0
+PRIME_RL_DEADLINE_SECONDS = 30.0
+IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file damaged in flight", "git state changed")
+
+Row = dict[str, Any]
+Codes = list[int | None]
+
+
+def play(fault: Fault, slot: Path, templates: Path) -> Row:
+    """One fault, from a fresh checkout to the next experiment; its row."""
+    began = time.monotonic()
+    disk = _mounted(slot / "disk") if fault.family == "disk full" else None
+    if fault.family == "disk full" and disk is None:
+        return asdict(fault) | {"skipped": "mounting a small file system needs root"}
+    root = (disk or slot) / "checkout"
+    if fault.family == REAL:
+        real_engine.set_up(templates / "real" / "clone", root)
+        codes, is_struck = real_engine.strike(fault, root)
+    else:
+        scenario.set_up(fault.scenario, templates, root)
+        codes, is_struck = _strike(fault, root, slot / "struck")
+    gone_seconds = scenario.seconds_until_gone(root)
+    said = (root.parent / "stderr").read_text()
+    found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
+    found += ["a traceback"] if "Traceback" in said else []
+    found += ["it hung"] if None in codes else []
+    found += [f"processes were left: {fault.failure}"] if gone_seconds is None else []
+    record = next((r for r in reversed(scenario.readable(root))), None)
+    if fault.family in IN_THE_WORLD and is_struck:
+        actions.undo(fault, root)
+    complete = real_engine.complete if fault.family == REAL else head.complete
+    told, after = scenario.next_experiment(root, fault.scenario, complete)
+    found += after + integrity.problems(root, gaps=_destroys(fault, told), foreign=_commits(fault))
+    return asdict(fault) | {
+        "struck": is_struck,
+        "exit_codes": codes,
+        "record": None if record is None else f"{record.status} {record.failure or ''}".strip(),
+        "told": told,
+        "problems": found,
+        "said": said.splitlines()[-1:] if found else [],
+        "gone_seconds": gone_seconds,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
+    """Run the experiment with the fault in it: exit codes of the run.py, and whether the moment came."""
+    struck.unlink(missing_ok=True)
+    flags, world = scenario.flags_of(fault.scenario), World()
+    if fault.family == "two run.py at once":
+        pids = [head.start(root, flags)]
+        time.sleep(float(fault.failure.split()[1]))
+        pids += [head.start(root, flags, World(output=name)) for name in ("-2", "-3")]
+        return [head.finish(pid) for pid in pids], True
+    if fault.scenario == "prime-rl":
+        world = replace(world, deadline_seconds=PRIME_RL_DEADLINE_SECONDS)
+        scenario.install_prime_rl(root)
+    if fault.family.startswith("prime-rl"):
+        return _strike_prime_rl(fault, root, world)
+    if fault.moment == "before":
+        is_struck = actions.do(fault, root)
+        return [head.complete(root, flags)], is_struck
+    if fault.moment in EVENTS:
+        order = {"event": fault.moment, "victim": fault.victim, "failure": fault.failure}
+        (root / "fault.json").write_text(json.dumps(order))
+        if fault.family == "trainer hangs" or fault.failure == "closed pipe":
+            world = replace(world, deadline_seconds=HANG_DEADLINE_SECONDS)
+        code = head.complete(root, flags, world)
+        is_struck = not (root / "fault.json").exists()
+        (root / "fault.json").unlink(missing_ok=True)
+        return [code], is_struck
+    clock = Clock()
+    strike = _at(fault.moment, struck, partial(_act, fault, root, clock))
+    codes = [head.complete(root, flags, replace(world, strike=strike, clock=clock))]
+    if fault.family == "run.py killed twice":
+        scenario.seconds_until_gone(root)
+        ordinal, total = int(fault.failure.split()[5]), iter(range(1, 1_000_000))
+        again = World(strike=lambda step, number: os.kill(os.getpid(), 9) if next(total) == ordinal else None)
+        codes.append(head.complete(root, flags, again))
+    return codes, struck.exists()
+
+
+def _at(moment: str, struck: Path, act: Callable[[], bool]) -> head.Strike:
+    """Act once, before the file operation that the moment names."""
+    step, _, ordinal = moment.rpartition(" ")
+
+    def strike(now: str, number: int) -> None:
+        if (now, number) == (step, int(ordinal)):
+            struck.touch()
+            if not act():
+                struck.unlink()
+
+    return strike
+
+
+def _act(fault: Fault, root: Path, clock: Clock) -> bool:
+    """In run.py itself, at the moment; False if there was nothing to strike at."""
+    if fault.family == "file operation refused":
+        number = getattr(errno, fault.failure)
+        raise OSError(number, os.strerror(number))
+    if fault.family == "clock jump":
+        clock.jump_seconds = float(fault.failure.split()[0])
+        return True
+    if fault.family in IN_THE_WORLD:
+        return actions.do(fault, root)
+    os.kill(os.getpid(), signal.Signals[fault.failure.partition(",")[0]])
+    return True
+
+
+def _strike_prime_rl(fault: Fault, root: Path, world: World) -> tuple[Codes, bool]:
+    """Stand-in programs that misbehave, that get a signal, or whose port is taken."""
+    flags = scenario.flags_of(fault.scenario)
+    if fault.victim == "stand-in programs":
+        scenario.install_prime_rl(root, fault.failure, int(fault.moment.split()[1]))
+        codes = [head.complete(root, flags, world)]
+        scenario.install_prime_rl(root)
+        return codes, True
+    if fault.family == "prime-rl port taken":
+        ports = free_ports()
+        with socket.create_server(("127.0.0.1", getattr(ports, fault.failure))):
+            return [head.complete(root, flags, replace(world, ports=ports))], True
+    pid = head.start(root, flags, world)
+    victim = _wait_for_program(fault, root, pid)
+    if victim is not None:
+        victim.send_signal(signal.Signals[fault.failure])
+    return [head.finish(pid)], victim is not None
+
+
+def _wait_for_program(fault: Fault, root: Path, pid: int) -> psutil.Process | None:
+    """The process to strike, once its moment has come; None if run.py ended before."""
+    stable = f"runs/*/run-1/**/prime-rl/broadcasts/step_{fault.moment.split()[-1]}/STABLE"
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        there = fault.moment == "starting" or any(root.glob(stable))
+        if there and fault.victim == "run.py":
+            return psutil.Process(pid)
+        for process in leftovers(root) if there else ():
+            words = process.cmdline()
+            if fault.victim in words and any("stand_in_prime_rl" in word for word in words):
+                return process
+        time.sleep(0.01)
+    return None
+
+
+def _expected(fault: Fault, is_struck: bool) -> set[int]:
+    """Exit codes that a fault may lead to: 0 to 2 as documented, 130 if asked to stop, minus the signal if killed."""
+    name = fault.failure.partition(",")[0]
+    is_at_run = "run.py" in fault.victim and name.startswith("SIG") and name != "SIGSTOP"
+    if not is_struck or not is_at_run:
+        return {0, 1, 2}
+    number = -int(signal.Signals[name])
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
+    return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
+
+
+def _destroys(fault: Fault, told: Sequence[str]) -> bool:
+    """True if a whole experiment may be missing afterwards."""
+    is_folder = fault.victim.startswith("runs/") and "." not in fault.victim.partition("/")[0]
+    return is_folder or "move the damaged record away" in told
+
+
+def _commits(fault: Fault) -> bool:
+    """True if somebody else committed to the branch."""
+    is_state = fault.family == "git state changed" and "committed" in fault.failure
+    return is_state or fault.scenario.endswith("committed")
+
+
+def _mounted(folder: Path) -> Path | None:
+    """An empty file system of 300 MB at `folder`; None where that is not allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "tmpfs", str(folder)]
+    return folder if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None

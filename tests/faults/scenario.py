@@ -1,0 +1,161 @@
+"""A throw-away checkout in mid-campaign in which a scenario is played, and what an agent does there afterwards."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.records import Record
+from tests import checkouts, stand_in_prime_rl
+from tests.checkouts import git
+from tests.faults import head
+from tests.faults.head import World
+from tests.faults.matrix import SCENARIOS, Moments
+
+BRANCH = "autoresearch/faults"
+FLAGS = ("--engine", "trl", "--budget-seconds", "1")
+REAL_FLAGS = ("--engine", "trl", "--budget-seconds", "20")
+PRIME_RL_FLAGS = ("--engine", "prime-rl", "--budget-seconds", "20")
+RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "prime-rl": 3e-6}
+NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
+GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a busy machine
+IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "fault.json")
+
+Run = Callable[[Path, tuple[str, ...]], int | None]  # one run.py from start to end: its exit code
+
+
+def config_of(rate: float, max_steps: int = 3) -> bytes:
+    """A train.toml that ends after so many steps."""
+    orchestrator = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n"
+    return f"max_steps = {max_steps}\n{orchestrator}[trainer.optim]\nlr = {rate!r}\n".encode()
+
+
+def make_templates(folder: Path) -> Moments:
+    """`folder`/baseline and `folder`/campaign, to be copied for each fault; and the moments of every scenario."""
+    baseline, campaign = folder / "baseline", folder / "campaign"
+    baseline.mkdir(parents=True)
+    for name in ("models", "environments", "nightshift"):  # copies: an edit during the hours is not a fault
+        shutil.copytree(checkouts.ROOT / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (baseline / name).symlink_to(folder / "code" / name)
+    (baseline / "harness.py").write_text("MEASURES = True\n")
+    (baseline / "program.md").write_text("Be tireless.\n")
+    (baseline / ".gitignore").write_text("\n".join(IGNORED) + "\n")
+    (baseline / "train.toml").write_bytes(config_of(RATES["baseline"]))
+    checkouts.commit_all(baseline, BRANCH)
+    shutil.copytree(baseline, campaign, symlinks=True)
+    if head.complete(campaign, FLAGS) != 0:
+        sys.exit(f"the baseline failed: {(folder / 'stderr').read_text()}")
+    return {scenario: _moments(scenario, folder) for scenario in SCENARIOS}
+
+
+def _moments(scenario: str, folder: Path) -> list[tuple[str, int]]:
+    """The file operations of a scenario that nothing disturbs."""
+    root = set_up(scenario, folder, folder / "moments" / "checkout")
+    counts: Counter[str] = Counter()
+    path = folder / "moments.json"
+
+    def count(step: str, number: int) -> None:
+        counts[step] = number
+        path.write_text(json.dumps(counts))
+
+    if head.complete(root, flags_of(scenario), World(strike=count)) not in (0, 1):
+        sys.exit(f"scenario {scenario!r} failed: {(root.parent / 'stderr').read_text()}")
+    return sorted(json.loads(path.read_text()).items())
+
+
+def set_up(scenario: str, templates: Path, root: Path) -> Path:
+    """A fresh checkout at `root` in which the scenario can be played."""
+    subprocess.run(["chattr", "-R", "-f", "-i", str(root.parent)], capture_output=True, check=False)
+    shutil.rmtree(root, ignore_errors=True)
+    (root.parent / "temporary").mkdir(parents=True, exist_ok=True)
+    kind = scenario.partition(",")[0]
+    shutil.copytree(templates / ("baseline" if kind in ("baseline", "prime-rl") else "campaign"), root, symlinks=True)
+    if kind == "prime-rl":
+        (root / "train.toml").write_bytes(config_of(RATES[kind], max_steps=4))
+        git(root, "commit", "--quiet", "--all", "-m", "a prime-rl config")
+    elif kind in ("better", "worse"):
+        (root / "train.toml").write_bytes(config_of(RATES[kind]))
+        if scenario.endswith("committed"):
+            git(root, "commit", "--quiet", "--all", "-m", "I commit first")
+    return root
+
+
+def flags_of(scenario: str) -> tuple[str, ...]:
+    """The flags of the experiment in a scenario."""
+    flags = {"prime-rl": PRIME_RL_FLAGS, "real": REAL_FLAGS}.get(scenario, FLAGS)
+    return (*flags, "--again") if scenario == "again" else flags
+
+
+def install_prime_rl(root: Path, fault: str | None = None, step: int = 1) -> None:
+    """The stand-in programs beside the checkout, and what they do wrong."""
+    folder = root.parent / "prime-rl"
+    shutil.rmtree(folder, ignore_errors=True)
+    made = stand_in_prime_rl.installation(folder, head.PRIME_RL_RULES)
+    stand_in_prime_rl.misbehave(made.venv, fault, step)
+
+
+def seconds_until_gone(root: Path) -> float | None:
+    """Until no process of the checkout is left; None if some stay, and are killed."""
+    began = time.monotonic()
+    if checkouts.wait_for(lambda: not checkouts.leftovers(root.parent), GONE_SECONDS):
+        return time.monotonic() - began
+    for process in checkouts.leftovers(root.parent):
+        process.kill()
+    return None
+
+
+def next_experiment(root: Path, scenario: str, complete: Run) -> tuple[list[str], list[str]]:
+    """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
+    told: list[str] = []
+    is_first = not any(r.status in ("keep", "discard") for r in readable(root))
+    source = git(root, "show", "HEAD:train.toml").encode() if is_first or scenario == "prime-rl" else None
+    flags = flags_of("baseline" if scenario == "again" else scenario)
+    if scenario == "prime-rl":
+        flags = (*flags, "--again")
+    for rate in NEXT_RATES:
+        (root / "train.toml").write_bytes(source or config_of(rate))
+        code = complete(root, flags)
+        said = (root.parent / "stderr").read_text()
+        if code == 0:
+            return told, ["Traceback" for _ in range("Traceback" in said)]
+        if moved := re.search(r"[Mm]ove (\S+) out of runs/", said):
+            told.append("move the damaged record away")
+            folder = Path(moved[1])
+            folder.rename(root.parent / f"moved-{folder.name}-{random.getrandbits(32):x}")
+        elif put_back := re.search(r"Put it back: git show (\S+) > (\S+)", said):
+            told.append("put the record's train.toml back")
+            (root / put_back[2]).write_bytes(git(root, "show", put_back[1]).encode())
+        elif "Commit train.toml, or restore it" in said:
+            told.append("restore train.toml")
+            source = git(root, "show", "HEAD:train.toml").encode()
+        elif "differ from the branch point" in said:  # what was undone came before the branch point
+            told.append("restore the harness")
+            git(root, "revert", "--no-edit", "HEAD")
+        elif "already tried" in said:
+            told.append("repeat it with --again")
+            flags = (*flags, "--again")
+        else:
+            return told, [f"the next experiment ended with {code}: {_why(root) or said.splitlines()[-1:]}"]
+    return told, [f"no experiment was measured in {len(NEXT_RATES)} tries"]
+
+
+def _why(root: Path) -> str:
+    """The cause that the summary gives."""
+    lines = (root.parent / "stdout").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("why:")), "")
+
+
+def readable(root: Path) -> list[Record]:
+    try:
+        return Ledger(root).records()
+    except Exception:  # a damaged record: whoever runs next is told
+        return []

@@ -1,0 +1,105 @@
+"""A dozen of the faults, and that the check of what they left can fail; the whole is marked slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from tests import integrity
+from tests.campaigns import campaign
+from tests.checkouts import ROOT, git
+from tests.faults import actions
+from tests.faults.matrix import FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
+from tests.faults.scenario import BRANCH
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
+MOMENTS = {scenario: [("admit", 3), ("settle", 2)] for scenario in SCENARIOS}
+DOZEN = (
+    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "trainer killed",
+    "trainer exits", "trainer talks nonsense", "watchdog killed or stopped", "file damaged in flight", "clock jump",
+    "two run.py at once", "git state changed",
+)  # fmt: skip
+
+
+def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.faults", "--folder", str(folder / "scratch"), *flags]
+    command += ["--output", str(folder / "result.json")]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_dozen_faults_leave_nothing_and_are_not_played_twice(tmp_path: Path) -> None:
+    flags = ("--num", str(len(DOZEN)), *[word for family in DOZEN for word in ("--only", family)])
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [row["family"] for row in result["families"]] == [name for name in FAMILIES if name in DOZEN]
+    assert sum(row["faults"] for row in result["families"]) == result["num"] == len(DOZEN)
+    assert sum(row["struck"] for row in result["families"]) >= len(DOZEN) - 2  # a moment may not come
+    assert result["findings"] == []
+    finished = (tmp_path / "scratch" / "faults-0.jsonl").read_bytes()
+    assert run(tmp_path, *flags).returncode == 0
+    assert (tmp_path / "scratch" / "faults-0.jsonl").read_bytes() == finished
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * 3600)
+def test_a_thousand_faults_leave_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_faults_are_drawn_by_seed_from_every_family() -> None:
+    faults = [draw(number, 0, MOMENTS) for number in range(1000)]
+    assert faults == [draw(number, 0, MOMENTS) for number in range(1000)]
+    assert faults != [draw(number, 1, MOMENTS) for number in range(1000)]
+    assert {fault.family for fault in faults} == set(FAMILIES)
+    assert sum(fault.family == REAL for fault in faults) == 1000 // REAL_EVERY
+
+
+def break_tsv(root: Path) -> None:
+    (root / "results.tsv").write_text((root / "results.tsv").read_text().replace("idea 2", "idea 9"))
+
+
+def open_a_record(root: Path) -> None:
+    path = root / "runs" / "0002" / "record.json"
+    path.write_text(path.read_text().replace('"status": "keep"', '"status": "started"'))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (break_tsv, "results.tsv is not what the records say"),
+        (open_a_record, "0002 is open"),
+        (lambda root: (root / "runs/0002/run-1/weights").mkdir(parents=True), "left behind: runs/0002/run-1/weights"),
+        (lambda root: (root / "runs/0001/.record.json.7.tmp").touch(), "left behind: runs/0001/.record"),
+        (lambda root: (root / "runs/0002").rename(root / "runs/0003"), "numbers are not 1, 2, 3"),
+        (lambda root: (root / "untracked.txt").touch(), "git status"),
+        (lambda root: git(root, "commit", "--allow-empty", "-m", "x\n\nNightshift-Run: 0002\n"), "kept nothing"),
+    ],
+)
+def test_the_check_finds_what_is_wrong(checkout: Path, spoil: Callable[[Path], object], finding: str) -> None:
+    campaign(Ledger(checkout), ["3e-5"], branch="autoresearch/test")
+    (checkout / "train.toml").write_bytes(Ledger(checkout).source(1))
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    assert integrity.problems(checkout) == []
+    spoil(checkout)
+    found = integrity.problems(checkout)
+    assert any(finding in problem for problem in found), found
+
+
+def test_what_is_done_to_git_is_undone(checkout: Path) -> None:
+    git(checkout, "branch", "-m", BRANCH)
+    before = git(checkout, "for-each-ref") + git(checkout, "symbolic-ref", "HEAD") + git(checkout, "status")
+    reversible = ("index locked", "branch locked", "HEAD locked", "detached HEAD", "another branch", "branch renamed",
+                  "merge under way", "no repository")  # fmt: skip
+    for how in reversible:
+        actions.change_git(checkout, how)
+        actions.restore_git(checkout, how)
+        after = git(checkout, "for-each-ref") + git(checkout, "symbolic-ref", "HEAD") + git(checkout, "status")
+        assert after == before, how
