@@ -127,7 +127,8 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     """
     e2 = _SMOOTHING * belief.pairing_variance + (1 - _SMOOTHING) * observed_pairing
     belief = replace(belief, pairing_variance=e2)
-    share, prior, spread = _ideas(rules)
+    share, prior, sd = np.array(rules.ideas).T
+    prior, spread = prior * rules.prior_sd, (sd * rules.prior_sd) ** 2  # mean and variance of the effect, by kind
     mean, column = _at(belief.means, parent), _column(belief.covariance, parent)
     variance = _at(column, parent)
     innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., kinds), as the next six
@@ -222,12 +223,6 @@ def _diagnostics(candidate: Array, parent_runs: Array) -> dict[str, float]:
     if wins + losses:
         values["mcnemar_z"] = (wins - losses) / math.sqrt(wins + losses)
     return values
-
-
-def _ideas(rules: DecisionRules) -> tuple[Array, Array, Array]:
-    """(share, mean effect, variance of the effect) of each kind of idea, (kinds,)."""
-    share, mean, sd = np.array(rules.ideas).T
-    return share / share.sum(), mean * rules.prior_sd, (sd * rules.prior_sd) ** 2
 
 
 def _cdf(x: Array) -> Array:
