@@ -130,8 +130,9 @@ def _truth(values: dict[str, Any]) -> float:
 def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     source = _TEMPLATE.format(**values).encode()
     candidate, parent = parse(source), state.campaign.incumbent
-    diff = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
-    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in diff)
+    changes = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
+    lines = tuple(change.line for change in changes)
+    told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
     record = Record(
         number=0,
         status="started",

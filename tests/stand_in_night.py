@@ -22,7 +22,7 @@ from nightshift.night import begin, loop  # noqa: E402
 from nightshift.night import command as night_command  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
-from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)

@@ -23,14 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from nightshift.proposers.proposers import Context, TpeProposer
 
 from nightshift import console
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import used_keys
 from nightshift.night import state as states
 from nightshift.night.loop import MAX_RETURNS, PROPOSAL_NAME
-from nightshift.setup import open_lab
+from nightshift.proposers import Context
+from nightshift.proposers.search import TpeProposer
+from nightshift.train_toml.config import parse
 from tests.checkouts import ROOT, clone, leftovers, wait_for
 from tests.night_checkout import problems
 

@@ -21,7 +21,6 @@ from nightshift.train_toml.config import ABSENT, Config, load, parse
 from nightshift.train_toml.diff import diff
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import ANY, KEYS, default, variants
-from nightshift.train_toml.locks import SOURCE
 from nightshift.train_toml.text import line_of
 from nightshift.train_toml.values import Kind
 
@@ -525,39 +524,6 @@ def test_a_config_cannot_be_changed() -> None:
 
 
 # -- for engines --------------------------------------------------------------------------------------
-
-
-def test_effective_adds_rules_and_variant_types() -> None:
-    parsed = parse(SMALL + b"[trainer.loss]\nkl_tau = 0\n")
-    merged = config.effective(parsed, {"model.name": "m", "inference.server.port": 1})
-    assert merged["trainer.optim.type"] == "adamw"
-    assert merged["trainer.loss.type"] == "default"
-    assert merged["model.name"] == "m"
-    assert "trainer.scheduler.type" not in merged
-    with pytest.raises(ValueError, match=r"trainer\.optim\.lr is open"):
-        config.effective(parsed, {"trainer.optim.lr": 1.0})
-
-
-def test_nested_is_what_toml_says() -> None:
-    text = SHIPPED.decode() + "\n[trainer.model.lora]\ntarget_modules = ['q_proj']\n[trainer.model.compile]\n"
-    nested = config.nested(parse(text.encode()).values)
-    document = tomllib.loads(text)
-    for switched_off in ("ac", "ac_offloading"):
-        assert document["trainer"]["model"].pop(switched_off) == "None"
-        assert nested["trainer"]["model"].pop(switched_off, 0) is None
-    assert nested == document
-
-
-def test_nested_puts_the_curriculum_into_every_source() -> None:
-    parsed = parse(SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n")
-    sources = [{"name": "a", "env": {"taskset": {"id": "x"}}}, {"name": "b"}]
-    nested = config.nested(config.effective(parsed, {SOURCE: sources}))
-    curriculum = {"gates": {"zero": {"type": "advantage_range", "reject_max": 0.1}}}
-    assert nested["orchestrator"]["train"]["source"] == [{**source, "curriculum": curriculum} for source in sources]
-    assert all("curriculum" not in source for source in sources)
-
-
-# -- rewriting ----------------------------------------------------------------------------------------
 
 
 def test_set_values_changes_a_value_and_nothing_else() -> None:

@@ -19,6 +19,7 @@ from nightshift.health.finding import Conditions, Finding, Severity, conditions_
 from nightshift.health.trends import trend
 from nightshift.metrics import Step, read_steps
 from nightshift.records import Evaluation, Outcome, Result, Training, Weights
+from nightshift.train_toml.keys import variants
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}

@@ -196,7 +196,7 @@ def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -
     source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")
     line = source.decode().split("\n").index(next(line for line in source.decode().split("\n") if "= 2049" in line)) + 1
     with pytest.raises(ConfigError, match=f"train.toml:{line}: .*= 2049: .*up to 2048 tokens.*Write .* = 2048 or less"):
-        effective(config.parse(source), RULES, PROMPT_TOKENS)
+        effective(parse(source), RULES, PROMPT_TOKENS)
 
 
 @pytest.mark.parametrize(("seeds", "changed"), [((1, 1), 0), ((1, 2), 2)])
