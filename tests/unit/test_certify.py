@@ -1,99 +1,64 @@
-"""certify, end to end on a real git checkout, with a stand-in for the training process."""
+"""certify, end to end on a real git checkout, with stand-ins for the pool and for the training process."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from nightshift.certify.looks import counted_looks
 from nightshift_arithmetic import data
 
-from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.plan import describe, make_plan
 from nightshift.certify.run import FIRST_SEED_INDEX, certify
-from nightshift.engines import ProgressCallback
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import Request, run_experiment
-from nightshift.git.repo import Repo
-from nightshift.records import Record, Side
+from nightshift.experiment import run_experiment
+from nightshift.records import Request
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.setup import Lab
+from nightshift.sealed import counted_looks
+from nightshift.setup import Setup
 from tests.conftest import git, living_children
+from tests.stand_in_setup import SEALED_TRAINER, SilentReporter, furnish, make_setup
 
-WORKER = Path(__file__).parents[1] / "stand_in_sealed_trainer.py"
-RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0)
 GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 
 
-class Notebook:
-    """A stand-in for the terminal; `on_note` lets a test act between the runs."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.on_note: Callable[[str], None] = lambda text: None
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        self.on_note(text)
-
-    def progress(self, record: Record, run_index: int, side: Side) -> ProgressCallback:
-        return lambda reading: None
-
-
 @pytest.fixture
-def notebook() -> Notebook:
-    return Notebook()
-
-
-@pytest.fixture
-def lab(checkout: Path, notebook: Notebook) -> Lab:
-    """A campaign whose baseline is poor and whose incumbent is good."""
-    model = checkout / "models" / "arithmetic-base"
-    model.mkdir(parents=True)
-    (model / "model.safetensors").touch()
-    lab = Lab(
-        root=checkout,
-        rules=RULES,
-        rules_hash="stand-in",
-        engine=TrlEngine(RULES, checkout, dict(os.environ), trainer=WORKER),
-        ledger=Ledger(checkout),
-        repo=Repo(checkout),
-        reporter=notebook,
-        now=lambda: datetime.now(UTC),
-        clock=time.monotonic,
-        versions={},
-    )
-    write(lab, POOR)
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """A campaign whose baseline is poor."""
+    furnish(checkout)
+    setup = make_setup(checkout, RULES, monkeypatch, SEALED_TRAINER)
+    write(setup, POOR)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    run_experiment(Request(), lab)
-    return lab
+    run_experiment(Request(), setup)
+    return setup
 
 
 @pytest.fixture
-def kept(lab: Lab) -> Lab:
-    write(lab, GOOD)
-    assert run_experiment(Request(), lab).status == "keep"
-    return lab
+def notebook(setup: Setup) -> SilentReporter:
+    assert isinstance(setup.reporter, SilentReporter)
+    return setup.reporter
 
 
-def write(lab: Lab, lr: str) -> None:
-    source = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (lab.root / "train.toml").write_text(source)
+@pytest.fixture
+def kept(setup: Setup) -> Setup:
+    write(setup, GOOD)
+    assert run_experiment(Request(), setup).status == "keep"
+    return setup
 
 
-def run_names(lab: Lab) -> list[str]:
-    return sorted(path.parent.name for path in lab.ledger.runs_dir.glob("certify/*/*/run.json"))
+def write(setup: Setup, lr: str) -> None:
+    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
+    (setup.root / "train.toml").write_text(source)
 
 
-def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Lab, notebook: Notebook) -> None:
+def run_names(setup: Setup) -> list[str]:
+    return sorted(path.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/run.json"))
+
+
+def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: SilentReporter) -> None:
     notebook.notes.clear()
     made = certify(kept)
     assert made == certificate.read(kept.ledger.runs_dir)
@@ -115,7 +80,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Lab, notebook: Not
     assert living_children() == []
 
 
-def test_the_scores_are_those_of_the_sealed_examples(kept: Lab) -> None:
+def test_the_scores_are_those_of_the_sealed_examples(kept: Setup) -> None:
     """The stand-in answers by a digest of the question, so its score tells which questions it was asked."""
     certify(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
@@ -127,17 +92,17 @@ def test_the_scores_are_those_of_the_sealed_examples(kept: Lab) -> None:
     assert abs(sum(scores) / 1000 - selection.eval_score) < 0.08
 
 
-def test_no_sealed_problem_stays_in_runs(kept: Lab) -> None:
+def test_no_sealed_problem_stays_in_runs(kept: Setup) -> None:
     certify(kept, num_seeds=1)
     questions = [example.question for example in data.load("sealed", 1000)]
-    files = [path for path in (kept.ledger.runs_dir / "certify").rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"certificate.json", "run.json", "metrics.jsonl", "trainer.log"}
+    files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
+    names = {"certificate.json", "job.json", "result.json", "run.json", "metrics.jsonl", "trainer.log"}
+    assert {path.name for path in files} == names
     for path in files:
-        text = path.read_text()
-        assert not any(question in text for question in questions)
+        assert not any(question in path.read_text() for question in questions)
 
 
-def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Lab, notebook: Notebook) -> None:
+def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook: SilentReporter) -> None:
     def interrupt(text: str) -> None:
         if "run 4 of 6" in text:
             raise Interrupted("stopped by SIGINT")
@@ -160,7 +125,7 @@ def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Lab, notebook: N
     assert len(counted_looks(kept.ledger.runs_dir)) == made.sealed_looks == 1
 
 
-def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Lab) -> None:
+def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> None:
     certify(kept, num_seeds=1)
     assert certify(kept, num_seeds=1).sealed_looks == 2
     assert len({name.split("-")[1] for name in run_names(kept)}) == 4
@@ -172,19 +137,19 @@ def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Lab) -> No
     assert "look 2: " in text
 
 
-def fault(lab: Lab, name: str, once: bool) -> None:
+def fault(setup: Setup, name: str, once: bool) -> None:
     """The stand-in looks for orders beside the folder of a look's folder."""
-    (lab.ledger.runs_dir / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
+    (setup.ledger.runs_dir / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
-def test_a_run_that_crashes_leaves_one_seed_less(kept: Lab) -> None:
+def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
     fault(kept, "error", once=True)
     made = certify(kept)
     assert made.num_seeds == {"baseline": 2, "incumbent": 3}
     assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
 
 
-def test_broken_machinery_is_tried_once_more(kept: Lab, notebook: Notebook) -> None:
+def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
     fault(kept, "sigkill", once=True)
     notebook.notes.clear()
     made = certify(kept)
@@ -194,7 +159,7 @@ def test_broken_machinery_is_tried_once_more(kept: Lab, notebook: Notebook) -> N
 
 
 @pytest.mark.parametrize(("name", "error"), [("sigkill", EngineError), ("error", NightshiftError)])
-def test_a_side_without_a_run_is_no_certificate(kept: Lab, name: str, error: type[Exception]) -> None:
+def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, error: type[Exception]) -> None:
     fault(kept, name, once=False)
     with pytest.raises(error, match="baseline"):
         certify(kept, num_seeds=1)
@@ -205,7 +170,7 @@ def test_a_side_without_a_run_is_no_certificate(kept: Lab, name: str, error: typ
         assert certify(kept).sealed_looks == 1
 
 
-def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Lab) -> None:
+def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Setup) -> None:
     path = kept.ledger.run_dir(1) / "train.toml"
     path.write_text(path.read_text().replace(POOR, "1e-9"))
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
@@ -213,21 +178,21 @@ def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Lab) -> None
     assert counted_looks(kept.ledger.runs_dir) == []
 
 
-def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(lab: Lab) -> None:
+def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup) -> None:
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
-        certify(lab)
-    with pytest.raises(UsageError, match="uses rules stand-in since its first experiment, this is other"):
-        certify(replace(lab, rules_hash="other"))
-    (lab.root / "prepare.py").write_text("MEASURES = 'better'\n")
+        certify(setup)
+    with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
+        certify(replace(setup, rules_hash="other"))
+    (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
     with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
-        certify(lab)
-    git(lab.root, "switch", "--quiet", "--discard-changes", "main")
+        certify(setup)
+    git(setup.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(UsageError, match="branch main holds no measured campaign"):
-        certify(lab)
-    assert counted_looks(lab.ledger.runs_dir) == []
+        certify(setup)
+    assert counted_looks(setup.ledger.runs_dir) == []
 
 
-def test_the_plan_reads_nothing_and_says_what_it_could_find(kept: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_reads_nothing_and_says_what_it_could_find(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     load = data.load
     monkeypatch.setattr(
         data, "load", lambda split, size: load(split, size) if split != "sealed" else pytest.fail("read")
@@ -244,7 +209,7 @@ def test_the_plan_reads_nothing_and_says_what_it_could_find(kept: Lab, monkeypat
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
-def test_budget_hours_choose_the_number_of_seeds(kept: Lab) -> None:
+def test_budget_hours_choose_the_number_of_seeds(kept: Setup) -> None:
     hours = sum(make_plan(kept).seconds.values()) / 3600
     assert make_plan(kept, budget_hours=4.5 * hours).look.num_seeds == 4
     with pytest.raises(UsageError, match="too short: one seed each takes"):

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from nightshift import worker
 from nightshift.campaign import resume
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.models import keep_model
-from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import run_experiment
-from nightshift.git.repo import Repo
-from nightshift.records import Failure, Outcome, Progress, Record, Request
-from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.records import Failure, Outcome, Record, Request
+from nightshift.rules import ARITHMETIC_TRL
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
-from tests.stand_in_pool import StandInPool
+from tests.stand_in_setup import during, furnish, make_setup
 
-TRAINER = Path(__file__).parents[1] / "stand_in_trainer.py"
 RULES = replace(
     ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
 )
@@ -35,50 +27,10 @@ CLOSE = Ledger.close
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
 
-class SilentReporter:
-    """A stand-in for the terminal."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def show(self, folder: Path, reading: Progress) -> None:
-        """Nobody looks."""
-
-
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    for name in ("models", "environments"):
-        (checkout / name).symlink_to(Path(__file__).parents[2] / name)
-    with (checkout / ".gitignore").open("a") as file:
-        file.write("models\nenvironments\nstand-in.json\n")
-    (checkout / "run.py").write_text("MEASURES = True\n")
-    git(checkout, "add", "--all")
-    git(checkout, "commit", "--quiet", "--amend", "--no-edit")
-    git(checkout, "branch", "--force", "main")
+    furnish(checkout)
     return make_setup(checkout, RULES, monkeypatch)
-
-
-def make_setup(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    engine = TrlEngine(rules, checkout, dict(os.environ), trainer=TRAINER)
-    monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
-    monkeypatch.setattr(worker, "rules_named", lambda name: rules)
-    return Setup(
-        root=checkout,
-        rules=rules,
-        rules_hash=rules.hash(checkout),
-        harness_tree=rules.harness_tree(checkout),
-        engine=engine,
-        ledger=Ledger(checkout),
-        repo=Repo(checkout),
-        pool=StandInPool(checkout),
-        reporter=SilentReporter(),
-        request=Request(),
-        now=lambda: datetime.now(UTC),
-        clock=time.monotonic,
-    )
 
 
 def write(setup: Setup, lr: str, extra: str = "") -> bytes:
@@ -106,17 +58,6 @@ def subjects(setup: Setup) -> list[str]:
 
 def interrupt() -> None:
     raise Interrupted("stopped by SIGINT")
-
-
-@contextmanager
-def during(setup: Setup, act: Callable[[Path], object]) -> Iterator[None]:
-    """Act in the middle of every run."""
-    assert isinstance(setup.pool, StandInPool)
-    setup.pool.during = act
-    try:
-        yield
-    finally:
-        setup.pool.during = lambda folder: None
 
 
 def fault(setup: Setup, name: str) -> None:
@@ -408,8 +349,8 @@ def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
     write(setup, BAD)
     with pytest.raises(UsageError, match="uses rules "):
         run_experiment(Request(), replace(setup, rules_hash="other"))
-    (setup.root / "run.py").write_text("MEASURES = 'better'\n")
-    with pytest.raises(UsageError, match=r"run\.py differ from the branch point"):
+    (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         run(setup)
     assert len(setup.ledger.numbers()) == 1
 
@@ -493,13 +434,13 @@ def test_evaluation_writes_one_line_an_example(setup: Setup) -> None:
 def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(setup: Setup) -> None:
     baseline(setup)
     write(setup, POOR)
-    with during(setup, lambda folder: (setup.root / "run.py").write_text("MEASURES = False\n")):
+    with during(setup, lambda folder: (setup.root / "prepare.py").write_text("MEASURES = False\n")):
         record = run(setup)
     assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
     assert record.judgement is not None
-    assert record.judgement.why == "run.py changed while the experiment ran: it counts for nothing"
+    assert record.judgement.why == "prepare.py changed while the experiment ran: it counts for nothing"
     assert setup.ledger.read(2) == record
-    with pytest.raises(UsageError, match=r"run\.py differ from the branch point"):
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         run(setup)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nightshift.certify.looks import Look
 from nightshift_arithmetic import data
 
-from nightshift.certify import looks
-from nightshift.errors import UsageError
+from nightshift import sealed
+from nightshift.errors import EngineError, UsageError
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.sealed import Look
 
 ROOT = Path(__file__).parents[2]
 RULES = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=8),))
@@ -40,7 +41,7 @@ def users_of(name: str) -> set[str]:
     return found
 
 
-def test_one_function_loads_the_sealed_set_and_only_certify_calls_it() -> None:
+def test_one_function_loads_the_sealed_set_and_only_a_worker_calls_it() -> None:
     passed_on = {
         path
         for path, tree in sources()
@@ -50,14 +51,13 @@ def test_one_function_loads_the_sealed_set_and_only_certify_calls_it() -> None:
         if isinstance(value, ast.Constant) and value.value in ("sealed", "test.jsonl")
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
-    assert passed_on == {"nightshift/certify/looks.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    readers = {"nightshift/certify/looks.py", "nightshift/experiment.py", "nightshift/preparation.py"}
-    assert users_of("examples_of") == readers | {"nightshift/evaluation.py", "nightshift/report/runs.py"}
-    assert users_of("open_sealed") == {"nightshift/certify/looks.py", "nightshift/certify/run.py"}
+    assert passed_on == {"nightshift/sealed.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
+    assert users_of("examples_of") == {"nightshift/evaluation.py", "nightshift/report/runs.py", "nightshift/worker.py"}
+    assert users_of("sealed_set") == {"nightshift/sealed.py", "nightshift/worker.py"}
 
 
 def test_the_guard_would_see_another_reader() -> None:
-    assert "nightshift/certify/looks.py" in users_of("open_sealed")
+    assert "nightshift/worker.py" in users_of("sealed_set")
     assert users_of("no_such_name") == set()
 
 
@@ -81,40 +81,59 @@ def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
     }
 
 
-def test_a_look_is_counted_before_the_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, counted = data.load, []
-
-    def watched(split: str, size: int) -> object:
-        counted.append((split, looks.counted_looks(tmp_path)))
-        return load(split, size)
-
-    monkeypatch.setattr(data, "load", watched)
-    examples = looks.open_sealed(RULES, ROOT, tmp_path, FIRST)
-    assert counted == [("sealed", [FIRST])]
-    assert {example.key for _, example in examples} == {e.key for e in load("sealed", 8)}
+def root_with(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "environments").symlink_to(ROOT / "environments")
+    return tmp_path
 
 
-def test_nothing_is_read_when_the_look_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / looks.LOOKS_NAME).mkdir()
+def test_the_set_is_read_for_the_last_look_with_its_heads_key_only(tmp_path: Path) -> None:
+    root = root_with(tmp_path)
+    look = sealed.count(root / "runs", FIRST, b"k" * 32)
+    examples = sealed.sealed_set(RULES, root, 1, b"k" * 32)
+    assert {example.key for _, example in examples} == {e.key for e in data.load("sealed", 8)}
+    assert sealed.counted_looks(root / "runs") == [look]
+    for number, key in ((1, b"x" * 32), (1, b""), (2, b"k" * 32), (None, b"k" * 32)):
+        with pytest.raises(EngineError, match="for the head of a look"):
+            sealed.sealed_set(RULES, root, number, key)
+    sealed.count(root / "runs", replace(FIRST, number=2), b"l" * 32)
+    with pytest.raises(EngineError, match="for the head of a look"):  # the first one is over
+        sealed.sealed_set(RULES, root, 1, b"k" * 32)
+
+
+def test_nothing_is_read_when_no_look_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = root_with(tmp_path)
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the sealed set was read"))
+    with pytest.raises(EngineError, match="for the head of a look"):
+        sealed.sealed_set(RULES, root, 1, b"k" * 32)
+    (root / "runs" / sealed.LOOKS_NAME).mkdir()
     with pytest.raises(UsageError, match="is damaged"):
-        looks.open_sealed(RULES, ROOT, tmp_path, FIRST)
+        sealed.count(root / "runs", FIRST, b"k" * 32)
 
 
-def test_a_look_that_goes_on_is_the_same_look_and_the_next_one_is_another(tmp_path: Path) -> None:
-    for _ in range(3):
-        looks.open_sealed(RULES, ROOT, tmp_path, FIRST)
-    second = replace(FIRST, number=2, incumbent=9)
-    looks.open_sealed(RULES, ROOT, tmp_path, second)
-    assert looks.counted_looks(tmp_path) == [FIRST, second]
-    with pytest.raises(ValueError, match="look 2 after 2 looks"):
-        looks.open_sealed(RULES, ROOT, tmp_path, replace(second, incumbent=11))
+def test_a_look_that_goes_on_is_the_same_look_with_another_heads_key(tmp_path: Path) -> None:
+    runs = root_with(tmp_path) / "runs"
+    for key in (b"k" * 32, b"l" * 32):
+        look = sealed.count(runs, FIRST, key)
+    assert sealed.counted_looks(runs) == [look]
+    assert sealed.sealed_set(RULES, tmp_path, 1, b"l" * 32)
+    second = sealed.count(runs, replace(FIRST, number=2, incumbent=9), b"m" * 32)
+    assert sealed.counted_looks(runs) == [look, second]
+    with pytest.raises(ValueError, match="look 1 after 2 looks"):
+        sealed.count(runs, FIRST, b"n" * 32)
 
 
-def test_a_damaged_count_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks.open_sealed(RULES, ROOT, tmp_path, FIRST)
-    path = tmp_path / looks.LOOKS_NAME
+def test_a_damaged_count_stops_everything(tmp_path: Path) -> None:
+    runs = root_with(tmp_path) / "runs"
+    sealed.count(runs, FIRST, b"k" * 32)
+    path = runs / sealed.LOOKS_NAME
     path.write_bytes(path.read_bytes()[:-20])
-    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the sealed set was read"))
     with pytest.raises(UsageError, match="every look at the sealed set counts"):
-        looks.open_sealed(RULES, ROOT, tmp_path, replace(FIRST, number=2))
+        sealed.count(runs, replace(FIRST, number=2), b"k" * 32)
+
+
+def test_looks_of_version_1_are_counted(tmp_path: Path) -> None:
+    runs = root_with(tmp_path) / "runs"
+    old = {name: getattr(FIRST, name) for name in FIRST.__slots__ if name != "key_sha256"}
+    (runs / sealed.LOOKS_NAME).write_text(json.dumps(old) + "\n")
+    assert sealed.counted_looks(runs) == [FIRST]
