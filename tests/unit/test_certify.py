@@ -96,7 +96,7 @@ def test_no_sealed_problem_stays_in_runs(kept: Setup) -> None:
     certify(kept, num_seeds=1)
     questions = [example.question for example in data.load("sealed", 1000)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
-    names = {"certificate.json", "job.json", "result.json", "run.json", "metrics.jsonl", "trainer.log"}
+    names = {"certificate.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
     assert {path.name for path in files} == names
     for path in files:
         assert not any(question in path.read_text() for question in questions)
