@@ -103,13 +103,13 @@ def admit(candidate: Config, request: Request, lab: Lab) -> Plan:
     head = lab.repo.head()
     records = lab.ledger.records()
     first = campaigns.fixed_by(records, head)
-    if first:
-        campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
     agreed = None
     if head.is_campaign:
         agreed = first.commit if first else None
-        freeze.require_clean_start(lab.repo, head, candidate.source, agreed, lab.rules)
+        freeze.require_clean_start(lab.repo, head, candidate.source, agreed, lab.rules)  # it names the file
         agreed = agreed or head.commit
+    if first:
+        campaigns.require_same_setup(first, lab.engine.name, lab.rules_hash, lab.engine.hardware())
     ours = [r for r in records if r.branch == head.branch and r.rules_hash == lab.rules_hash]
     campaign = campaigns.replay(ours, lab.rules)
     validated = lab.engine.validate(candidate)
