@@ -213,22 +213,11 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
     assert "delta:            +" in stdout or "delta:            -" in stdout  # compared with the baseline
     (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
-    code, _, stderr = finish(start(root, *flags))
-    assert code == 2
-    assert "environments/arithmetic/nightshift_arithmetic/extra.py" in stderr
-
-
-def test_rules_toml_chooses_and_is_frozen(root: Path) -> None:
-    for text, expected in (
-        ('environments = ["gms8k"]', 'Did you mean "gsm8k"?'),
-        ("x = 1", "unknown field `x`"),
-    ):
-        (root / "rules.toml").write_text(text + "\n")
-        code, stdout, stderr = finish(start(root))
-        assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):
+        code, _, stderr = finish(start(root, *flags))
+        assert code == 2
         assert expected in stderr
-    (root / "rules.toml").write_text('environments = ["arithmetic"]\n')
-    assert "rules.toml differ from the branch point" in finish(start(root))[2]
+        (root / "rules.toml").write_text('environments = ["gms8k"]\n')
 
 
 BAD_CONFIGS = {
