@@ -35,7 +35,7 @@ PARTS: list[tuple[Any, str, str]] = [
     (experiment, "finish_earlier", "finish what was interrupted"),
     (experiment, "admit", "compare with campaign and branch"),
     (experiment, "require_ready", "engine.check"),
-    (experiment, "selection_set", "load the selection set"),
+    (experiment, "examples_of", "load the selection set"),
     (experiment, "evaluate", "score and write the evaluation"),
     (experiment, "examine", "health of the curves"),
     (experiment, "settle", "settle in git"),

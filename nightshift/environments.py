@@ -17,11 +17,12 @@ import importlib
 import importlib.util
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.rules import RULES_NAME, EnvironmentRules
@@ -31,15 +32,10 @@ Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
 
 
 class Example(Protocol):
-    """One problem, or one opening of a game. `key` is the same in every split, order and size."""
+    """One problem, or one opening of a game. `answer`: what is right, for people who read rollouts."""
 
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def answer(self) -> str:
-        """What is right, for people who read rollouts."""
-        ...
+    key: str  # the same in every split, order and size
+    answer: str
 
 
 class Episode(Protocol):
@@ -59,18 +55,11 @@ class Episode(Protocol):
 
 
 class Environment(Protocol):
-    """A task with its three sets of examples. `prompt_tokens`: room that its chats need in the model's context."""
+    """A task with its three sets of examples."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def package(self) -> str:
-        """Its name for Python and verifiers, and in every evaluation."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> int: ...
+    name: str
+    package: str  # its name for Python and verifiers, and in every evaluation
+    prompt_tokens: int  # room that a prompt may need in the model's context
 
     def examples(self, split: Split) -> Sequence[Example]:
         """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
@@ -183,23 +172,16 @@ def _put_on_path(folder: Path) -> None:
         )
 
 
+class _Chosen(msgspec.Struct, forbid_unknown_fields=True):
+    environments: list[str] = []
+
+
 def chosen(root: Path) -> tuple[str, ...]:
     """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
     try:
-        table = tomllib.loads((root / RULES_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{root / RULES_NAME} is missing", f"Restore it: git checkout {RULES_NAME}.") from None
+        names = msgspec.toml.decode((root / RULES_NAME).read_bytes(), type=_Chosen).environments
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{RULES_NAME}: {error}", f"Restore it: git checkout {RULES_NAME}.") from None
-    for key in table:
-        if key != "environments":
-            raise UsageError(f"{RULES_NAME}: {key} is unknown", "Write environments = [...], and nothing else.")
-    names = table.get("environments", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(
-            f"{RULES_NAME}: environments = {json.dumps(names, default=str)} is no list of names",
-            'Write a list: environments = ["gsm8k"].',
-        )
+        raise UsageError(f"{RULES_NAME}: {error}", 'Write environments = ["name"], or [], and nothing else.') from None
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
     for name in names:
         if name not in there:
@@ -207,7 +189,5 @@ def chosen(root: Path) -> tuple[str, ...]:
             fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
             raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
     if len(names) > 1:
-        raise UsageError(
-            f"{RULES_NAME}: environments = {json.dumps(names)}: this version scores one at a time", "Name one of them."
-        )
+        raise UsageError(f"{RULES_NAME}: environments = {json.dumps(names)}: one is scored at a time", "Name one.")
     return tuple(names)

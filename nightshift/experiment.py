@@ -97,11 +97,10 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     """The record of an experiment to come, compared with its campaign. UsageError for what is not fit to be run."""
     head, records = setup.repo.head(), setup.ledger.records()
     first = baseline_of(records, head.branch) if head.is_campaign else None
+    if head.is_campaign:  # first the harness: it names the file that changed
+        require_clean_start(setup.repo, head, candidate.source, first.commit if first else None, setup.rules)
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
-    if head.is_campaign:
-        agreed = first.commit if first else None
-        require_clean_start(setup.repo, head, candidate.source, agreed, setup.rules)
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
     validated, incumbent = setup.engine.validate(candidate), None
     if campaign.incumbent:

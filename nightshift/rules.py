@@ -130,23 +130,18 @@ def is_covered(name: str, paths: Sequence[str]) -> bool:
 
 
 def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
-    digest = hashlib.sha256(constants.encode())
-    for name in sorted(_files(root, paths)):
-        data = (root / name).read_bytes()
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()
-
-
-def _files(root: Path, paths: Sequence[str]) -> set[str]:
-    """Names of the regular files below `root` that `paths` cover."""
-    names = {path for path in paths if not path.endswith("/")}
+    """Hex digits over `constants` and every regular file that `paths` cover: its name, its size, its bytes."""
+    names, top = set(paths), str(root.absolute())
     for path in paths:
-        is_walked_already = any(path != other and path.startswith(other) for other in paths)
-        for folder, folders, files in os.walk(root / path) if path not in names and not is_walked_already else ():
-            folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-            here = folder[len(str(root)) + 1 :].replace(os.sep, "/")
-            names.update(f"{here}/{name}" for name in files)
-    return {name for name in names if is_covered(name, paths) and (root / name).is_file()}
+        for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            names.update(f"{folder}/{name}".removeprefix(f"{top}/") for name in files)
+    digest = hashlib.sha256(constants.encode())
+    for name in sorted(names):
+        if is_covered(name, paths) and (root / name).is_file():
+            data = (root / name).read_bytes()
+            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
 
 
 _QWEN = ("Qwen/Qwen2.5-0.5B-Instruct", "7ae557604adf67be50417f59c2c2f167def9a775")

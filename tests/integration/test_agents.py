@@ -98,7 +98,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert leftovers(root) == []
     assert git(root, "rev-parse", "main") == main
     assert git(root, "branch", "--format=%(refname:short)").split() == ["autoresearch/test", "main"]
-    assert "changed files other than train.toml: prepare.py, new\\u001b[2J.py: dropped" in notes(root, 2)
+    assert "changed files other than train.toml: new\\u001b[2J.py, rules.toml: dropped" in notes(root, 2)
     assert [line.split(":")[0] for line in notes(root, 3).splitlines()] == [f"proposal {n} refused" for n in (1, 2, 3)]
     assert "is not TOML" in notes(root, 3)
     assert 'model.name = "mine" is locked' in notes(root, 3)
@@ -134,7 +134,7 @@ def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path
 @pytest.mark.parametrize(
     ("deed", "name"),
     [
-        ("real harness", "prepare.py"),
+        ("real harness", "rules.toml, the measuring code or the shipped model"),
         ("real record", "runs/0001/record.json"),
         ("push", "branches"),
     ],

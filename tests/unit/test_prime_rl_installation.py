@@ -223,4 +223,4 @@ def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPat
     problem = checks.data_problem(GSM8K_PRIME_RL, ROOT)
     assert isinstance(problem, EngineError)
     assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
-    assert checks.data_problem(ARITHMETIC_TRL) is None
+    assert checks.data_problem(ARITHMETIC_TRL, ROOT) is None

@@ -1,0 +1,72 @@
+"""The rules hash covers what a real run loads from the checkout: head, worker and trainer, whatever starts them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.rules import ARITHMETIC_TRL, is_covered
+from tests.conftest import CAMPAIGN, git
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("nightshift", "environments", "models", "run.py", "train.toml", "rules.toml", "pyproject.toml", ".gitignore")
+# What a run loads and the hash does not cover: it moves neither the number nor the verdict, and the freeze covers it.
+EXCEPTIONS = {
+    "nightshift/__init__.py": "a docstring",
+    "nightshift/campaign/__init__.py": "a docstring",
+    "nightshift/campaign/ledger.py": "stores records, and reads them as they are",
+    "nightshift/campaign/lineage.py": "follows what records say of each other",
+    "nightshift/campaign/results.py": "results.tsv, for readers",
+    "nightshift/command.py": "flags and exit codes",
+    "nightshift/console.py": "prints",
+    "nightshift/engines/prime_rl/": "the other engine, of which preparation.py asks what is installed",
+    "nightshift/errors.py": "words",
+    "nightshift/experiment.py": "calls what is covered, in order",
+    "nightshift/files.py": "writes whole files",
+    "nightshift/git/": "which commits exist, and what a verdict does to the branch",
+    "nightshift/guard/": "refuses; it changes nothing that runs",
+    "nightshift/health.py": "words about curves, beside the verdict",
+    "nightshift/metrics.py": "reads curves, for health and pages",
+    "nightshift/preparation.py": "fetches what has a hash of its own",
+    "nightshift/processes/": "starts, watches and ends processes, whatever they compute",
+    "nightshift/records.py": "holds values",
+    "nightshift/rules.py": "its constants are hashed by value",
+    "nightshift/setup.py": "puts the parts together",
+    "nightshift/trends.py": "words about curves",
+}
+
+
+def checkout_of(folder: Path) -> Path:
+    """A copy of this checkout on a campaign branch, with no compiled file, and with a Python of its own that imports
+    the copy: what is imported from it leaves a compiled file there, in every process."""
+    root = folder / "checkout"
+    for name in NAMES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        options = {"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
+        root.mkdir(exist_ok=True)
+        copy(ROOT / name, root / name, **options)  # type: ignore[operator]
+    git(root, "init", "--quiet", "--initial-branch", CAMPAIGN)
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "start")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    packages = next((folder / "venv").glob("lib/python*/site-packages"))
+    (packages / "checkout.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
+    return root
+
+
+def test_what_a_run_loads_is_hashed_or_named(tmp_path: Path) -> None:
+    root = checkout_of(tmp_path)
+    command = [tmp_path / "venv" / "bin" / "python", "run.py", "--engine", "trl", "--budget-seconds", "1"]
+    done = subprocess.run([*command, "--max-runs", "1"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Ledger(root).records()[0].status == "keep"
+    compiled = {path.relative_to(root) for path in root.rglob("__pycache__/*.pyc")}
+    loaded = {f"{path.parents[1].as_posix()}/{path.name.partition('.')[0]}.py" for path in compiled}
+    assert {"nightshift/engines/trl/grpo.py", "environments/gsm8k/nightshift_gsm8k/scoring.py"} <= loaded
+    open_ = {name for name in loaded if not is_covered(name, ARITHMETIC_TRL.measuring)}
+    assert {name for name in open_ if not is_covered(name, tuple(EXCEPTIONS))} == set()
+    assert {path for path in EXCEPTIONS if not any(is_covered(name, (path,)) for name in open_)} == set()
