@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.doctor import ALL, checks, is_ready, table
 from nightshift.engines import Check, PrepareFlags
+from nightshift.engines.doctor import ALL, checks, is_ready, table
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 

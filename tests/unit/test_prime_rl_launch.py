@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, leaves
+from nightshift.engines.prime_rl.ports import free_ports
 from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

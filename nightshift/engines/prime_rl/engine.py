@@ -15,7 +15,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Check, Effective, Note, PrepareFlags
-from nightshift.engines.prime_rl import launch as launches
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
@@ -27,13 +26,14 @@ from nightshift.engines.prime_rl.installation import (
     problems,
 )
 from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.launch import Launch, describe, plan
+from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError, NightshiftError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, load
 
 NO_GPU = "no GPU (--gpus none): not comparable"
 
@@ -68,7 +68,7 @@ class PrimeRlEngine:
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
         it = self._asked(flags)
-        config = configs.load(it.root / "train.toml")
+        config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
         prepare(installer, it.rules, config, it._under, gsm8k=flags.gsm8k, smoke=flags.smoke)
         if it.installation != Installation.find(it.installation.pins, it._environ):
@@ -128,7 +128,7 @@ class PrimeRlEngine:
             missing = problems(self.installation, self.rules, self.root, self._pair())
         except EngineError as error:
             missing = [str(error), *problems(self.installation, self.rules, self.root, ())]
-        return [*launches.describe(self._plan(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
+        return [*describe(self._plan(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
@@ -136,8 +136,8 @@ class PrimeRlEngine:
         base = self.root / self.rules.model
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
-        plan = self._plan(settings, seed, run_dir)
-        session = PrimeRlSession(plan, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
+        launch = self._plan(settings, seed, run_dir)
+        session = PrimeRlSession(launch, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
@@ -155,16 +155,16 @@ class PrimeRlEngine:
     def _under(self, rules: Rules) -> PrimeRlEngine:
         return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
 
-    def _plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> launches.Launch:
+    def _plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         gpu_ids: GpuIds = ()
         with suppress(EngineError, ValueError):  # a dry run on a machine without GPUs
             inference, trainer = self._pair()
             gpu_ids = inference.index, trainer.index
-        return launches.plan(
+        return plan(
             settings,
             seed=seed,
             run_dir=run_dir,
-            ports=launches.free_ports(),
+            ports=free_ports(),
             gpu_ids=gpu_ids,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
@@ -201,6 +201,6 @@ def _submitted(run_dir: Path) -> Config | None:
     """
     path = next((path for folder in run_dir.parents[:2] if (path := folder / "train.toml").is_file()), None)
     try:
-        return None if path is None else configs.load(path)
+        return None if path is None else load(path)
     except (ConfigError, OSError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,18 +13,18 @@ from filelock import FileLock, Timeout
 
 from nightshift.engines import Engine, Note
 from nightshift.engines.downloads import prepare_data, prepare_model, prompts
-from nightshift.engines.prime_rl import launch as prime_rl_launch
 from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.errors import explain
+from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
+from nightshift.engines.prime_rl.launch import plan
+from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, Rules
-from nightshift.train_toml import config as configs
-from nightshift.train_toml.config import Config
+from nightshift.train_toml.config import Config, parse
 
 NUM_REHEARSAL_PROMPTS = 8
 # For the shipped model of a megabyte, whose context is 512 tokens.
@@ -73,7 +72,7 @@ def prepare(
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root, rules)
-            rehearse(open_engine(tiny), tiny, configs.parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(open_engine(tiny), tiny, parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager
@@ -108,11 +107,11 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     run_dir = installer.installation.state_dir / "runs" / "dry-run"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    launch = prime_rl_launch.plan(
+    launch = plan(
         effective(config, rules),
         seed=rules.seed(0),
         run_dir=run_dir,
-        ports=prime_rl_launch.free_ports(),
+        ports=free_ports(),
         gpu_ids=(),
         bin_dir=installer.installation.bin_dir,
         environment=installer.installation.environment(installer.root, installer.environ.get("PATH", "")),
@@ -127,7 +126,7 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     except EngineError:
         if not launch.verdict.is_file():
             raise
-        raise ConfigError(explain(json.loads(launch.verdict.read_bytes())["errors"], config)) from None
+        raise ConfigError(explain(read_verdict(launch.verdict), config)) from None
     shutil.rmtree(run_dir)
 
 
