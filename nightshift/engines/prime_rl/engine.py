@@ -70,7 +70,7 @@ class PrimeRlEngine:
         it = self._asked(flags)
         config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
-        prepare(installer, it.rules, config, it._under, gsm8k=flags.gsm8k, smoke=flags.smoke)
+        prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
         if it.installation != Installation.find(it.installation.pins, it._environ):
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
@@ -128,7 +128,7 @@ class PrimeRlEngine:
             missing = problems(self.installation, self.rules, self.root, self._pair())
         except EngineError as error:
             missing = [str(error), *problems(self.installation, self.rules, self.root, ())]
-        return [*describe(self._plan(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
+        return [*describe(self.launch(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
@@ -136,7 +136,7 @@ class PrimeRlEngine:
         base = self.root / self.rules.model
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
-        launch = self._plan(settings, seed, run_dir)
+        launch = self.launch(settings, seed, run_dir)
         session = PrimeRlSession(launch, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
@@ -152,10 +152,12 @@ class PrimeRlEngine:
         gpus = self._gpus if flags.gpus is None else flags.gpus
         return PrimeRlEngine(self.rules, self.root, self._environ, gpus, installation=found)
 
-    def _under(self, rules: Rules) -> PrimeRlEngine:
+    def under(self, rules: Rules) -> PrimeRlEngine:
+        """The same machine and installation under other rules."""
         return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
 
-    def _plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
+    def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
+        """All that `open` would start, with ports that are free now."""
         gpu_ids: GpuIds = ()
         with suppress(EngineError, ValueError):  # a dry run on a machine without GPUs
             inference, trainer = self._pair()

@@ -19,9 +19,17 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl.git import git_config
-from nightshift.engines.prime_rl.installation import SUBMODULES, Installation
+from nightshift.engines.prime_rl.installation import (
+    SUBMODULES,
+    Installation,
+    checkout_problem,
+    environment_packages,
+    environments_problem,
+    model_folder,
+    packages_problem,
+    submodules_problem,
+)
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
 from nightshift.processes.gpus import Gpu, flash_attn_extra
@@ -111,10 +119,10 @@ class Installer:
         """Do what is missing. EngineError with the cause and its fix; UsageError if another one is at it."""
         it = self.installation
         steps: list[tuple[str, Callable[[], EngineError | None], Callable[[Path], None]]] = [
-            ("checkout", lambda: checks.checkout_problem(it), self._clone),
-            ("submodules", lambda: checks.submodules_problem(it), self._update_submodules),
-            ("packages", lambda: checks.packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
-            ("environments", lambda: checks.environments_problem(it, self.root), self._copy_environments),
+            ("checkout", lambda: checkout_problem(it), self._clone),
+            ("submodules", lambda: submodules_problem(it), self._update_submodules),
+            ("packages", lambda: packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
+            ("environments", lambda: environments_problem(it, self.root), self._copy_environments),
         ]
         if not any(find_problem() for _, find_problem, _ in steps):
             return
@@ -206,7 +214,7 @@ class Installer:
         temporary = target.with_name(f"{target.name}.tmp")
         for folder in (temporary, target):
             shutil.rmtree(folder, ignore_errors=True)
-        for package in checks.environment_packages(self.root):
+        for package in environment_packages(self.root):
             shutil.copytree(package, temporary / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         temporary.replace(target)
 
@@ -253,7 +261,7 @@ def pin_model(installation: Installation, rules: Rules, snapshot: Path) -> None:
     in the user's cache that is absent, or whatever was downloaded last.
     """
     assert rules.model_revision is not None
-    folder = checks.model_folder(installation, rules)
+    folder = model_folder(installation, rules)
     link = folder / "snapshots" / rules.model_revision
     try:
         link.parent.mkdir(parents=True, exist_ok=True)

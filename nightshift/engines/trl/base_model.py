@@ -1,4 +1,4 @@
-"""Make the tiny base model of the embedded engine: `python -m nightshift.engines.trl.base_model --output DIR`.
+"""Makes the tiny base model of the embedded engine: `uv run prepare.py --rebuild-base`.
 
 Supervised learning on worked solutions of the arithmetic environment. The arithmetic in them is always
 right; the size of a container is drawn from the table that `_beliefs` makes, so the model learns the
@@ -11,10 +11,8 @@ figures of the model that ships stand in models/arithmetic-base/README.md.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -206,22 +204,3 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int,
             optimizer.zero_grad()
         progress(step, num_steps)
     model.eval()
-
-
-def _print_progress(step: int, num_steps: int) -> None:
-    end = "\n" if step == num_steps else ""
-    print(f"\rstep {step}/{num_steps}", end=end, file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Make the tiny base model of the embedded engine.")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the model to")
-    parser.add_argument("--num-steps", type=int, default=NUM_STEPS, help=f"supervised steps ({NUM_STEPS})")
-    parser.add_argument("--seed", type=int, default=0, help="seed of initialisation and data (0)")
-    arguments = parser.parse_args()
-    rebuild(arguments.output, arguments.num_steps, arguments.seed, _print_progress)
-
-
-if __name__ == "__main__":
-    main()
