@@ -30,7 +30,7 @@ from nightshift.engines.prime_rl.launch import Launch, describe, plan
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError, NightshiftError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config, load
@@ -81,16 +81,15 @@ class PrimeRlEngine:
         """The GPUs and their state, then each part of the installation."""
         it = self._asked(flags)
         pair: Sequence[Gpu] = ()
-        found: list[Check] = []
         try:
             pair = it._pair()
-            found += [Check.of(it.name, "GPUs", problem) for problem in pair_problems(pair)]
-            if pair and not found:
-                found = [Check(it.name, "GPUs", True, "; ".join(map(_describe, pair)))]
-        except NightshiftError as error:
-            found = [Check.of(it.name, "GPUs", error)]
+            unfit: list[EngineError | None] = [*pair_problems(pair)]
+        except EngineError as error:
+            unfit = [error]
+        seen = "; ".join(map(_describe, pair))
+        found = [Check(it.name, "GPUs", problem, seen) for problem in unfit or [None] * bool(pair)]
         for name, problem in examine(it.installation, it.rules, it.root, pair):
-            found.append(Check.of(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
+            found.append(Check(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
         return found
 
     def check(self) -> list[str]:

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Protocol
 
 from filelock import FileLock, Timeout
 
@@ -53,24 +52,16 @@ _FOREIGN_VARIABLES = """
 """
 
 
-class RunCommand(Protocol):
-    """Runs one long command to its end; EngineError with its last lines when it fails."""
-
-    def __call__(
-        self, name: str, argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], log_path: Path
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CommandRunner:
-    """The real RunCommand: a supervised process with a log, and a line of news while it works."""
+    """Runs one long command to its end: a supervised process with a log, and a line of news while it works."""
 
     note: Note
 
     def __call__(
         self, name: str, argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], log_path: Path
     ) -> None:
-        """Wait for the command; whatever ends this call early (Ctrl-C) ends the command too."""
+        """EngineError with its last lines when it fails; whatever ends this call early (Ctrl-C) ends the command."""
         program = shutil.which(argv[0], path=env.get("PATH"))
         if program is None:
             raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
@@ -113,7 +104,7 @@ class Installer:
     gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     note: Note
-    run: RunCommand
+    run: Callable[..., None]  # as CommandRunner
 
     def install(self) -> None:
         """Do what is missing. EngineError with the cause and its fix; UsageError if another one is at it."""

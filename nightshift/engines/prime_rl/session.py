@@ -34,7 +34,7 @@ from nightshift.engines.prime_rl.weights import (
     still_there,
 )
 from nightshift.errors import EngineError
-from nightshift.metrics import METRICS_NAME
+from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
@@ -132,7 +132,7 @@ class PrimeRlSession:
             fix = "Lower orchestrator.batch_size or max_completion_tokens."
             problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
         last_step = self._final.step if self._final and not problem else None
-        self._tail.write(self._run_dir / METRICS_NAME, began_epoch, last_step)
+        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,

@@ -91,12 +91,15 @@ def still_there(chosen: Broadcast) -> Broadcast:
     return Broadcast(last.step - 1, chosen.folder.with_name(f"step_{last.step - 1}"))
 
 
-def check_weights(folder: Path) -> WeightFiles:
+def check_weights(folder: Path, source: Path | None = None) -> WeightFiles:
     """Open every safetensors file (its header must account for every byte), compare with the index, and hash.
 
-    Raises EngineError that names the file and what is wrong with it.
+    Raises EngineError that names the file, what is wrong with it, and `source`, where the files are from.
     """
-    return _checked(folder, folder)
+    try:
+        return _check(folder)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the weights in {source or folder} are not whole: {error}") from None
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
@@ -113,7 +116,7 @@ def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
         for path in source.iterdir():
             if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
                 _link(path, partial / path.name)
-        files = _checked(partial, source)  # the bytes that are kept
+        files = check_weights(partial, source)  # the bytes that are kept
         for name in _TOKENIZER if files.is_adapter else (*_CONFIG, *_TOKENIZER):
             if (base / name).is_file():
                 shutil.copyfile(base / name, partial / name)
@@ -136,14 +139,6 @@ def remove_heavy(run_dir: Path) -> None:
     """Delete what prime-rl wrote by the gigabyte: published weights and rollouts. What cannot be deleted stays."""
     for name in _HEAVY:
         shutil.rmtree(run_dir / name, ignore_errors=True)
-
-
-def _checked(folder: Path, source: Path) -> WeightFiles:
-    """Check `folder`; an error names `source`, where its files are from."""
-    try:
-        return _check(folder)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"the weights in {source} are not whole: {error}") from None
 
 
 def _steps(broadcasts: Path) -> dict[int, Path]:
