@@ -82,15 +82,15 @@ def night(**flags: Any) -> None:
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
-    from nightshift import doctor as doctors
+    from nightshift.engines.doctor import checks, is_ready, table
     from nightshift.environments import chosen
     from nightshift.processes.gpus import num_gpus
 
     root = command.process_root()
     rules = pick_rules(engine, num_gpus(os.environ), chosen(root))
-    found = doctors.checks(root, rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
-    console.print_text(doctors.table(found, rules))
-    sys.exit(ExitCode.MEASURED if doctors.is_ready(found, rules.engine) else ExitCode.USAGE)
+    found = checks(root, rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
+    console.print_text(table(found, rules))
+    sys.exit(ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE)
 
 
 @commands.command("certify")

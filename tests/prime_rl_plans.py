@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.launch import Launch, Ports, effective, plan
+from nightshift.engines.prime_rl.effective import effective
+from nightshift.engines.prime_rl.launch import Launch, plan
+from nightshift.engines.prime_rl.ports import Ports
 from nightshift.errors import ConfigError
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.train_toml.config import Config, parse

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nightshift.rules import Rules
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
-    from nightshift.errors import NightshiftError
     from nightshift.records import Completion, Decoding, Progress, Training, Weights
     from nightshift.train_toml.config import Config
 
@@ -67,20 +66,20 @@ class PrepareFlags:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that doctor looked at: `detail` is what it found there, `fix` is imperative and "" when it is ok."""
+    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there."""
 
     engine: str  # whose readiness it decides
     name: str
-    ok: bool
-    detail: str
-    fix: str = ""
+    problem: object = None  # an error, or its line
+    detail: str = ""
 
-    @classmethod
-    def of(cls, engine: str, name: str, problem: NightshiftError | None, detail: str = "") -> Check:
-        """What was found: `problem`, or else `detail`."""
-        if problem is None:
-            return cls(engine, name, True, detail)
-        return cls(engine, name, False, problem.cause.rstrip("."), problem.fix)
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    def __str__(self) -> str:
+        text = self.detail if self.ok else str(self.problem).rstrip(".")
+        return f"{self.engine:10}{self.name:14}{'ok' if self.ok else 'PROBLEM':9}{text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

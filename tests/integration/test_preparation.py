@@ -56,11 +56,17 @@ class Prepared:
 
     def prepare(self, *, smoke: bool = False) -> None:
         installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append, _run)
-        preparation.prepare(installer, RULES, CONFIG, self.open_engine, smoke=smoke)
+        preparation.prepare(self.engine(RULES), installer, CONFIG, smoke=smoke)
 
-    def open_engine(self, rules: Rules) -> PrimeRlEngine:
-        self.opened.append(rules.name)
-        return PrimeRlEngine(rules, self.root, dict(os.environ), "none", installation=self.installation)
+    def engine(self, rules: Rules) -> PrimeRlEngine:
+        prepared = self
+
+        class Engine(PrimeRlEngine):
+            def under(self, rules: Rules) -> PrimeRlEngine:
+                prepared.opened.append(rules.name)
+                return super().under(rules)
+
+        return Engine(rules, self.root, dict(os.environ), "none", installation=self.installation)
 
 
 class _NoInstaller(Installer):
@@ -132,7 +138,7 @@ def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) 
     busy = replace(GPU, free_gb=10.0)
     installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append, _run)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
-        preparation.prepare(installer, RULES, CONFIG, prepared.open_engine)
+        preparation.prepare(prepared.engine(RULES), installer, CONFIG)
     assert prepared.notes == []
 
 
@@ -141,7 +147,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     rules = replace(SMALL, budget_seconds=0.0)
     engine = TrlEngine(rules, ROOT, dict(os.environ), trainer=STAND_IN_WORKER)
     with pytest.raises(EngineError, match=r"arithmetic-trl: 0 steps in 0 s"):
-        preparation.rehearse(engine, rules, CONFIG, tmp_path / "run", lambda line: None)
+        preparation.rehearse(engine, CONFIG, tmp_path / "run", lambda line: None)
     assert living_children() == []
 
 

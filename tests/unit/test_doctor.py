@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.doctor import ALL, checks, is_ready, table
 from nightshift.engines import Check, PrepareFlags
+from nightshift.engines.doctor import ALL, checks, is_ready, table
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.unit.test_gpus import Card, StandInNvml
 
@@ -63,8 +63,8 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
     assert gpus.ok
     assert gpus.detail.startswith("GPU 0 (NVIDIA H100 80GB HBM3), 80.0 GB, compute capability 9.0, driver 570.86.15; ")
     [checkout] = [check for check in found if check.name == "checkout"]
-    assert (checkout.ok, checkout.fix) == (False, "Run: uv run prepare.py --engine prime-rl.")
-    assert f"not installed in {tmp_path / 'none'}" in checkout.detail
+    fix = "Run: uv run prepare.py --engine prime-rl."
+    assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
     assert table(found, GSM8K_PRIME_RL).splitlines()[-1].startswith("not ready: --engine prime-rl")
 
 
@@ -82,7 +82,7 @@ def test_unfit_gpus_are_named(
 ) -> None:
     cards += present
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
-    assert any(detail in check.detail for check in found if check.name == "GPUs" and not check.ok)
+    assert any(detail in str(check.problem) for check in found if check.name == "GPUs" and not check.ok)
 
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
 def test_every_problem_has_its_fix(root: Path) -> None:
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags())
     for check in found:
-        assert check.ok or "Run" in f"{check.detail}. {check.fix}", check
+        assert check.ok or "Run" in str(check.problem), check
 
 
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])

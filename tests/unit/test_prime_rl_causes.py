@@ -72,8 +72,8 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 1, i
 )
 def test_known_ends_are_named(name: str, line: str, text: str, fix: str, is_config_fault: bool) -> None:
     cause = diagnose(name, "exit code 1", [*TRACEBACK, line, "torchrun: later noise"])
-    assert cause.text.startswith(f"{name}: ")
-    assert text in cause.text
+    assert cause.cause.startswith(f"{name}: ")
+    assert text in cause.cause
     assert fix in cause.fix
     assert cause.is_config_fault is is_config_fault
     assert "\n" not in str(cause)

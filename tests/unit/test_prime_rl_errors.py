@@ -6,17 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
-from nightshift.engines.prime_rl.errors import explain, is_config_fault
+from nightshift.engines.prime_rl.errors import Refusal, explain, is_config_fault, read_verdict
 from nightshift.train_toml.config import parse
 from tests.prime_rl_plans import SHIPPED, launch_of
 
-RECORDED: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json").read_text()
-)
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json"
+RECORDED = {
+    name: msgspec.convert(case["errors"], tuple[Refusal, ...]) for name, case in json.loads(FIXTURE.read_text()).items()
+}
 CONFIG = parse(SHIPPED)
 LINES = SHIPPED.decode().split("\n")
 # What is left of the recorded errors: the key as train.toml names it, and whether train.toml can be to blame.
@@ -43,7 +44,7 @@ SAID = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_refusal_is_one_line_with_key_and_fix(name: str) -> None:
-    errors = RECORDED[name]["errors"]
+    errors = RECORDED[name]
     said, is_ours = SAID[name]
     message = explain(errors, CONFIG)
     assert said in message
@@ -64,14 +65,14 @@ def test_every_recorded_refusal_is_accounted_for() -> None:
 )
 def test_the_line_is_the_key_s_or_its_table_s(name: str, line: str) -> None:
     number = next(number for number, text in enumerate(LINES, 1) if text.startswith(line))
-    assert explain(RECORDED[name]["errors"], CONFIG).startswith(f"train.toml:{number}: ")
+    assert explain(RECORDED[name], CONFIG).startswith(f"train.toml:{number}: ")
 
 
 def test_copies_of_a_shared_key_are_one_error_and_others_are_counted() -> None:
-    shared = RECORDED["text for a shared number"]["errors"]
+    shared = RECORDED["text for a shared number"]
     assert len(shared) == 3
     assert "more)" not in explain(shared, CONFIG)
-    both = [*RECORDED["too few GPUs"]["errors"], *shared]
+    both = [*RECORDED["too few GPUs"], *shared]
     assert explain(both, CONFIG).startswith("max_steps: ")  # what the agent can change comes first
     assert "(and 1 more)" in explain(both, CONFIG)
 
@@ -81,20 +82,20 @@ def test_a_pool_may_be_named_like_a_variant() -> None:
     source = f'[{path}]\ntype = "difficulty_pool"\n[{path}.pools.difficulty_pool]\nthreshold = 0.5\nweight = 1\n'
     loc = [*path.split("."), "difficulty_pool", "pools", "difficulty_pool", "weight"]
     loc.insert(3, 0)  # type: ignore[arg-type]
-    error = {"loc": loc, "message": "too heavy", "input": 1.0, "type": "value_error"}
+    error = Refusal(tuple(loc), "too heavy", "value_error")
     checked = parse(SHIPPED + source.encode())
     number = len(LINES) + 4
     assert explain([error], checked).startswith(f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: ")
 
 
 def test_without_the_config_the_key_alone_is_named() -> None:
-    errors = RECORDED["out of range"]["errors"]
+    errors = RECORDED["out of range"]
     assert explain(errors, None).startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
     assert is_config_fault(errors, None)
 
 
 def test_hostile_text_stays_on_one_short_line() -> None:
-    error = {"loc": ["trainer"], "message": "Value error, \x1b[31ma\nb\u202e" + "x" * 5000, "input": "", "type": "v"}
+    error = Refusal(("trainer",), "Value error, \x1b[31ma\nb\u202e" + "x" * 5000, "v")
     message = explain([error], CONFIG)
     assert message.isprintable()
     assert len(message) < 450
@@ -106,7 +107,7 @@ def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault
     [command] = [command for command in launch.commands if command.name == "validator"]
     result = subprocess.run([sys.executable, *command.argv[1:]], capture_output=True, text=True)
     assert result.returncode == 1
-    answer = json.loads(launch.verdict.read_bytes())
-    assert answer == json.loads(result.stdout)
-    assert [error["type"] for error in answer["errors"]] == ["ModuleNotFoundError"]
-    assert "No module named 'prime_rl'. This is not train.toml's fault" in explain(answer["errors"], CONFIG)
+    assert json.loads(launch.verdict.read_bytes()) == json.loads(result.stdout)
+    errors = read_verdict(launch.verdict)
+    assert [error.type for error in errors] == ["ModuleNotFoundError"]
+    assert "No module named 'prime_rl'. This is not train.toml's fault" in explain(errors, CONFIG)

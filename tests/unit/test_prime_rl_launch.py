@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, free_ports, leaves
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, leaves
+from nightshift.engines.prime_rl.ports import Ports, free_ports
 from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -58,6 +59,11 @@ def test_plan_of_a_shipped_configuration_is_the_golden_one(name: str) -> None:
 LEFT_OUT = ("LOGURU_FORCE_COLORS", "WANDB_")
 
 
+def bound(ports: Ports) -> tuple[int, ...]:
+    """Every port that some process of a run binds."""
+    return (ports.inference, ports.rollouts, ports.rollouts + 1, ports.env_server, ports.rendezvous)
+
+
 def test_the_processes_are_those_that_prime_rl_s_own_launcher_was_recorded_to_start() -> None:
     commands = [command for command in launch_of(variant("train"), RUN_DIR).commands if command.name != "validator"]
     recorded = json.loads((FIXTURES / "prime_rl" / "launcher.json").read_bytes())
@@ -82,10 +88,10 @@ def test_each_gpu_has_its_process_and_none_means_none() -> None:
 def test_two_runs_side_by_side_share_only_the_installation(tmp_path: Path) -> None:
     with ExitStack() as held:
         ports = [free_ports()]
-        for port in ports[0].all:
+        for port in bound(ports[0]):
             held.enter_context(socket.socket()).bind(("127.0.0.1", port))
         ports.append(free_ports())
-    assert len({*ports[0].all, *ports[1].all}) == 10
+    assert len({*bound(ports[0]), *bound(ports[1])}) == 10
     one, other = (
         launch_of(variant("lora"), tmp_path / clone / "runs" / "0001" / "run-1", ports=each, gpu_ids=gpu_ids)
         for clone, each, gpu_ids in zip("ab", ports, ((0, 1), (2, 3)), strict=True)
@@ -109,7 +115,7 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(23_400, 23_412))
     with socket.create_server(("127.0.0.1", 23_405)):
         for _ in range(20):
-            found = free_ports().all
+            found = bound(free_ports())
             assert len(set(found)) == 5
             assert 23_405 not in found
 
@@ -168,7 +174,7 @@ def test_what_is_written_is_what_the_first_two_processes_read(tmp_path: Path) ->
 def test_a_dry_run_shows_everything(tmp_path: Path) -> None:
     launch = launch_of(variant("train"), tmp_path / "run 1", gpu_ids=(2, 3))
     text = "\n".join(describe(launch))
-    for port in PORTS.all:
+    for port in bound(PORTS):
         assert str(port) in text
     assert "inference 2, trainer 3" in text
     for command in launch.commands:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nightshift.engines.prime_rl.metrics import MetricsTail
-from nightshift.metrics import Step, read_steps
+from nightshift.metrics import Step, read_steps, write_steps
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))
@@ -201,7 +201,7 @@ def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
 
 def test_steps_after_the_evaluated_policy_are_left_out_of_what_is_written(tmp_path: Path) -> None:
     tail = read(RECORDED / "metrics-5-steps.jsonl")
-    tail.write(tmp_path / "metrics.jsonl", began=1795196577.0, last_step=3)
+    write_steps(tmp_path / "metrics.jsonl", tail.steps(began=1795196577.0, last_step=3))
     steps = read_steps(tmp_path / "metrics.jsonl")
     assert steps == tail.steps(1795196577.0)[:3]
     assert steps[0].time == pytest.approx(7.75, abs=0.01)

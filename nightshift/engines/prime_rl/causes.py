@@ -11,17 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """`text` is what happened, `fix` the next thing to try; `is_config_fault` counts it against train.toml."""
-
-    text: str
-    fix: str
-    is_config_fault: bool
-
-    def __str__(self) -> str:
-        return f"{self.text}. {self.fix}" if self.fix else self.text
+from nightshift.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +115,8 @@ _PATTERNS = (
 )
 
 
-def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> Cause:
-    """The cause of the death of process `name`, from the end of its log (plain lines, oldest first).
+def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> EngineError:
+    """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
     Without a pattern that fits: how it ended and its last words, as a failure of machinery.
     """
@@ -134,9 +124,10 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> Cause:
         for line in log_lines:
             if pattern.regex.search(line):
                 fix = pattern.fixes.get(name) or pattern.fixes.get("", "")
-                return Cause(pattern.text.format(name=name, match=line.strip()[:160]), fix, pattern.is_config_fault)
+                text = pattern.text.format(name=name, match=line.strip()[:160])
+                return EngineError(text, fix, is_config_fault=pattern.is_config_fault)
     words = _last_words(log_lines)
-    return Cause(f"{name} ended: {exit_cause}" + (f": {words}" if words else ""), "", False)
+    return EngineError(f"{name} ended: {exit_cause}" + (f": {words}" if words else ""))
 
 
 def _last_words(log_lines: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from filelock import FileLock, Timeout
 
 from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
-from nightshift.engines.prime_rl import launch as launches
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
@@ -28,9 +27,11 @@ from nightshift.engines.prime_rl.installation import (
     problems,
 )
 from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.launch import Launch, describe, plan
+from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.errors import ConfigError, EngineError, NightshiftError
+from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config, load
@@ -70,7 +71,7 @@ class PrimeRlEngine:
         it = self._asked(flags)
         config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
-        prepare(installer, it.rules, config, it._under, gsm8k=flags.gsm8k, smoke=flags.smoke)
+        prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
         if it.installation != Installation.find(it.installation.pins, it._environ):
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
@@ -81,16 +82,15 @@ class PrimeRlEngine:
         """The GPUs and their state, then each part of the installation."""
         it = self._asked(flags)
         pair: Sequence[Gpu] = ()
-        found: list[Check] = []
         try:
             pair = it._pair()
-            found += [Check.of(it.name, "GPUs", problem) for problem in pair_problems(pair)]
-            if pair and not found:
-                found = [Check(it.name, "GPUs", True, "; ".join(map(_describe, pair)))]
-        except NightshiftError as error:
-            found = [Check.of(it.name, "GPUs", error)]
+            unfit: list[EngineError | None] = [*pair_problems(pair)]
+        except EngineError as error:
+            unfit = [error]
+        seen = "; ".join(map(_describe, pair))
+        found = [Check(it.name, "GPUs", problem, seen) for problem in unfit or [None] * bool(pair)]
         for name, problem in examine(it.installation, it.rules, it.root, pair):
-            found.append(Check.of(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
+            found.append(Check(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
         return found
 
     def check(self) -> list[str]:
@@ -128,7 +128,7 @@ class PrimeRlEngine:
             missing = problems(self.installation, self.rules, self.root, self._pair())
         except EngineError as error:
             missing = [str(error), *problems(self.installation, self.rules, self.root, ())]
-        return [*launches.describe(self._plan(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
+        return [*describe(self.launch(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
@@ -136,8 +136,8 @@ class PrimeRlEngine:
         base = self.root / self.rules.model
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
-        plan = self._plan(settings, seed, run_dir)
-        session = PrimeRlSession(plan, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
+        launch = self.launch(settings, seed, run_dir)
+        session = PrimeRlSession(launch, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
@@ -152,19 +152,21 @@ class PrimeRlEngine:
         gpus = self._gpus if flags.gpus is None else flags.gpus
         return PrimeRlEngine(self.rules, self.root, self._environ, gpus, installation=found)
 
-    def _under(self, rules: Rules) -> PrimeRlEngine:
+    def under(self, rules: Rules) -> PrimeRlEngine:
+        """The same machine and installation under other rules."""
         return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
 
-    def _plan(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> launches.Launch:
+    def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
+        """All that `open` would start, with ports that are free now."""
         gpu_ids: GpuIds = ()
         with suppress(EngineError, ValueError):  # a dry run on a machine without GPUs
             inference, trainer = self._pair()
             gpu_ids = inference.index, trainer.index
-        return launches.plan(
+        return plan(
             settings,
             seed=seed,
             run_dir=run_dir,
-            ports=launches.free_ports(),
+            ports=free_ports(),
             gpu_ids=gpu_ids,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),

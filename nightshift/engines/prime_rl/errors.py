@@ -6,8 +6,10 @@ two components share, and stand at a whole component where a rule between keys i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
 
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.keys import is_inner, variants
@@ -21,38 +23,54 @@ _CONFIG_FIX = "Change that; uv run run.py --keys lists what is allowed"
 _OWN_FIX = "This is not train.toml's fault. Run: uv run nightshift doctor"
 
 
-def explain(errors: Sequence[Mapping[str, Any]], config: Config | None) -> str:
+class Refusal(msgspec.Struct):
+    """One error of the validator: `loc` is the key's path, with variants and positions in it."""
+
+    loc: tuple[str | int, ...]
+    message: str
+    type: str
+
+
+class _Verdict(msgspec.Struct):
+    errors: tuple[Refusal, ...] = ()
+
+
+def read_verdict(path: Path) -> tuple[Refusal, ...]:
+    """What the validator refuses. OSError or msgspec.DecodeError where it came to no verdict."""
+    return msgspec.json.decode(path.read_bytes(), type=_Verdict).errors
+
+
+def explain(errors: Sequence[Refusal], config: Config | None) -> str:
     """One line for the validator's errors: cause, then fix. `config` puts them into lines of train.toml."""
-    blamed = sorted(errors, key=lambda error: (not _is_refusal(error, config), not error["loc"]))
+    blamed = sorted(errors, key=lambda error: (not _is_refusal(error, config), not error.loc))
     causes = list(dict.fromkeys(_cause(error, config) for error in blamed))
     more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
     fix = _CONFIG_FIX if is_config_fault(errors, config) else _OWN_FIX
     return f"{causes[0].rstrip('.')}. {fix}{more}."
 
 
-def is_config_fault(errors: Sequence[Mapping[str, Any]], config: Config | None) -> bool:
+def is_config_fault(errors: Sequence[Refusal], config: Config | None) -> bool:
     """True if train.toml can be to blame; False if only what the engine fills in or the installation can be."""
     return any(_is_refusal(error, config) for error in errors)
 
 
-def _is_refusal(error: Mapping[str, Any], config: Config | None) -> bool:
+def _is_refusal(error: Refusal, config: Config | None) -> bool:
     """A value was refused that train.toml may hold, or a part of the config with such values in it."""
-    return not _is_machinery(error) and lock(_path(error["loc"], config)) is None
+    return not _is_machinery(error) and lock(_path(error.loc, config)) is None
 
 
-def _is_machinery(error: Mapping[str, Any]) -> bool:
+def _is_machinery(error: Refusal) -> bool:
     """Another exception than pydantic's, whose types are in lower case, or a server that was started otherwise."""
-    kind = str(error["type"])
-    return kind == "mismatch" or kind[:1].isupper()
+    return error.type == "mismatch" or error.type[:1].isupper()
 
 
-def _cause(error: Mapping[str, Any], config: Config | None) -> str:
-    message = "".join(char if char.isprintable() else " " for char in str(error["message"]))
+def _cause(error: Refusal, config: Config | None) -> str:
+    message = "".join(char if char.isprintable() else " " for char in error.message)
     message = shorten(" ".join(message.removeprefix("Value error, ").split()), 300)
-    path = _path(error["loc"], config)
+    path = _path(error.loc, config)
     name = ".".join(path)
     if _is_machinery(error):
-        return f"prime-rl's validation failed: {name or error['type']}: {message}"
+        return f"prime-rl's validation failed: {name or error.type}: {message}"
     if not path:
         return f"train.toml: prime-rl refuses it: {message}"
     line = _line(config, path) if config is not None and lock(path) is None else None

@@ -15,13 +15,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl.git import git_config
-from nightshift.engines.prime_rl.installation import SUBMODULES, Installation
+from nightshift.engines.prime_rl.installation import (
+    SUBMODULES,
+    Installation,
+    checkout_problem,
+    environment_packages,
+    environments_problem,
+    model_folder,
+    packages_problem,
+    submodules_problem,
+)
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
 from nightshift.processes.gpus import Gpu, flash_attn_extra
@@ -45,24 +52,16 @@ _FOREIGN_VARIABLES = """
 """
 
 
-class RunCommand(Protocol):
-    """Runs one long command to its end; EngineError with its last lines when it fails."""
-
-    def __call__(
-        self, name: str, argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], log_path: Path
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CommandRunner:
-    """The real RunCommand: a supervised process with a log, and a line of news while it works."""
+    """Runs one long command to its end: a supervised process with a log, and a line of news while it works."""
 
     note: Note
 
     def __call__(
         self, name: str, argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], log_path: Path
     ) -> None:
-        """Wait for the command; whatever ends this call early (Ctrl-C) ends the command too."""
+        """EngineError with its last lines when it fails; whatever ends this call early (Ctrl-C) ends the command."""
         program = shutil.which(argv[0], path=env.get("PATH"))
         if program is None:
             raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
@@ -105,16 +104,16 @@ class Installer:
     gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     note: Note
-    run: RunCommand
+    run: Callable[..., None]  # as CommandRunner
 
     def install(self) -> None:
         """Do what is missing. EngineError with the cause and its fix; UsageError if another one is at it."""
         it = self.installation
         steps: list[tuple[str, Callable[[], EngineError | None], Callable[[Path], None]]] = [
-            ("checkout", lambda: checks.checkout_problem(it), self._clone),
-            ("submodules", lambda: checks.submodules_problem(it), self._update_submodules),
-            ("packages", lambda: checks.packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
-            ("environments", lambda: checks.environments_problem(it, self.root), self._copy_environments),
+            ("checkout", lambda: checkout_problem(it), self._clone),
+            ("submodules", lambda: submodules_problem(it), self._update_submodules),
+            ("packages", lambda: packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
+            ("environments", lambda: environments_problem(it, self.root), self._copy_environments),
         ]
         if not any(find_problem() for _, find_problem, _ in steps):
             return
@@ -206,7 +205,7 @@ class Installer:
         temporary = target.with_name(f"{target.name}.tmp")
         for folder in (temporary, target):
             shutil.rmtree(folder, ignore_errors=True)
-        for package in checks.environment_packages(self.root):
+        for package in environment_packages(self.root):
             shutil.copytree(package, temporary / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         temporary.replace(target)
 
@@ -253,7 +252,7 @@ def pin_model(installation: Installation, rules: Rules, snapshot: Path) -> None:
     in the user's cache that is absent, or whatever was downloaded last.
     """
     assert rules.model_revision is not None
-    folder = checks.model_folder(installation, rules)
+    folder = model_folder(installation, rules)
     link = folder / "snapshots" / rules.model_revision
     try:
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import HOST, ORCHESTRATOR_METRICS, TRAINER_METRICS, adapter_name, effective
-from nightshift.engines.prime_rl.ports import Ports, free_ports
+from nightshift.engines.prime_rl.effective import HOST, ORCHESTRATOR_METRICS, TRAINER_METRICS, adapter_name
+from nightshift.engines.prime_rl.ports import Ports
 from nightshift.processes.gpus import GpuIds
 
-__all__ = ["Command", "Launch", "Ports", "describe", "effective", "free_ports", "plan"]
-
 VALIDATOR = Path(__file__).with_name("validator.py")
-PRIME_DIR = "prime-rl"  # prime-rl's own run folder, below the run's folder
+# In the run's folder: prime-rl's own, the configs of its programs, the whole of them, the validator's answer.
+PRIME_DIR, CONFIGS_DIR, TREE_NAME, VERDICT_NAME = "prime-rl", "configs", "rl.json", "validator.json"
 
 # P/utils/process.py:17
 _COMMON = {
@@ -102,16 +101,16 @@ class Launch:
 
     @property
     def tree_path(self) -> Path:
-        return _tree_path(self.run_dir)
+        return self.run_dir / TREE_NAME
 
     @property
     def verdict(self) -> Path:
         """The validator's JSON: {"ok": true, ...} or {"ok": false, "errors": [...]}."""
-        return _verdict(self.run_dir)
+        return self.run_dir / VERDICT_NAME
 
     def write(self) -> None:
         """Create the folders and the two files that the first processes read."""
-        configs_dir = _configs_dir(self.run_dir)
+        configs_dir = self.run_dir / CONFIGS_DIR
         configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         self.tree_path.write_text(json.dumps(self.tree, indent=1))
@@ -227,7 +226,7 @@ def _commands(
     # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
     run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex
     common = {**environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
-    configs_dir = _configs_dir(run_dir)
+    configs_dir = run_dir / CONFIGS_DIR
     [source] = tree["orchestrator"]["train"]["source"]
 
     def command(name: str, argv: Sequence[object], **variables: str) -> Command:
@@ -253,7 +252,7 @@ def _commands(
     inference_gpu, trainer_gpu = map(str, gpu_ids) if gpu_ids else ("", "")
     env_config = configs_dir / "envs" / "train" / f"{source['name']}.json"
     # -P: nothing from beside the validator is importable, which is Nightshift.
-    validator = ["python", "-P", VALIDATOR, _tree_path(run_dir), configs_dir, _verdict(run_dir)]
+    validator = ["python", "-P", VALIDATOR, run_dir / TREE_NAME, configs_dir, run_dir / VERDICT_NAME]
     return (
         command(
             "inference",
@@ -266,15 +265,3 @@ def _commands(
         command("orchestrator", ["orchestrator", "@", configs_dir / "orchestrator.json"]),
         command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
     )
-
-
-def _configs_dir(run_dir: Path) -> Path:
-    return run_dir / "configs"
-
-
-def _tree_path(run_dir: Path) -> Path:
-    return run_dir / "rl.json"
-
-
-def _verdict(run_dir: Path) -> Path:
-    return run_dir / "validator.json"

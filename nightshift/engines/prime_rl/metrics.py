@@ -8,13 +8,15 @@ apart by their keys.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nightshift.metrics import Step, write_steps
+import msgspec
+
+from nightshift.metrics import Step
 
 # By kind of row: a prefix that only its keys have, then raw key -> field of Step (or a name of our own, with _).
 # A row that is written again (a resumed run) replaces the earlier one of its kind whole.
@@ -56,6 +58,7 @@ _ROWS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         },
     ),
 }
+_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class MetricsTail:
@@ -102,10 +105,6 @@ class MetricsTail:
         """The first complete step whose loss was NaN or infinite: prime-rl always has one and leaves it out then."""
         return next((n for n in self._complete() if self._rows[n].get("statistics", {}).get("loss") is None), None)
 
-    def write(self, path: Path, began: float, last_step: int | None = None) -> None:
-        """Write the steps as Nightshift's own metrics.jsonl."""
-        write_steps(path, self.steps(began, last_step))
-
     def _complete(self, last_step: int | None = None) -> list[int]:
         """Numbers of the complete steps. The row with the times is the last that is read from the trainer."""
         return sorted(n for n, rows in self._rows.items() if "time" in rows and (last_step is None or n <= last_step))
@@ -120,12 +119,8 @@ class MetricsTail:
         whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written, or was cut by a kill
         self._offsets[path] += len(whole)
         for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                yield row
+            with suppress(msgspec.DecodeError, RecursionError):
+                yield _decoder.decode(line)
 
     def _take(self, row: dict[str, Any]) -> None:
         step = _number(row.get("step"))

@@ -23,11 +23,6 @@ class Ports:
     env_server: int
     rendezvous: int  # of torchrun
 
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Every port that some process of the run binds."""
-        return (self.inference, self.rollouts, self.rollouts + 1, self.env_server, self.rendezvous)
-
 
 def free_ports() -> Ports:
     """Ports that nobody uses now, all different.

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Engine, Note
 from nightshift.engines.downloads import prepare_data, prepare_model, prompts
-from nightshift.engines.prime_rl import launch as prime_rl_launch
-from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.errors import explain
+from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
-from nightshift.environments import load
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.gpus import pair_problems
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import Config, parse
+
+if TYPE_CHECKING:
+    from nightshift.engines.prime_rl.engine import PrimeRlEngine
 
 NUM_REHEARSAL_PROMPTS = 8
 # For the shipped model of a megabyte, whose context is 512 tokens.
@@ -40,19 +40,13 @@ max_completion_tokens = 64
 
 
 def prepare(
-    installer: Installer,
-    rules: Rules,
-    config: Config,
-    open_engine: Callable[[Rules], Engine],
-    *,
-    gsm8k: Path | None = None,
-    smoke: bool = False,
+    engine: PrimeRlEngine, installer: Installer, config: Config, *, gsm8k: Path | None = None, smoke: bool = False
 ) -> None:
     """Install prime-rl, its model and data; let it check train.toml; fill its compile caches by an unscored run.
 
     EngineError or ConfigError names what is in the way; repeating goes on where this stopped.
     """
-    installation, note = installer.installation, installer.note
+    rules, installation, note = engine.rules, installer.installation, installer.note
     for problem in pair_problems(installer.gpus):
         raise problem
     installer.install()
@@ -62,18 +56,18 @@ def prepare(
         pin_model(installation, rules, model)
     with _alone(installation):
         note("checking train.toml with prime-rl's own classes")
-        dry_run(installer, rules, config)
+        dry_run(engine, installer, config)
         runs_dir = installation.state_dir / "runs"
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to twenty minutes")
             cold = warm_up_rules(rules)
-            said = rehearse(open_engine(cold), cold, installer.root, config, runs_dir / cold.name, note)
+            said = rehearse(engine.under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(said + "\n")
         if smoke:
             tiny = smoke_rules(installer.root, rules)
-            rehearse(open_engine(tiny), tiny, installer.root, parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
+            rehearse(engine.under(tiny), parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager
@@ -103,21 +97,12 @@ def smoke_rules(root: Path, rules: Rules) -> Rules:
     )
 
 
-def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
+def dry_run(engine: PrimeRlEngine, installer: Installer, config: Config) -> None:
     """Have prime-rl's own classes resolve what a run with this config would start. ConfigError with their refusal."""
     run_dir = installer.installation.state_dir / "runs" / "dry-run"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
-    (environment,) = load(installer.root, rules.environments)
-    launch = prime_rl_launch.plan(
-        effective(config, rules, environment.prompt_tokens),
-        seed=rules.seed(0),
-        run_dir=run_dir,
-        ports=prime_rl_launch.free_ports(),
-        gpu_ids=(),
-        bin_dir=installer.installation.bin_dir,
-        environment=installer.installation.environment(installer.root, installer.environ.get("PATH", "")),
-    )
+    launch = engine.launch(engine.validate(config).settings, engine.rules.seed(0), run_dir)
     launch.write()
     validator = next(command for command in launch.commands if command.name == "validator")
     variables = engine_environment(installer.environ, validator.env)
@@ -128,16 +113,16 @@ def dry_run(installer: Installer, rules: Rules, config: Config) -> None:
     except EngineError:
         if not launch.verdict.is_file():
             raise
-        raise ConfigError(explain(json.loads(launch.verdict.read_bytes())["errors"], config)) from None
+        raise ConfigError(explain(read_verdict(launch.verdict), config)) from None
     shutil.rmtree(run_dir)
 
 
-def rehearse(engine: Engine, rules: Rules, root: Path, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
     """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
-    began = time.monotonic()
+    rules, began = engine.rules, time.monotonic()
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     settings = engine.validate(config).settings
@@ -148,7 +133,7 @@ def rehearse(engine: Engine, rules: Rules, root: Path, config: Config, run_dir: 
         if not training.outcome.is_success:
             raise EngineError(f"{rules.name}: {training.cause}", f"Read the logs in {run_dir}.")
         weights = session.load_final_weights()
-        asked = prompts(root, rules, NUM_REHEARSAL_PROMPTS)
+        asked = prompts(engine.root, rules, NUM_REHEARSAL_PROMPTS)
         completions = session.complete(asked, rules.decoding, _silent)
     finally:
         session.close()

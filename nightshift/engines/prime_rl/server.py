@@ -99,7 +99,7 @@ class Server:
             self.resume()
         probe = [{"role": "user", "content": "1 + 1 ="}]
         salt = f"probe-{uuid.uuid4().hex}"
-        self._complete([probe], Decoding(max_completion_tokens=1), model, salt, _ignore, ADMIN_SECONDS)
+        self.complete([probe], Decoding(max_completion_tokens=1), model, salt, lambda num_done: None, ADMIN_SECONDS)
 
     def complete(
         self,
@@ -108,24 +108,15 @@ class Server:
         model: str,
         cache_salt: str,
         progress: Callable[[int], None],
+        stall_seconds: float = STALL_SECONDS,
     ) -> list[Completion]:
         """One completion a prompt, in order, from the model served as `model`.
 
         `cache_salt` must be new for every set of weights: the server keeps the prefix cache of earlier ones.
         `progress` is called every second, in this thread, with the number done; what it raises ends the call.
-        Raises EngineError for an answer that is not exactly one finished completion of that model.
+        Raises EngineError for an answer that is not exactly one finished completion of that model, and when none
+        comes for `stall_seconds`.
         """
-        return self._complete(prompts, decoding, model, cache_salt, progress, STALL_SECONDS)
-
-    def _complete(
-        self,
-        prompts: Sequence[Sequence[Message]],
-        decoding: Decoding,
-        model: str,
-        cache_salt: str,
-        progress: Callable[[int], None],
-        stall_seconds: float,
-    ) -> list[Completion]:
         # All that vLLM would else take from the model's generation_config.json, said explicitly.
         sampling = {
             "model": model,
@@ -272,7 +263,3 @@ def _existing(folder: Path) -> str:
 def _printable(text: str) -> str:
     """The first 200 printable characters, on one line."""
     return "".join(c for c in " ".join(text[:4096].split()) if c.isprintable())[:200]
-
-
-def _ignore(num_done: int) -> None:
-    """No progress to show."""

@@ -16,9 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from nightshift.engines import Message, ProgressCallback
 from nightshift.engines.prime_rl.causes import diagnose
-from nightshift.engines.prime_rl.errors import explain, is_config_fault
+from nightshift.engines.prime_rl.errors import explain, is_config_fault, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.rollouts import sample_rollouts
@@ -32,7 +34,7 @@ from nightshift.engines.prime_rl.weights import (
     still_there,
 )
 from nightshift.errors import EngineError
-from nightshift.metrics import METRICS_NAME
+from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
@@ -130,7 +132,7 @@ class PrimeRlSession:
             fix = "Lower orchestrator.batch_size or max_completion_tokens."
             problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
         last_step = self._final.step if self._final and not problem else None
-        self._tail.write(self._run_dir / METRICS_NAME, began_epoch, last_step)
+        write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
             num_steps=self._tail.num_steps if last_step is None else last_step,
@@ -199,11 +201,10 @@ class PrimeRlSession:
             self._raise_if_dead()
             self._wait_for("prime-rl's validation did not end", "validator")
         try:
-            answer = json.loads(self._launch.verdict.read_bytes())
-        except (OSError, ValueError):
+            errors = read_verdict(self._launch.verdict)
+        except (OSError, msgspec.DecodeError):
             raise self._death(child) from None
-        if not answer["ok"]:
-            errors = answer["errors"]
+        if errors:
             raise EngineError(explain(errors, config), is_config_fault=is_config_fault(errors, config))
 
     def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
@@ -271,8 +272,7 @@ class PrimeRlSession:
         return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
 
     def _death(self, child: Child) -> EngineError:
-        cause = diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES))
-        return EngineError(cause.text, cause.fix, is_config_fault=cause.is_config_fault)
+        return diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES))
 
     def _stop(self, *groups: str) -> None:
         left = [process for name in groups for process in self._groups[name].stop()]

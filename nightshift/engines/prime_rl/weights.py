@@ -8,13 +8,14 @@ The trainer writes `broadcasts/step_N/` after every step, touches `STABLE` in it
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
@@ -35,6 +36,11 @@ _TOKENIZER = (
     "vocab.json",
 )
 _HEAVY = ("broadcasts", "rollouts")
+Content = TypeVar("Content")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]  # tensor -> file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,15 @@ def still_there(chosen: Broadcast) -> Broadcast:
     return Broadcast(last.step - 1, chosen.folder.with_name(f"step_{last.step - 1}"))
 
 
-def check_weights(folder: Path) -> WeightFiles:
+def check_weights(folder: Path, source: Path | None = None) -> WeightFiles:
     """Open every safetensors file (its header must account for every byte), compare with the index, and hash.
 
-    Raises EngineError that names the file and what is wrong with it.
+    Raises EngineError that names the file, what is wrong with it, and `source`, where the files are from.
     """
-    return _checked(folder, folder)
+    try:
+        return _check(folder)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the weights in {source or folder} are not whole: {error}") from None
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
@@ -107,7 +116,7 @@ def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
         for path in source.iterdir():
             if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
                 _link(path, partial / path.name)
-        files = _checked(partial, source)  # the bytes that are kept
+        files = check_weights(partial, source)  # the bytes that are kept
         for name in _TOKENIZER if files.is_adapter else (*_CONFIG, *_TOKENIZER):
             if (base / name).is_file():
                 shutil.copyfile(base / name, partial / name)
@@ -132,14 +141,6 @@ def remove_heavy(run_dir: Path) -> None:
         shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
-def _checked(folder: Path, source: Path) -> WeightFiles:
-    """Check `folder`; an error names `source`, where its files are from."""
-    try:
-        return _check(folder)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"the weights in {source} are not whole: {error}") from None
-
-
 def _steps(broadcasts: Path) -> dict[int, Path]:
     try:
         names = [(re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in broadcasts.iterdir()]
@@ -155,11 +156,10 @@ def _check(folder: Path) -> WeightFiles:
     if is_adapter:
         if list(weights) != [_ADAPTER[1]]:
             raise ValueError(f"an adapter is one {_ADAPTER[1]}, here is {', '.join(weights) or 'none'}")
-        if not isinstance(_json(folder / _ADAPTER[0]), dict):
-            raise ValueError(f"{_ADAPTER[0]} is no table")
+        _json(folder / _ADAPTER[0], dict[str, Any])
         used = sorted(_ADAPTER)
     elif _INDEX in names:
-        _compare_with_index(_json(folder / _INDEX), weights)
+        _compare_with_index(_json(folder / _INDEX, _Index).weight_map, weights)
         used = sorted([*weights, _INDEX])
     elif list(weights) == ["model.safetensors"]:
         used = list(weights)
@@ -181,20 +181,17 @@ def _tensor_names(path: Path) -> set[str]:
     return names
 
 
-def _compare_with_index(index: object, weights: dict[str, set[str]]) -> None:
-    listed = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(listed, dict):
-        raise ValueError(f"{_INDEX} has no weight_map")
+def _compare_with_index(listed: dict[str, str], weights: dict[str, set[str]]) -> None:
     actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
     if listed != actual or sum(map(len, weights.values())) != len(actual):
         differing = sorted({f"{t} in {n}" for t, n in listed.items() ^ actual.items()})
         raise ValueError(f"{_INDEX} and the files differ, first at {differing[0] if differing else 'a double tensor'}")
 
 
-def _json(path: Path) -> object:
+def _json(path: Path, kind: type[Content]) -> Content:
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Make the tiny base model of the embedded engine: `prepare.py --rebuild-base`.
+"""Makes the tiny base model of the embedded engine: `uv run prepare.py --rebuild-base`.
 
 Supervised learning on worked solutions of the arithmetic environment. The arithmetic in them is always
 right; the size of a container is drawn from the table that `_beliefs` makes, so the model learns the

@@ -101,10 +101,11 @@ class TrlEngine:
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """Packages, base model and disk; the data."""
-        found = [Check(self.name, "installation", False, problem) for problem in self.check()]
-        ready = Check(self.name, "installation", True, f"{self.rules.name}: packages, base model, disk")
+        ready = f"{self.rules.name}: packages, base model, disk"
         names = ", ".join(environment.package for environment in self.rules.environments)
-        return [*(found or [ready]), Check.of(self.name, "data", data_problem(self.root, self.rules), names)]
+        problems: list[str | None] = [*self.check()]
+        found = [Check(self.name, "installation", problem, ready) for problem in problems or [None]]
+        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
         """Missing packages, model or disk space, each with its fix."""

@@ -20,9 +20,10 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
     `rules` are those that this machine would use; another engine is checked for GSM8K.
     """
     try:
-        found = [Check(ALL, CONFIG_NAME, True, f"{len(load(root / CONFIG_NAME).values)} keys, all known")]
+        num_keys = len(load(root / CONFIG_NAME).values)
+        found = [Check(ALL, CONFIG_NAME, detail=f"{num_keys} keys, all known")]
     except NightshiftError as error:
-        found = [Check.of(ALL, CONFIG_NAME, error)]
+        found = [Check(ALL, CONFIG_NAME, error)]
     for name in ENGINES:
         its_rules = rules if rules.engine == name else pick_rules(name, 1)
         found += open_engine(its_rules, root, environ).doctor(flags)
@@ -36,9 +37,7 @@ def is_ready(found: Sequence[Check], engine: str) -> bool:
 
 def table(found: Sequence[Check], rules: Rules) -> str:
     """Plain aligned lines, and last which engine this machine would use and whether it is ready."""
-    lines = []
-    for check in found:
-        text = f"{check.detail}. {check.fix}" if check.fix else check.detail
-        lines.append(f"{check.engine:10}{check.name:14}{'ok' if check.ok else 'PROBLEM':9}{text}".rstrip())
     verdict = "ready" if is_ready(found, rules.engine) else "not ready"
-    return "\n".join([*lines, f"{verdict}: --engine {rules.engine} ({rules.name}), which this machine would use"])
+    return "\n".join(
+        [*map(str, found), f"{verdict}: --engine {rules.engine} ({rules.name}), which this machine would use"]
+    )

@@ -1,0 +1,99 @@
+"""The registry of engines: which one a machine uses, what one is made from, and that nobody else asks for a name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift.engines import ENGINES, PrepareFlags, open_engine, rules_for
+from nightshift.engines.prime_rl.engine import _submitted
+from nightshift.errors import UsageError
+from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from tests.conftest import git
+
+ROOT = Path(__file__).parents[2]
+BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_gpus", "rules"),
+    [
+        (None, 0, ARITHMETIC_TRL),
+        (None, 1, GSM8K_TRL),
+        (None, 2, GSM8K_PRIME_RL),
+        ("trl", 0, ARITHMETIC_TRL),
+        ("trl", 8, GSM8K_TRL),
+        ("prime-rl", 0, GSM8K_PRIME_RL),
+        ("prime-rl", 8, GSM8K_PRIME_RL),
+    ],
+)
+def test_a_machine_has_its_rules_and_a_name_its_own(engine: str | None, num_gpus: int, rules: Rules) -> None:
+    assert rules_for(engine, num_gpus) is rules
+
+
+@pytest.mark.parametrize("rules", ALL_RULES, ids=lambda rules: rules.name)
+def test_an_engine_needs_only_what_another_process_can_be_told(rules: Rules, tmp_path: Path) -> None:
+    engine = open_engine(rules, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}, None, True)
+    assert (engine.name, engine.rules) == (rules.engine, rules)
+    assert engine.name in ENGINES
+    assert json.loads(json.dumps(engine.versions())) == engine.versions()
+
+
+def test_flags_are_the_engine_s_to_refuse() -> None:
+    with pytest.raises(UsageError, match="--gpus 0,1 is for --engine prime-rl"):
+        open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
+    with pytest.raises(UsageError, match="names one GPU twice"):
+        open_engine(GSM8K_PRIME_RL, ROOT, {}, "1,1")
+    with pytest.raises(UsageError, match="--prime-rl, --gpus and --smoke are for --engine prime-rl"):
+        open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=True), print)
+
+
+def test_one_engine_does_not_load_the_other() -> None:
+    code = (
+        "import sys; from pathlib import Path; from nightshift import engines; cheap = 'psutil' not in sys.modules; "
+        "engines.open_engine(engines.rules_for('trl', 0), Path(), {}); print(cheap, 'httpx' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "False"]
+
+
+def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
+    for path in (ROOT / "nightshift").rglob("*.py"):
+        if "engines" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                values = [value.value for value in ast.walk(node) if isinstance(value, ast.Constant)]
+                assert not set(ENGINES) & set(values), f"{path}:{node.lineno}"
+
+
+def test_versions_are_those_of_the_environment_that_trains(tmp_path: Path) -> None:
+    assert open_engine(ARITHMETIC_TRL, ROOT, {}).versions()["trl"] == importlib.metadata.version("trl")
+    engine = open_engine(GSM8K_PRIME_RL, ROOT, {"NIGHTSHIFT_PRIME_RL": str(tmp_path)})
+    assert engine.versions() == {}
+    packages = tmp_path / ".venv" / "lib" / "python3.12" / "site-packages"
+    for name in ("torch-2.11.0+cu128", "vllm-0.26.0", "transformers-5.9.0", "torchao-0.15.0"):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "prime-rl")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    found = {"torch": "2.11.0+cu128", "vllm": "0.26.0", "transformers": "5.9.0", "prime-rl": commit}
+    assert engine.versions() == found
+
+
+@pytest.mark.parametrize("run", ["run-1", "run-1/attempt-0"])
+def test_a_refusal_is_explained_with_the_experiment_s_train_toml(tmp_path: Path, run: str) -> None:
+    run_dir = tmp_path / "runs" / "0042" / run
+    run_dir.mkdir(parents=True)
+    (tmp_path / "train.toml").write_text(f"max_steps = 5\n{BATCH}")  # of the checkout: may have been edited since
+    assert _submitted(run_dir) is None
+    (tmp_path / "runs" / "0042" / "train.toml").write_text(f"max_steps = 7\n{BATCH}")
+    submitted = _submitted(run_dir)
+    assert submitted is not None
+    assert submitted.values["max_steps"] == 7
