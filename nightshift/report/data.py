@@ -51,6 +51,11 @@ class Experiment:
         return self.record.status in MEASURED and self.score is not None
 
     @property
+    def is_crash(self) -> bool:
+        """True if it came to nothing."""
+        return self.record.status == Verdict.CRASH
+
+    @property
     def is_baseline(self) -> bool:
         """True for the first measured experiment, which is compared with nothing."""
         return self.record.status == Verdict.KEEP and self.record.parent is None
@@ -129,8 +134,7 @@ class Morning:
     @property
     def crash_causes(self) -> Counter[str]:
         """How many crashes each kind of failure caused."""
-        crashed = (e.record for e in self.experiments if e.record.status == Verdict.CRASH)
-        return Counter(str(record.failure or "cause not recorded") for record in crashed)
+        return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 
 def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
@@ -211,8 +215,8 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
         return f"it was made under other rules ({found.rules_hash})"
     created = _time(found.created)
     for experiment in experiments:
-        began = began_at(experiment.record)
-        if began is None or created is None or began <= created:
+        span = span_of(experiment.record)
+        if span is None or created is None or span[0] <= created:
             continue
         if experiment.is_kept:
             return f"experiment {experiment.number:04d} was kept after it"
@@ -222,14 +226,10 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
     return None
 
 
-def began_at(record: Record) -> datetime | None:
-    """When an experiment started; None where the record does not say it as an aware time."""
-    return _time(record.started)
-
-
-def ended_at(record: Record) -> datetime | None:
-    """When it ended, as far as its record says: an interrupted one may have no duration."""
-    return _time(record.started, record.total_seconds or 0.0)
+def span_of(record: Record) -> tuple[datetime, datetime] | None:
+    """When an experiment began and ended, an interrupted one at once; None where the record has no aware time."""
+    began, ended = _time(record.started), _time(record.started, record.total_seconds or 0.0)
+    return (began, ended) if began and ended else None
 
 
 def _time(text: str, seconds_later: float = 0.0) -> datetime | None:

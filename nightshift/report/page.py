@@ -25,7 +25,7 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Verdict
-from nightshift.report import panels
+from nightshift.report import panels, text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
 from nightshift.report.diff import Change, changes_of
@@ -33,19 +33,7 @@ from nightshift.report.keys import KeyStudy, study
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Interval, Panel, Spark
 from nightshift.report.runs import CURVES, Rollout, curve_of, problem_texts, rollouts
-from nightshift.report.text import (
-    Headline,
-    certificate_line,
-    cut,
-    duration,
-    headline,
-    points,
-    score,
-    short_number,
-    shortened,
-    signed,
-    visible,
-)
+from nightshift.report.text import Headline
 from nightshift.report.timing import Night, Use, nights, split_experiment
 from nightshift.train_toml import config
 
@@ -163,8 +151,8 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
     charts = [chart for size in SIZES if (chart := progress_chart(morning.experiments, size)) is not None]
     return View(
         morning=morning,
-        headline=headline(morning),
-        certificate=certificate_line(morning.certified),
+        headline=text.headline(morning),
+        certificate=text.certificate_line(morning.certified),
         rows=tuple(rows),
         studies=tuple(studies),
         panels=tuple(panels.panel(one) for one in studies[:_MAX_PANELS]),
@@ -205,13 +193,13 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=visible,
+        finalize=text.visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (score, signed, points, duration, short_number, cut, shortened)
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.filters |= {"n": _coordinate, "path": _path, "whole": _whole_path, "plain": _plain}
+    names = ("score", "signed", "points", "duration", "short_number", "cut", "shortened")
+    environment.filters |= {name: getattr(text, name) for name in names}
+    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain}
     return environment
 
 
@@ -236,12 +224,8 @@ def _coordinate(value: float) -> Markup:
     return Markup(f"{value:.1f}".removesuffix(".0"))
 
 
-def _path(points: Sequence[tuple[float, float]]) -> Markup:
-    return Markup(" ").join(f"{x:.1f},{y:.1f}".replace(".0", "") for x, y in points)
-
-
-def _whole_path(points: Sequence[tuple[float, float]]) -> Markup:
-    return Markup(" ").join(f"{x:.0f},{y:.0f}" for x, y in points)
+def _path(points: Sequence[tuple[float, float]], digits: int = 1) -> Markup:
+    return Markup(" ").join(f"{x:.{digits}f},{y:.{digits}f}".replace(".0", "") for x, y in points)
 
 
 def _plain(value: float | None) -> str:

@@ -17,6 +17,7 @@ from nightshift.report.runs import Curve
 from nightshift.report.text import expected, shortened
 from nightshift.report.timing import Use
 
+Interval = tuple[float, float, float]  # low end, middle and high end
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
 _MAX_CATEGORIES = 7
@@ -46,16 +47,6 @@ class Spark:
     low: float
     high: float
     last: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Delta with its 95 % interval; ends beyond the common scale are cut."""
-
-    zero: float
-    low: float
-    high: float
-    middle: float
 
 
 def panel(study: KeyStudy) -> Panel:
@@ -168,15 +159,13 @@ def spark(curves: Sequence[Curve]) -> Spark | None:
 
 
 def interval(e: Experiment, scale: float) -> Interval | None:
-    """The interval of a delta on the scale -scale..+scale; None if nothing was compared."""
+    """Delta with its 95 % interval on the scale -scale..+scale, cut there; None if nothing was compared."""
     if e.delta is None or e.delta_spread is None or scale <= 0:
         return None
-    zero = INTERVAL_WIDTH / 2
-
-    def place(value: float) -> float:
-        return zero + max(-1.0, min(1.0, value / scale)) * (zero - 4)
-
-    return Interval(zero, place(e.delta - e.delta_spread), place(e.delta + e.delta_spread), place(e.delta))
+    half = INTERVAL_WIDTH / 2
+    shares = (max(-1.0, min(1.0, (e.delta + sign * e.delta_spread) / scale)) for sign in (-1, 0, 1))
+    low, middle, high = (half + share * (half - 4) for share in shares)
+    return low, middle, high
 
 
 def interval_scale(experiments: Sequence[Experiment]) -> float:

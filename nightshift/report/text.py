@@ -25,7 +25,7 @@ _MAX_TEXT = 4000  # characters of any one text
 
 def verdict(e: Experiment) -> str:
     """What became of an experiment, in words."""
-    return {"baseline": "baseline", "back": "taken back"}.get(e.kind, e.kind)
+    return "taken back" if e.is_taken_back else e.kind
 
 
 @dataclass(frozen=True, slots=True)
