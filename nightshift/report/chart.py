@@ -96,11 +96,6 @@ class Chart:
         """The right edge of the plot."""
         return self.size.width - self.size.right
 
-    @property
-    def num_below(self) -> int:
-        """Scores that lie below the axis."""
-        return sum(dot.is_below for dot in self.dots)
-
     def label_y(self, label: Placed) -> float:
         """The baseline of a label's text."""
         return self.top - 12 - label.lane * LANE_HEIGHT

@@ -68,12 +68,10 @@ def _lanes(flags: Sequence[Placed], gap: float) -> list[Placed] | None:
         if not ready:
             return None
         for i in ready:
+            near = (j for j in lanes if flags[i].low < flags[j].high + gap and flags[j].low < flags[i].high + gap)
+            taken = {lanes[j] for j in near}
             lane = 1 + max((lanes[j] for j in covered[i]), default=-1)
-            while any(lanes[j] == lane and _touch(flags[i], flags[j], gap) for j in lanes):
+            while lane in taken:
                 lane += 1
             lanes[i] = lane
     return [replace(flag, lane=lanes[i]) for i, flag in enumerate(flags)]
-
-
-def _touch(one: Placed, other: Placed, gap: float) -> bool:
-    return one.low < other.high + gap and other.low < one.high + gap

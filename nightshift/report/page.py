@@ -71,15 +71,13 @@ class View:
 
     morning: Morning
     headline: Headline
-    certificate: str
     rows: tuple[Row, ...]
     studies: tuple[KeyStudy, ...]
     panels: tuple[Panel, ...]
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
     net: tuple[Change, ...] | None  # incumbent against baseline
-    strip: Mapping[Use, Markup]
-    tallest_seconds: float
+    strip: tuple[Mapping[Use, Markup], float]  # its paths, and the tallest column in seconds
     written: datetime
 
 
@@ -146,21 +144,18 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
                 rollouts=tuple(answers) if number in with_rollouts else None,
             )
         )
-    strip, tallest = panels.strip([row.uses for row in rows])
     studies = study(morning.experiments)
     charts = [chart for size in SIZES if (chart := progress_chart(morning.experiments, size)) is not None]
     return View(
         morning=morning,
         headline=text.headline(morning),
-        certificate=text.certificate_line(morning.certified),
         rows=tuple(rows),
         studies=tuple(studies),
         panels=tuple(panels.panel(one) for one in studies[:_MAX_PANELS]),
         charts=tuple(charts),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in rows])),
         net=_net(ledger, morning),
-        strip=strip,
-        tallest_seconds=tallest,
+        strip=panels.strip([row.uses for row in rows]),
         written=now,
     )
 
@@ -184,7 +179,7 @@ def _chosen(experiments: Sequence[Experiment], most: int) -> set[int]:
     first = [e for e in experiments if e.record.status == Verdict.KEEP][-most // 2 :]
     last = list(experiments[-_NUM_LAST:])
     telling = sorted(experiments, key=lambda e: -abs(e.delta or 0.0))
-    return {e.number for e in list({e.number: e for e in (*first, *last, *telling)}.values())[:most]}
+    return set(list(dict.fromkeys(e.number for e in (*first, *last, *telling)))[:most])
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -197,7 +192,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("score", "signed", "points", "duration", "short_number", "cut", "shortened")
+    names = ("score", "signed", "points", "duration", "short_number", "cut", "shortened", "certificate_line")
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain}
     return environment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -116,15 +116,10 @@ def _positions(study: KeyStudy) -> dict[str, float]:
     if len(values) <= _MAX_CATEGORIES or len(known) < len(values):
         step = (right - left) / max(len(values), 1)
         return {value: left + (i + 0.5) * step for i, value in enumerate(values)}
-    low, high = min(known), max(known)
-    is_log = low > 0 and high / low >= 10
-
-    def share(number: float) -> float:
-        if is_log:
-            return math.log(number / low) / math.log(high / low)
-        return (number - low) / (high - low)
-
-    return {value: left + share(number) * (right - left) for value, number in numbers.items() if number is not None}
+    scale = math.log if min(known) > 0 and max(known) / min(known) >= 10 else float
+    low, width = scale(min(known)), scale(max(known)) - scale(min(known)) or 1.0
+    shares = {value: (scale(number) - low) / width for value, number in numbers.items() if number is not None}
+    return {value: left + share * (right - left) for value, share in shares.items()}
 
 
 def _x_ticks(study: KeyStudy, place: Mapping[str, float]) -> list[Text]:
@@ -176,18 +171,14 @@ def interval_scale(experiments: Sequence[Experiment]) -> float:
 
 
 def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, Markup], float]:
-    """Stacked columns, one an experiment, as one SVG path a use (1000 units wide); and the tallest in seconds."""
+    """Stacked columns (see timing.total) as one SVG path a use, 1000 units wide; and the tallest in seconds."""
     tallest = max((sum(column.values()) for column in columns), default=0.0)
-    paths: dict[Use, list[str]] = {}
-    if tallest > 0:
-        pitch = 1000 / max(len(columns), 24)  # a few columns stay columns
-        for i, column in enumerate(columns):
-            y = STRIP_HEIGHT
-            for use in Use:
-                if seconds := column.get(use, 0.0):
-                    size = seconds / tallest * STRIP_HEIGHT
-                    y -= size
-                    paths.setdefault(use, []).append(
-                        f"M{i * pitch:.1f} {y:.1f}h{0.82 * pitch:.1f}v{size:.1f}h{-0.82 * pitch:.1f}z"
-                    )
+    pitch = 1000 / max(len(columns), 24)  # a few columns stay columns
+    paths = defaultdict[Use, list[str]](list)
+    for i, column in enumerate(columns):
+        y = STRIP_HEIGHT
+        for use, seconds in column.items():
+            size = seconds / tallest * STRIP_HEIGHT
+            y -= size
+            paths[use].append(f"M{i * pitch:.1f} {y:.1f}h{0.82 * pitch:.1f}v{size:.1f}h{-0.82 * pitch:.1f}z")
     return {use: Markup("".join(paths[use])) for use in Use if use in paths}, tallest

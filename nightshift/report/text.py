@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from nightshift.records import Verdict
-from nightshift.report.data import Z95, Certified, Experiment, Morning, counted
+from nightshift.report.data import Z95, Experiment, Morning, counted
 
 NOT_MEASURED = "not measured"
 _MINUS = "\N{MINUS SIGN}"
@@ -68,11 +68,10 @@ def headline(morning: Morning) -> Headline:
     return Headline(f"No gain: {change}", sentence, "open")
 
 
-def certificate_line(certified: Certified | None) -> str:
+def certificate_line(morning: Morning) -> str:
     """One sentence: what the sealed set says of baseline and incumbent."""
-    if certified is None:
+    if (c := morning.certificate) is None:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
-    c = certified.certificate
     low, high = c.interval
     line = (
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
@@ -80,7 +79,7 @@ def certificate_line(certified: Certified | None) -> str:
         f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
-    return f"Not of this incumbent: {certified.obsolete}. {line}" if certified.obsolete else line
+    return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
 
 def score(value: float | None) -> str:
