@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nightshift.records import Verdict
-from nightshift.report.data import Z95, Experiment
+from nightshift.report.data import MEASURED, Z95, Experiment
 from nightshift.report.keys import short_names
 from nightshift.report.labels import Flag, Placed, place
 from nightshift.report.text import cut, expected, score, shortened, verdict
@@ -78,7 +78,6 @@ class Chart:
     size: Size
     height: float
     top: float  # of the plot
-    bottom: float
     radius: float
     dots: tuple[Dot, ...]
     incumbent: tuple[Point, ...]  # the step line
@@ -107,7 +106,7 @@ class Chart:
 
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
-    shown = [e for e in experiments if e.is_measured or e.is_crash]
+    shown = [e for e in experiments if e.is_crash or (e.record.status in MEASURED and e.score is not None)]
     if all(e.is_crash for e in shown):
         return None
     plot_width = size.width - size.left - size.right
@@ -132,7 +131,6 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         size=size,
         height=height,
         top=top,
-        bottom=bottom,
         radius=min(max(0.36 * pitch, 1.5), 4.5),
         dots=tuple(dots),
         incumbent=tuple(line),

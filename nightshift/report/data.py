@@ -46,11 +46,6 @@ class Experiment:
         return self.record.number
 
     @property
-    def is_measured(self) -> bool:
-        """True if it has a score and came to a verdict."""
-        return self.record.status in MEASURED and self.score is not None
-
-    @property
     def is_crash(self) -> bool:
         """True if it came to nothing."""
         return self.record.status == Verdict.CRASH

@@ -18,11 +18,6 @@ class Trial:
     old: str
     value: str
 
-    @property
-    def is_alone(self) -> bool:
-        """True if no other key changed: the difference is this key's."""
-        return len(self.experiment.changes) == 1
-
 
 @dataclass(frozen=True, slots=True)
 class KeyStudy:

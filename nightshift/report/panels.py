@@ -85,13 +85,13 @@ def panel(study: KeyStudy) -> Panel:
 
 def _dot(trial: Trial, x: float, floor: float, y_of: Scale) -> Dot:
     """Of one trial; a crash stands below the plot, what lies below `floor` (pp) at its edge."""
-    e = trial.experiment
+    e, is_alone = trial.experiment, len(trial.experiment.changes) == 1
     told = "crash" if e.delta is None else expected(e)
     title = f"{e.number:04d} {e.record.status}\n{trial.old} → {trial.value}: {told}"
-    title += "" if trial.is_alone else "\ntogether with other keys"
+    title += "" if is_alone else "\ntogether with other keys"
     if e.delta is None:
         return Dot(e.number, x, _PANEL_BOTTOM + 9, "crash", title)
-    kind = e.record.status if trial.is_alone else f"{e.record.status} shared"
+    kind = e.record.status if is_alone else f"{e.record.status} shared"
     if 100 * e.delta < floor:
         return Dot(e.number, x, _PANEL_BOTTOM - 4, kind, title, is_below=True)
     ends = (None, None) if e.delta_spread is None else (e.delta - e.delta_spread, e.delta + e.delta_spread)

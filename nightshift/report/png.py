@@ -58,11 +58,9 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
             LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.15 if chart.radius < 2 else 0.45, zorder=2.5)
         )
         for below, marker in ((False, "o"), (True, "v")):
-            places = [dot for dot in dots if dot.is_below is below]
-            if places:
-                xs, ys = [dot.x for dot in places], [dot.y for dot in places]
-                area = (2 * chart.radius * size * _POINT) ** 2
-                axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
+            area, places = (2 * chart.radius * size * _POINT) ** 2, [dot for dot in dots if dot.is_below is below]
+            xs, ys = [dot.x for dot in places], [dot.y for dot in places]
+            axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
     if chart.crash_y is not None:
         xs = [dot.x for dot in chart.dots if dot.kind == "crash"]
         area = (2 * max(chart.radius, 2.5) * _POINT) ** 2

@@ -29,7 +29,9 @@ def experiment_text(record: Record, run_dir: Path) -> str:
     ]
     found: Block = [
         ("why", judgement.why),
-        *_numbers(judgement, "delta", "delta_stderr", "p_better", "incumbent_score"),
+        ("delta", _pp(judgement.delta)),
+        ("delta_stderr", _pp(judgement.delta_stderr)),
+        *_numbers(judgement, "p_better", "incumbent_score"),
         *((name, f"{value:.6g}") for name, value in judgement.diagnostics.items()),
         ("settled", record.settled or "not settled"),
         ("kept commit", record.kept_commit or "none"),
@@ -58,6 +60,8 @@ def _run(index: int, run: Result) -> Block:
         *_numbers(training, "num_steps", "reward_mean", "training_seconds"),
         *_numbers(run, "startup_seconds", "total_seconds"),
         *_numbers(training, "peak_memory_gb"),
+        *(_numbers(run.load, "num_cores", "load_average", "step_seconds") if run.load else ()),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
     if evaluation is None:
         return [*block, ("eval_score", None)]
@@ -80,3 +84,7 @@ def _numbers(value: object, *names: str) -> Block:
     """Fields of a value, by their names."""
     numbers = ((name, getattr(value, name)) for name in names)
     return [(name, None if number is None else f"{number:.6g}") for name, number in numbers]
+
+
+def _pp(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:+.2f} pp"

@@ -87,11 +87,9 @@ def score(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.3f}"
 
 
-def signed(value: float | None, digits: int = 1) -> str:
+def signed(value: float) -> str:
     """A number with its sign; zero has none."""
-    if value is None:
-        return NOT_MEASURED
-    text = f"{abs(value):.{digits}f}"
+    text = f"{abs(value):.1f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else _MINUS}{text}"
 
 
@@ -105,19 +103,15 @@ def expected(e: Experiment) -> str:
     return points(e.delta) + ("" if e.delta_spread is None else f" ± {100 * e.delta_spread:.1f}")
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Seconds below two minutes, minutes below two hours, else hours."""
-    if seconds is None:
-        return NOT_MEASURED
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def short_number(value: float | None) -> str:
+def short_number(value: float) -> str:
     """Three significant digits, without an exponent where that is readable."""
-    if value is None:
-        return NOT_MEASURED
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
