@@ -41,7 +41,7 @@ def campaign_section(view: View) -> str:
     back = f" ({len(morning.taken_back)} taken back)" if morning.taken_back else ""
     return "\n".join(
         [
-            f"**{view.headline.title}.** {view.headline.sentence} {certificate_line(morning.certified)}",
+            f"**{view.headline.title}.** {view.headline.sentence} {certificate_line(morning)}",
             "",
             f"{len(morning.experiments)} experiments in {duration(seconds)}: {len(morning.kept)} kept{back}, "
             f"{morning.count('discard')} discarded, {morning.count('crash')} crashed.",

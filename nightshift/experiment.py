@@ -233,7 +233,7 @@ def examine(record: Record, setup: Setup) -> str | None:
     run, candidate = record.runs[-1], load(setup.ledger.run_dir(record.number) / CONFIG_NAME)
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    return health.digest(steps, health.conditions_of(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
+    return health.digest(steps, health.Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
 
 
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nightshift.health import checks
-from nightshift.health.finding import Conditions, Finding, conditions_of
+from nightshift.health.finding import Conditions, Finding
 from nightshift.metrics import Step
 
-__all__ = ["MAX_FINDINGS", "conditions_of", "digest", "examine"]
+__all__ = ["MAX_FINDINGS", "Conditions", "digest", "examine"]
 
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer
@@ -42,8 +42,8 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
     found = [finding for check in _CHECKS for finding in check(steps, conditions)]
     found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
     found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]
-    return [replace(finding, keys=_used(finding.keys, conditions)) for finding in found[:MAX_FINDINGS]]
-
-
-def _used(keys: tuple[str, ...], conditions: Conditions) -> tuple[str, ...]:
-    return tuple(key for key in keys if conditions.used_keys is None or key in conditions.used_keys)[:MAX_KEYS]
+    used = conditions.used_keys
+    return [
+        replace(finding, keys=tuple(key for key in finding.keys if used is None or key in used)[:MAX_KEYS])
+        for finding in found[:MAX_FINDINGS]
+    ]

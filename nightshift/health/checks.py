@@ -127,8 +127,8 @@ def truncation(steps: Sequence[Step], conditions: Conditions) -> Iterator[Findin
     if values:
         at = f" at {limit} tokens" if limit else ""
         shares.append((fmean(last_half(values)), f"of the training completions{at} in the last half"))
-    if conditions.evaluation_truncated_share is not None:
-        shares.append((conditions.evaluation_truncated_share, "at evaluation"))
+    if (evaluation := conditions.run.evaluation) is not None:
+        shares.append((evaluation.truncated_share, "at evaluation"))
     if shares and max(shares)[0] >= TRUNCATED_SHARE:
         text = ", ".join(f"{share:.0%} {where}" for share, where in shares)
         yield Finding(f"cut and so scored 0: {text}", (_MAX_TOKENS, _PENALTY, "seq_len"), Severity.COSTLY)
@@ -218,9 +218,10 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
 
 def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
     """What the budget was used for."""
-    seconds, whole = conditions.training_seconds, conditions.budget_seconds or 0.0
-    max_steps, ended = conditions.values.get("max_steps"), conditions.outcome is Outcome.BUDGET
-    if conditions.outcome is Outcome.FINISHED and seconds is not None and seconds < (1 - UNUSED_SHARE) * whole:
+    training, evaluation = conditions.run.training, conditions.run.evaluation
+    outcome, seconds, whole = training.outcome, training.training_seconds, conditions.budget_seconds
+    max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
+    if outcome is Outcome.FINISHED and seconds is not None and seconds < (1 - UNUSED_SHARE) * whole:
         unused = f"{whole - seconds:.0f} s of the budget unused"
         text = f"max_steps = {max_steps} ended training after {seconds:.0f} s: {unused}"
         yield Finding(text, ("max_steps",), Severity.COSTLY)
@@ -235,7 +236,7 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
     if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
         text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"
         yield Finding(text, (_COMPILE, "orchestrator.concurrency.initial_inflight", _EAGER), Severity.COSTLY)
-    overhead = (conditions.startup_seconds or 0.0) + (conditions.evaluation_seconds or 0.0)
+    overhead = (conditions.run.startup_seconds or 0.0) + (evaluation.seconds if evaluation else 0.0)
     if seconds and overhead > OVERHEAD_RATIO * seconds:
         text = f"start-up and evaluation took {overhead:.0f} s beside {seconds:.0f} s of training"
         yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
@@ -254,11 +255,11 @@ def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
 
 def note(steps: Sequence[Step], conditions: Conditions) -> Finding:
     """The last line, where there is room for it."""
-    text, keys = pace(steps)
+    (text, keys), run = pace(steps), conditions.run
     parts = (
-        ("start-up", conditions.startup_seconds),
-        ("training", conditions.training_seconds),
-        ("evaluation", conditions.evaluation_seconds),
+        ("start-up", run.startup_seconds),
+        ("training", run.training.training_seconds),
+        ("evaluation", run.evaluation.seconds if run.evaluation else None),
     )
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in parts if seconds is not None)
     return Finding(f"time: {text}" + (f"; {spent}" if spent else ""), keys, Severity.NOTE)

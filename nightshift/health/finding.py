@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from nightshift.records import Outcome, Result
+from nightshift.records import Result
 
 
 class Severity(IntEnum):
@@ -34,33 +34,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the digest knows of a run beside its curves; None is not measured.
+    """What the digest knows of a run beside its curves.
 
     `values`: the config's keys with defaults (Config.resolved). `used_keys`: what the engine uses, None for every
     key; a finding points to no other.
     """
 
-    budget_seconds: float | None = None
-    training_seconds: float | None = None
-    startup_seconds: float | None = None
-    evaluation_seconds: float | None = None
-    evaluation_truncated_share: float | None = None
-    outcome: Outcome | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    run: Result
+    budget_seconds: float
+    values: Mapping[str, Any]
     used_keys: AbstractSet[str] | None = None
-
-
-def conditions_of(
-    run: Result, budget_seconds: float, values: Mapping[str, Any], used_keys: AbstractSet[str] | None = None
-) -> Conditions:
-    """The conditions of a recorded run under `values` (Config.resolved)."""
-    return Conditions(
-        budget_seconds=budget_seconds,
-        training_seconds=run.training.training_seconds,
-        startup_seconds=run.startup_seconds,
-        evaluation_seconds=run.evaluation.seconds if run.evaluation else None,
-        evaluation_truncated_share=run.evaluation.truncated_share if run.evaluation else None,
-        outcome=run.training.outcome,
-        values=values,
-        used_keys=used_keys,
-    )

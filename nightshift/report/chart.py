@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nightshift.records import Verdict
-from nightshift.report.data import Z95, Experiment
+from nightshift.report.data import MEASURED, Z95, Experiment
 from nightshift.report.keys import short_names
 from nightshift.report.labels import Flag, Placed, place
 from nightshift.report.text import cut, expected, score, shortened, verdict
@@ -78,13 +78,12 @@ class Chart:
     size: Size
     height: float
     top: float  # of the plot
-    bottom: float
     radius: float
     dots: tuple[Dot, ...]
-    crashes: tuple[Dot, ...]
     incumbent: tuple[Point, ...]  # the step line
     band: tuple[Point, ...]  # its 95 % band as a polygon
     baseline_y: float | None
+    crash_y: float | None  # of the crashes, below the plot; None without one
     ends: tuple[Text, ...]  # what the lines come to
     labels: tuple[Placed, ...]
     num_unlabelled: int
@@ -95,11 +94,6 @@ class Chart:
     def plot_right(self) -> float:
         """The right edge of the plot."""
         return self.size.width - self.size.right
-
-    @property
-    def num_below(self) -> int:
-        """Scores that lie below the axis."""
-        return sum(dot.is_below for dot in self.dots)
 
     def label_y(self, label: Placed) -> float:
         """The baseline of a label's text."""
@@ -112,14 +106,13 @@ class Chart:
 
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
-    shown = [e for e in experiments if e.record.status in tuple(Verdict)]
-    if not any(e.is_measured for e in shown):
+    shown = [e for e in experiments if e.is_crash or (e.record.status in MEASURED and e.score is not None)]
+    if all(e.is_crash for e in shown):
         return None
     plot_width = size.width - size.left - size.right
     pitch = plot_width / len(shown)
     xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
-    labelled = [i for i, e in enumerate(shown) if e.is_kept and e.is_standing]
-    flags = _flags([shown[i] for i in labelled], [xs[i] for i in labelled])
+    flags = _flags([(e, x) for e, x in zip(shown, xs, strict=True) if e.is_kept and e.is_standing])
     labels = place(flags, size.width, CHARACTER_WIDTH, size.max_lanes, size.max_labels)
     top = 14.0 + LANE_HEIGHT * (1 + max((label.lane for label in labels), default=-1)) + 6 * bool(labels)
     bottom = top + size.plot_height
@@ -129,27 +122,24 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         return bottom - (value - low) / (high - low) * size.plot_height
 
     titles = [_title(e, len(shown)) if size.name != "narrow" else "" for e in shown]
-    places = list(zip(shown, xs, titles, strict=True))
-    dots = [_dot(e, x, y_of, top, bottom, title) for e, x, title in places if e.is_measured]
-    crash_y = bottom + _CRASH_HEIGHT / 2 + 2
-    crashes = [Dot(e.number, x, crash_y, e.kind, title) for e, x, title in places if e.record.status == Verdict.CRASH]
+    dots = [_dot(e, x, y_of, top, bottom, title) for e, x, title in zip(shown, xs, titles, strict=True)]
+    crash_y = next((dot.y for dot in dots if dot.kind == "crash"), None)
     line, band = _steps(shown, xs, size.width - size.right, y_of)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
-    height = bottom + (_CRASH_HEIGHT if crashes else 0) + _AXIS_HEIGHT
+    height = bottom + (0 if crash_y is None else _CRASH_HEIGHT) + _AXIS_HEIGHT
     return Chart(
         size=size,
         height=height,
         top=top,
-        bottom=bottom,
         radius=min(max(0.36 * pitch, 1.5), 4.5),
         dots=tuple(dots),
-        crashes=tuple(crashes),
         incumbent=tuple(line),
         band=tuple(band),
         baseline_y=y_of(standing.baseline) if standing else None,
+        crash_y=crash_y,
         ends=_ends(standing.baseline, standing.incumbent, y_of, size) if standing else (),
-        labels=tuple(Placed(shown[labelled[p.index]].number, p.x, p.text, p.low, p.high, p.lane) for p in labels),
-        num_unlabelled=len(labelled) - len(labels),
+        labels=tuple(labels),
+        num_unlabelled=len(flags) - len(labels),
         y_ticks=tuple(Text(size.left - 8, y_of(value) + 4, text) for value, text in ticks(low, high, 6)),
         x_ticks=tuple(_x_ticks(shown, xs, height - 14, int(plot_width / 46))),
     )
@@ -164,7 +154,7 @@ def _range(shown: Sequence[Experiment]) -> Point:
             core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
         if e.score is not None and e.record.status == Verdict.KEEP:
             core += [e.score - (e.spread or 0.0), e.score + (e.spread or 0.0)]
-    scores = [e.score for e in shown if e.is_measured and e.score is not None]
+    scores = [e.score for e in shown if not e.is_crash and e.score is not None]
     core = core or scores
     spreads = [e.spread for e in shown if e.spread is not None]
     span = max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
@@ -175,7 +165,8 @@ def _range(shown: Sequence[Experiment]) -> Point:
 
 
 def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float, title: str) -> Dot:
-    assert e.score is not None
+    if e.is_crash or e.score is None:
+        return Dot(e.number, x, bottom + _CRASH_HEIGHT / 2 + 2, e.kind, title)
     y = y_of(e.score)
     if y > bottom:
         return Dot(e.number, x, bottom - 5, e.kind, title, is_below=True)
@@ -191,7 +182,7 @@ def _title(e: Experiment, count: int) -> str:
         parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.delta is not None:
         parts.append(f"expected {expected(e)} over the incumbent")
-    if e.record.status == Verdict.CRASH and e.record.judgement:
+    if e.is_crash and e.record.judgement:
         parts.append(cut(e.record.judgement.why, 120))
     if count <= _MANY:
         parts.append(cut(e.record.description, 160))
@@ -225,10 +216,10 @@ def _ends(baseline: float, incumbent: float, y_of: Scale, size: Size) -> tuple[T
     return (Text(x, high + 4, f"incumbent {score(incumbent)}"), Text(x, low + 4, f"baseline {score(baseline)}"))
 
 
-def _flags(kept: Sequence[Experiment], xs: Sequence[float]) -> list[Flag]:
-    names = short_names(change.key for e in kept for change in e.changes)
+def _flags(kept: Sequence[tuple[Experiment, float]]) -> list[Flag]:
+    names = short_names(change.key for e, _ in kept for change in e.changes)
     flags = []
-    for e, x in zip(kept, xs, strict=True):
+    for e, x in kept:
         number = f"{e.number:04d}"
         texts = [number]
         if e.changes:
@@ -238,20 +229,15 @@ def _flags(kept: Sequence[Experiment], xs: Sequence[float]) -> list[Flag]:
             full = shortened(f"{number} {told}", _MAX_LABEL - len(suffix)) + suffix
             brief = shortened(f"{number} {names[first.key]}", 18 - len(suffix)) + suffix
             texts = list(dict.fromkeys([full, brief, number]))
-        flags.append(Flag(x, tuple(texts), abs(e.delta or 0.0)))
+        flags.append(Flag(e.number, x, tuple(texts), abs(e.delta or 0.0)))
     return flags
 
 
 def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: int) -> list[Text]:
-    every = next(size for size in _round_sizes() if len(shown) / size <= most)
-    labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0] or [
-        (xs[0], shown[0].number)
-    ]
-    return [Text(x, y, str(number)) for x, number in labelled]
-
-
-def _round_sizes() -> list[int]:
-    return [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
+    sizes = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
+    every = next(size for size in sizes if len(shown) / size <= most)
+    labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0]
+    return [Text(x, y, str(number)) for x, number in labelled or [(xs[0], shown[0].number)]]
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:

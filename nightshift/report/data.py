@@ -46,9 +46,9 @@ class Experiment:
         return self.record.number
 
     @property
-    def is_measured(self) -> bool:
-        """True if it has a score and came to a verdict."""
-        return self.record.status in MEASURED and self.score is not None
+    def is_crash(self) -> bool:
+        """True if it came to nothing."""
+        return self.record.status == Verdict.CRASH
 
     @property
     def is_baseline(self) -> bool:
@@ -89,22 +89,18 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
-    """A certificate; `obsolete` says why it does not speak of the page's incumbent, None if it does."""
-
-    certificate: Certificate
-    obsolete: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Morning:
-    """All that the page says. `notes` name what could not be read or is not shown."""
+    """All that the page says. `notes` name what could not be read or is not shown.
+
+    `obsolete` says why the certificate does not speak of the page's incumbent, None if it does.
+    """
 
     branch: str
     rules: Rules | None
     standing: Standing | None  # what is believed now; None before the baseline
     experiments: tuple[Experiment, ...]
-    certified: Certified | None
+    certificate: Certificate | None
+    obsolete: str | None
     notes: tuple[str, ...]
 
     @property
@@ -129,8 +125,7 @@ class Morning:
     @property
     def crash_causes(self) -> Counter[str]:
         """How many crashes each kind of failure caused."""
-        crashed = (e.record for e in self.experiments if e.record.status == Verdict.CRASH)
-        return Counter(str(record.failure or "cause not recorded") for record in crashed)
+        return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 
 def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
@@ -167,9 +162,10 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     experiments = tuple(
         Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, r.number in back) for r in shown
     )
-    certified, problem = _certified(ledger.runs_dir, branch, rules_hash, experiments)
+    certificate, damage = _certificate(ledger.runs_dir)
+    obsolete = _obsolete(certificate, branch, rules_hash, experiments) if certificate else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
-    return Morning(branch, rules, campaign.standing, experiments, certified, (*notes, *problem))
+    return Morning(branch, rules, campaign.standing, experiments, certificate, obsolete, (*notes, *damage))
 
 
 def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
@@ -189,19 +185,13 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def _certified(
-    runs_dir: Path, branch: str, rules_hash: str, experiments: Sequence[Experiment]
-) -> tuple[Certified | None, list[str]]:
-    damaged = None, [f"{CERTIFICATE_NAME} is damaged: not shown."]
+def _certificate(runs_dir: Path) -> tuple[Certificate | None, list[str]]:
     try:
         found = certificates.read(runs_dir)
+        is_sound = found is None or bool(_time(found.created) and found.num_seeds.keys() >= {"baseline", "incumbent"})
     except UsageError:
-        return damaged
-    if found is None:
-        return None, []
-    if _time(found.created) is None or not found.num_seeds.keys() >= {"baseline", "incumbent"}:
-        return damaged
-    return Certified(found, _obsolete(found, branch, rules_hash, experiments)), []
+        is_sound = False
+    return (found, []) if is_sound else (None, [f"{CERTIFICATE_NAME} is damaged: not shown."])
 
 
 def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Sequence[Experiment]) -> str | None:
@@ -210,26 +200,20 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
     if found.rules_hash != rules_hash:
         return f"it was made under other rules ({found.rules_hash})"
     created = _time(found.created)
-    for experiment in experiments:
-        began = began_at(experiment.record)
-        if began is None or created is None or began <= created:
-            continue
-        if experiment.is_kept:
-            return f"experiment {experiment.number:04d} was kept after it"
-        judgement = experiment.record.judgement
-        if judgement is not None and judgement.taken_back_to is not None:
-            return f"experiment {experiment.number:04d} took a keep back after it"
+    for e in experiments:
+        span, judgement = span_of(e.record), e.record.judgement
+        if span and created and span[0] > created:
+            if e.is_kept:
+                return f"experiment {e.number:04d} was kept after it"
+            if judgement and judgement.taken_back_to is not None:
+                return f"experiment {e.number:04d} took a keep back after it"
     return None
 
 
-def began_at(record: Record) -> datetime | None:
-    """When an experiment started; None where the record does not say it as an aware time."""
-    return _time(record.started)
-
-
-def ended_at(record: Record) -> datetime | None:
-    """When it ended, as far as its record says: an interrupted one may have no duration."""
-    return _time(record.started, record.total_seconds or 0.0)
+def span_of(record: Record) -> tuple[datetime, datetime] | None:
+    """When an experiment began and ended, an interrupted one at once; None where the record has no aware time."""
+    began, ended = _time(record.started), _time(record.started, record.total_seconds or 0.0)
+    return (began, ended) if began and ended else None
 
 
 def _time(text: str, seconds_later: float = 0.0) -> datetime | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.records import Verdict
 from nightshift.report.data import Experiment
 
 _GENERIC_LEAVES = ("type", "name", "enabled", "num")
@@ -13,12 +12,11 @@ _GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One experiment that changed a key to `value`; `is_alone`: no other key changed, so the difference is its own."""
+    """One experiment that changed a key to `value`."""
 
     experiment: Experiment
     old: str
     value: str
-    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,11 @@ def study(experiments: Sequence[Experiment]) -> list[KeyStudy]:
     trials: dict[str, list[Trial]] = {}
     current: dict[str, str] = {}
     for experiment in experiments:
-        if experiment.delta is None and experiment.record.status != Verdict.CRASH:
+        if experiment.delta is None and not experiment.is_crash:
             continue
         for change in experiment.changes:
             old, value = change.old or "unset", change.new or "unset"
-            trials.setdefault(change.key, []).append(Trial(experiment, old, value, len(experiment.changes) == 1))
+            trials.setdefault(change.key, []).append(Trial(experiment, old, value))
             current.setdefault(change.key, old)  # before the first trial the incumbent had the old value
             if experiment.is_standing:
                 current[change.key] = value

@@ -8,13 +8,14 @@ higher lane than that label; a set of flags fits if these demands form no circle
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A label to place at `x`: its texts from best to shortest, and how much it matters."""
+    """A label to place at `x`: its texts from best to shortest, and how much it matters. `number` names it."""
 
+    number: int
     x: float
     texts: tuple[str, ...]
     weight: float
@@ -22,9 +23,9 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A flag with its text from `low` to `high` in `lane` (0 is next to the plot). `index`: its place in the input."""
+    """A flag with its text from `low` to `high` in `lane` (0 is next to the plot)."""
 
-    index: int
+    number: int
     x: float
     text: str
     low: float
@@ -41,16 +42,14 @@ def place(
     another flag's leader.
     """
     placed: list[Placed] = []
-    order = sorted(range(len(flags)), key=lambda i: -flags[i].weight)[:max_flags]
-    for index in order:
-        flag = flags[index]
+    for flag in sorted(flags, key=lambda flag: -flag.weight)[:max_flags]:
         for text in flag.texts:
             size = len(text) * character_width
             attempts = []
             for low in (flag.x + gap / 2, flag.x - gap / 2 - size):
                 if low < 0 or low + size > width:
                     continue
-                tried = _lanes([*placed, Placed(index, flag.x, text, low, low + size, 0)], gap)
+                tried = _lanes([*placed, Placed(flag.number, flag.x, text, low, low + size, 0)], gap)
                 if tried is not None and (height := max(p.lane for p in tried)) < max_lanes:
                     attempts.append((height, tried))
             if attempts:
@@ -69,12 +68,10 @@ def _lanes(flags: Sequence[Placed], gap: float) -> list[Placed] | None:
         if not ready:
             return None
         for i in ready:
+            near = (j for j in lanes if flags[i].low < flags[j].high + gap and flags[j].low < flags[i].high + gap)
+            taken = {lanes[j] for j in near}
             lane = 1 + max((lanes[j] for j in covered[i]), default=-1)
-            while any(lanes[j] == lane and _touch(flags[i], flags[j], gap) for j in lanes):
+            while lane in taken:
                 lane += 1
             lanes[i] = lane
-    return [Placed(f.index, f.x, f.text, f.low, f.high, lanes[i]) for i, f in enumerate(flags)]
-
-
-def _touch(one: Placed, other: Placed, gap: float) -> bool:
-    return one.low < other.high + gap and other.low < one.high + gap
+    return [replace(flag, lane=lanes[i]) for i, flag in enumerate(flags)]

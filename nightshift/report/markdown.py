@@ -16,7 +16,7 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
     """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    lines += [markdown(certificate_line(morning.certified), 2000), ""]
+    lines += [markdown(certificate_line(morning), 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
         back = f" ({len(morning.taken_back)} taken back)" if morning.taken_back else ""

@@ -25,26 +25,14 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Verdict
-from nightshift.report import panels
+from nightshift.report import panels, text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
 from nightshift.report.keys import KeyStudy, study
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Interval, Panel, Spark
 from nightshift.report.runs import CURVES, Rollout, curve_of, problem_texts, rollouts
-from nightshift.report.text import (
-    Headline,
-    certificate_line,
-    cut,
-    duration,
-    headline,
-    points,
-    score,
-    short_number,
-    shortened,
-    signed,
-    visible,
-)
+from nightshift.report.text import Headline
 from nightshift.report.timing import Night, Use, nights, split_experiment
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.diff import Change, diff
@@ -83,15 +71,13 @@ class View:
 
     morning: Morning
     headline: Headline
-    certificate: str
     rows: tuple[Row, ...]
     studies: tuple[KeyStudy, ...]
     panels: tuple[Panel, ...]
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
     net: tuple[Change, ...] | None  # incumbent against baseline
-    strip: Mapping[Use, Markup]
-    tallest_seconds: float
+    strip: tuple[Mapping[Use, Markup], float]  # its paths, and the tallest column in seconds
     written: datetime
 
 
@@ -158,21 +144,18 @@ def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = N
                 rollouts=tuple(answers) if number in with_rollouts else None,
             )
         )
-    strip, tallest = panels.strip([row.uses for row in rows])
     studies = study(morning.experiments)
     charts = [chart for size in SIZES if (chart := progress_chart(morning.experiments, size)) is not None]
     return View(
         morning=morning,
-        headline=headline(morning),
-        certificate=certificate_line(morning.certified),
+        headline=text.headline(morning),
         rows=tuple(rows),
         studies=tuple(studies),
         panels=tuple(panels.panel(one) for one in studies[:_MAX_PANELS]),
         charts=tuple(charts),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in rows])),
         net=_net(ledger, morning),
-        strip=strip,
-        tallest_seconds=tallest,
+        strip=panels.strip([row.uses for row in rows]),
         written=now,
     )
 
@@ -196,7 +179,7 @@ def _chosen(experiments: Sequence[Experiment], most: int) -> set[int]:
     first = [e for e in experiments if e.record.status == Verdict.KEEP][-most // 2 :]
     last = list(experiments[-_NUM_LAST:])
     telling = sorted(experiments, key=lambda e: -abs(e.delta or 0.0))
-    return {e.number for e in list({e.number: e for e in (*first, *last, *telling)}.values())[:most]}
+    return set(list(dict.fromkeys(e.number for e in (*first, *last, *telling)))[:most])
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -205,13 +188,13 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=visible,
+        finalize=text.visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (score, signed, points, duration, short_number, cut, shortened)
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.filters |= {"n": _coordinate, "path": _path, "whole": _whole_path, "plain": _plain}
+    names = ("score", "signed", "points", "duration", "short_number", "cut", "shortened", "certificate_line")
+    environment.filters |= {name: getattr(text, name) for name in names}
+    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain}
     return environment
 
 
@@ -236,12 +219,8 @@ def _coordinate(value: float) -> Markup:
     return Markup(f"{value:.1f}".removesuffix(".0"))
 
 
-def _path(points: Sequence[tuple[float, float]]) -> Markup:
-    return Markup(" ").join(f"{x:.1f},{y:.1f}".replace(".0", "") for x, y in points)
-
-
-def _whole_path(points: Sequence[tuple[float, float]]) -> Markup:
-    return Markup(" ").join(f"{x:.0f},{y:.0f}" for x, y in points)
+def _path(points: Sequence[tuple[float, float]], digits: int = 1) -> Markup:
+    return Markup(" ").join(f"{x:.{digits}f},{y:.{digits}f}".replace(".0", "") for x, y in points)
 
 
 def _plain(value: float | None) -> str:

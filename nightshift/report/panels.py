@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
@@ -17,6 +17,7 @@ from nightshift.report.runs import Curve
 from nightshift.report.text import expected, shortened
 from nightshift.report.timing import Use
 
+Interval = tuple[float, float, float]  # low end, middle and high end
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
 _MAX_CATEGORIES = 7
@@ -46,16 +47,6 @@ class Spark:
     low: float
     high: float
     last: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Delta with its 95 % interval; ends beyond the common scale are cut."""
-
-    zero: float
-    low: float
-    high: float
-    middle: float
 
 
 def panel(study: KeyStudy) -> Panel:
@@ -94,13 +85,13 @@ def panel(study: KeyStudy) -> Panel:
 
 def _dot(trial: Trial, x: float, floor: float, y_of: Scale) -> Dot:
     """Of one trial; a crash stands below the plot, what lies below `floor` (pp) at its edge."""
-    e = trial.experiment
+    e, is_alone = trial.experiment, len(trial.experiment.changes) == 1
     told = "crash" if e.delta is None else expected(e)
     title = f"{e.number:04d} {e.record.status}\n{trial.old} → {trial.value}: {told}"
-    title += "" if trial.is_alone else "\ntogether with other keys"
+    title += "" if is_alone else "\ntogether with other keys"
     if e.delta is None:
         return Dot(e.number, x, _PANEL_BOTTOM + 9, "crash", title)
-    kind = e.record.status if trial.is_alone else f"{e.record.status} shared"
+    kind = e.record.status if is_alone else f"{e.record.status} shared"
     if 100 * e.delta < floor:
         return Dot(e.number, x, _PANEL_BOTTOM - 4, kind, title, is_below=True)
     ends = (None, None) if e.delta_spread is None else (e.delta - e.delta_spread, e.delta + e.delta_spread)
@@ -125,15 +116,10 @@ def _positions(study: KeyStudy) -> dict[str, float]:
     if len(values) <= _MAX_CATEGORIES or len(known) < len(values):
         step = (right - left) / max(len(values), 1)
         return {value: left + (i + 0.5) * step for i, value in enumerate(values)}
-    low, high = min(known), max(known)
-    is_log = low > 0 and high / low >= 10
-
-    def share(number: float) -> float:
-        if is_log:
-            return math.log(number / low) / math.log(high / low)
-        return (number - low) / (high - low)
-
-    return {value: left + share(number) * (right - left) for value, number in numbers.items() if number is not None}
+    scale = math.log if min(known) > 0 and max(known) / min(known) >= 10 else float
+    low, width = scale(min(known)), scale(max(known)) - scale(min(known)) or 1.0
+    shares = {value: (scale(number) - low) / width for value, number in numbers.items() if number is not None}
+    return {value: left + share * (right - left) for value, share in shares.items()}
 
 
 def _x_ticks(study: KeyStudy, place: Mapping[str, float]) -> list[Text]:
@@ -168,15 +154,13 @@ def spark(curves: Sequence[Curve]) -> Spark | None:
 
 
 def interval(e: Experiment, scale: float) -> Interval | None:
-    """The interval of a delta on the scale -scale..+scale; None if nothing was compared."""
+    """Delta with its 95 % interval on the scale -scale..+scale, cut there; None if nothing was compared."""
     if e.delta is None or e.delta_spread is None or scale <= 0:
         return None
-    zero = INTERVAL_WIDTH / 2
-
-    def place(value: float) -> float:
-        return zero + max(-1.0, min(1.0, value / scale)) * (zero - 4)
-
-    return Interval(zero, place(e.delta - e.delta_spread), place(e.delta + e.delta_spread), place(e.delta))
+    half = INTERVAL_WIDTH / 2
+    shares = (max(-1.0, min(1.0, (e.delta + sign * e.delta_spread) / scale)) for sign in (-1, 0, 1))
+    low, middle, high = (half + share * (half - 4) for share in shares)
+    return low, middle, high
 
 
 def interval_scale(experiments: Sequence[Experiment]) -> float:
@@ -187,18 +171,14 @@ def interval_scale(experiments: Sequence[Experiment]) -> float:
 
 
 def strip(columns: Sequence[Mapping[Use, float]]) -> tuple[dict[Use, Markup], float]:
-    """Stacked columns, one an experiment, as one SVG path a use (1000 units wide); and the tallest in seconds."""
+    """Stacked columns (see timing.total) as one SVG path a use, 1000 units wide; and the tallest in seconds."""
     tallest = max((sum(column.values()) for column in columns), default=0.0)
-    paths: dict[Use, list[str]] = {}
-    if tallest > 0:
-        pitch = 1000 / max(len(columns), 24)  # a few columns stay columns
-        for i, column in enumerate(columns):
-            y = STRIP_HEIGHT
-            for use in Use:
-                if seconds := column.get(use, 0.0):
-                    size = seconds / tallest * STRIP_HEIGHT
-                    y -= size
-                    paths.setdefault(use, []).append(
-                        f"M{i * pitch:.1f} {y:.1f}h{0.82 * pitch:.1f}v{size:.1f}h{-0.82 * pitch:.1f}z"
-                    )
+    pitch = 1000 / max(len(columns), 24)  # a few columns stay columns
+    paths = defaultdict[Use, list[str]](list)
+    for i, column in enumerate(columns):
+        y = STRIP_HEIGHT
+        for use, seconds in column.items():
+            size = seconds / tallest * STRIP_HEIGHT
+            y -= size
+            paths[use].append(f"M{i * pitch:.1f} {y:.1f}h{0.82 * pitch:.1f}v{size:.1f}h{-0.82 * pitch:.1f}z")
     return {use: Markup("".join(paths[use])) for use in Use if use in paths}, tallest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from nightshift.report.chart import LABEL_SIZE, Chart
 
@@ -32,13 +33,17 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     axes.set_ylim(chart.height, -head)
     axes.set_axis_off()
     left, right = chart.size.left, chart.plot_right
-    axes.text(left, -9, _drawable(title), size=13 * _POINT, color=_INK, weight="bold", parse_math=False)
-    axes.text(width - 14, -9, _legend(chart), size=11 * _POINT, color=_MUTED, ha="right")
+
+    def write(x: float, y: float, text: str, color: str = _MUTED, size: float = 11, **style: Any) -> None:
+        axes.text(x, y, text, size=size * _POINT, color=color, parse_math=False, **style)
+
+    write(left, -9, _drawable(title), _INK, 13, weight="bold")
+    write(width - 14, -9, _legend(chart), ha="right")
     for tick in chart.y_ticks:
         axes.plot([left, right], [tick.y - 4] * 2, color=_GRID, linewidth=0.8, zorder=0)
-        axes.text(tick.x, tick.y, tick.text, size=11 * _POINT, color=_MUTED, ha="right")
+        write(tick.x, tick.y, tick.text, ha="right")
     for tick in chart.x_ticks:
-        axes.text(tick.x, tick.y, tick.text, size=11 * _POINT, color=_MUTED, ha="center")
+        write(tick.x, tick.y, tick.text, ha="center")
     if chart.baseline_y is not None:
         axes.plot([left, right], [chart.baseline_y] * 2, color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     if chart.band:
@@ -53,42 +58,31 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
             LineCollection(bars, colors=colour, linewidths=0.8, alpha=0.15 if chart.radius < 2 else 0.45, zorder=2.5)
         )
         for below, marker in ((False, "o"), (True, "v")):
-            places = [dot for dot in dots if dot.is_below is below]
-            if places:
-                xs, ys = [dot.x for dot in places], [dot.y for dot in places]
-                area = (2 * chart.radius * size * _POINT) ** 2
-                axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
-    if chart.crashes:
-        xs, ys = [dot.x for dot in chart.crashes], [dot.y for dot in chart.crashes]
+            area, places = (2 * chart.radius * size * _POINT) ** 2, [dot for dot in dots if dot.is_below is below]
+            xs, ys = [dot.x for dot in places], [dot.y for dot in places]
+            axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
+    if chart.crash_y is not None:
+        xs = [dot.x for dot in chart.dots if dot.kind == "crash"]
         area = (2 * max(chart.radius, 2.5) * _POINT) ** 2
-        axes.scatter(xs, ys, s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
-        axes.text(left - 8, chart.crashes[0].y + 4, "crash", size=11 * _POINT, color=_CRASH, ha="right")
+        axes.scatter(xs, [chart.crash_y] * len(xs), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
+        write(left - 8, chart.crash_y + 4, "crash", _CRASH, ha="right")
     for label in chart.labels:
         y = chart.label_y(label)
-        dot = chart.dot_of(label.index)
-        axes.plot([label.x] * 2, [y - 8, dot.y], color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
-        axes.text(
-            label.low,
-            y,
-            _drawable(label.text),
-            size=LABEL_SIZE * _POINT,
-            color=_INK,
-            family="DejaVu Sans Mono",
-            parse_math=False,
-        )
+        ends = [y - 8, chart.dot_of(label.number).y]
+        axes.plot([label.x] * 2, ends, color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
+        write(label.low, y, _drawable(label.text), _INK, LABEL_SIZE, family="DejaVu Sans Mono")
     for end in chart.ends:
-        colour = _LINE if end.text.startswith("incumbent") else _MUTED
-        axes.text(end.x, end.y, end.text, size=11 * _POINT, color=colour, weight="bold")
+        write(end.x, end.y, end.text, _LINE if end.text.startswith("incumbent") else _MUTED, weight="bold")
     data = io.BytesIO()
     figure.savefig(data, dpi=dpi, format="png")
     return data.getvalue()
 
 
 def _legend(chart: Chart) -> str:
-    crashed = "   \u00d7 crashed" if chart.crashes else ""
+    crashed = "   \u00d7 crashed" if chart.crash_y is not None else ""
     back = "   \u25ce taken back" if any(dot.kind == "back" for dot in chart.dots) else ""
-    bars = "its 95 % band; bars: 95 % of a score" if chart.band else "bars: 95 % of a score"
-    return f"\u25cf kept{back}   \u25cb discarded{crashed}   line: believed score of the incumbent, {bars}"
+    line = "line: believed score of the incumbent, its 95 % band; bars: 95 % of a score"
+    return f"\u25cf kept{back}   \u25cb discarded{crashed}   {line}"
 
 
 def _drawable(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,20 +31,11 @@ ROLLOUTS_NAME = "evaluation.jsonl"
 Curve = Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One answer of the final policy to one problem of the selection set. `problem` is None without its data."""
+class Rollout(msgspec.Struct):
+    """One answer of the final policy to one problem of the selection set: a line of evaluation.jsonl.
 
-    kind: str  # right | wrong | truncated
-    key: str
-    problem: str | None
-    answer: str
-    completion: str
-    num_tokens: int | None
-
-
-class _Line(msgspec.Struct):
-    """Of an evaluation.jsonl, as evaluation.py writes it."""
+    `problem` is its text, None without its data.
+    """
 
     environment: str
     key: str
@@ -54,6 +44,12 @@ class _Line(msgspec.Struct):
     completion: str
     num_tokens: int | None = None
     truncated: bool = False
+    problem: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """In one word."""
+        return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
 def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
@@ -91,14 +87,13 @@ def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) 
         return []
     found: dict[str, Rollout] = {}
     start = zlib.crc32(str(seed).encode()) % len(lines)
-    for text in (*lines[start:], *lines[:start]):
+    for line in (*lines[start:], *lines[:start]):
         try:
-            line = msgspec.json.decode(text, type=_Line)
+            rollout = msgspec.json.decode(line, type=Rollout)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
-        kind = "truncated" if line.truncated else "right" if line.score > 0.5 else "wrong"
-        problem = problems.get((line.environment, line.key))
-        found.setdefault(kind, Rollout(kind, line.key, problem, line.answer, line.completion, line.num_tokens))
+        rollout.problem = problems.get((rollout.environment, rollout.key))
+        found.setdefault(rollout.kind, rollout)
         if len(found) == 3:
             break
     return [found[kind] for kind in ("right", "wrong", "truncated") if kind in found]

@@ -31,8 +31,7 @@ def experiment_text(record: Record, run_dir: Path) -> str:
         ("why", judgement.why),
         ("delta", _pp(judgement.delta)),
         ("delta_stderr", _pp(judgement.delta_stderr)),
-        ("p_better", _number(judgement.p_better, ".2f")),
-        ("incumbent_score", _number(judgement.incumbent_score, ".6f")),
+        *_numbers(judgement, "p_better", "incumbent_score"),
         *((name, f"{value:.6g}") for name, value in judgement.diagnostics.items()),
         ("settled", record.settled or "not settled"),
         ("kept commit", record.kept_commit or "none"),
@@ -40,7 +39,7 @@ def experiment_text(record: Record, run_dir: Path) -> str:
     health: Block = [("health", line) for line in (record.health or _NOT_MEASURED).splitlines()]
     circumstances: Block = [
         ("started", record.started),
-        ("total_seconds", _number(record.total_seconds, ".1f")),
+        *_numbers(record, "total_seconds"),
         ("engine", f"{record.engine}, rules {record.rules_name} {record.rules_hash}"),
         ("hardware", record.hardware),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
@@ -58,22 +57,20 @@ def _run(index: int, run: Result) -> Block:
     block: Block = [
         ("run", f"{index}, seed {run.seed}"),
         ("outcome", training.outcome + (f": {training.cause}" if training.cause else "")),
-        ("num_steps", str(training.num_steps)),
-        ("reward_mean", _number(training.reward_mean, ".6f")),
-        ("training_seconds", _number(training.training_seconds, ".1f")),
-        ("startup_seconds", _number(run.startup_seconds, ".1f")),
-        ("total_seconds", _number(run.total_seconds, ".1f")),
-        ("peak_memory_gb", _number(training.peak_memory_gb, ".2f")),
+        *_numbers(training, "num_steps", "reward_mean", "training_seconds"),
+        *_numbers(run, "startup_seconds", "total_seconds"),
+        *_numbers(training, "peak_memory_gb"),
+        *(_numbers(run.load, "num_cores", "load_average", "step_seconds") if run.load else ()),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
     if evaluation is None:
         return [*block, ("eval_score", None)]
     return [
         *block,
-        ("eval_score", f"{evaluation.eval_score:.6f}"),
-        ("eval_stderr", f"{evaluation.eval_stderr:.6f} over {len(evaluation.scores)} examples"),
-        ("truncated_share", f"{evaluation.truncated_share:.4f}"),
-        ("completion_tokens", f"{evaluation.completion_tokens_mean:.1f} on average"),
-        ("evaluation_seconds", f"{evaluation.seconds:.1f}"),
+        *_numbers(evaluation, "eval_score", "eval_stderr"),
+        ("examples", str(len(evaluation.scores))),
+        *_numbers(evaluation, "truncated_share", "completion_tokens_mean"),
+        ("evaluation_seconds", f"{evaluation.seconds:.6g}"),
         ("weights", f"step {evaluation.weights.step}, sha256 {evaluation.weights.sha256}"),
     ]
 
@@ -83,8 +80,10 @@ def _line(name: str, value: str | None) -> str:
     return f"{name + ':':20}" + "".join(character if character.isprintable() else " " for character in text)
 
 
-def _number(value: float | None, spec: str) -> str | None:
-    return None if value is None else format(value, spec)
+def _numbers(value: object, *names: str) -> Block:
+    """Fields of a value, by their names."""
+    numbers = ((name, getattr(value, name)) for name in names)
+    return [(name, None if number is None else f"{number:.6g}") for name, number in numbers]
 
 
 def _pp(value: float | None) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from nightshift.records import Verdict
-from nightshift.report.data import Z95, Certified, Experiment, Morning, counted
+from nightshift.report.data import Z95, Experiment, Morning, counted
 
 NOT_MEASURED = "not measured"
 _MINUS = "\N{MINUS SIGN}"
@@ -25,7 +25,7 @@ _MAX_TEXT = 4000  # characters of any one text
 
 def verdict(e: Experiment) -> str:
     """What became of an experiment, in words."""
-    return {"baseline": "baseline", "back": "taken back"}.get(e.kind, e.kind)
+    return "taken back" if e.is_taken_back else e.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,10 @@ def headline(morning: Morning) -> Headline:
     return Headline(f"No gain: {change}", sentence, "open")
 
 
-def certificate_line(certified: Certified | None) -> str:
+def certificate_line(morning: Morning) -> str:
     """One sentence: what the sealed set says of baseline and incumbent."""
-    if certified is None:
+    if (c := morning.certificate) is None:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
-    c = certified.certificate
     low, high = c.interval
     line = (
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
@@ -80,7 +79,7 @@ def certificate_line(certified: Certified | None) -> str:
         f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
-    return f"Not of this incumbent: {certified.obsolete}. {line}" if certified.obsolete else line
+    return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
 
 def score(value: float | None) -> str:
@@ -88,11 +87,9 @@ def score(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.3f}"
 
 
-def signed(value: float | None, digits: int = 1) -> str:
+def signed(value: float) -> str:
     """A number with its sign; zero has none."""
-    if value is None:
-        return NOT_MEASURED
-    text = f"{abs(value):.{digits}f}"
+    text = f"{abs(value):.1f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else _MINUS}{text}"
 
 
@@ -106,19 +103,15 @@ def expected(e: Experiment) -> str:
     return points(e.delta) + ("" if e.delta_spread is None else f" ± {100 * e.delta_spread:.1f}")
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Seconds below two minutes, minutes below two hours, else hours."""
-    if seconds is None:
-        return NOT_MEASURED
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def short_number(value: float | None) -> str:
+def short_number(value: float) -> str:
     """Three significant digits, without an exponent where that is readable."""
-    if value is None:
-        return NOT_MEASURED
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
-from nightshift.report.data import began_at, ended_at
+from nightshift.report.data import span_of
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
 NIGHT_GAP = timedelta(hours=2)
@@ -93,12 +93,11 @@ def nights(experiments: Sequence[tuple[Record, Mapping[Use, float]]]) -> list[Ni
     """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
     groups: list[list[_Timed]] = []
     for record, uses in experiments:
-        began, ended = began_at(record), ended_at(record)
-        if began is None or ended is None:
+        if (span := span_of(record)) is None:
             continue
-        if not groups or began - groups[-1][-1].ended > NIGHT_GAP:
+        if not groups or span[0] - groups[-1][-1].ended > NIGHT_GAP:
             groups.append([])
-        groups[-1].append(_Timed(began, ended, uses, record.total_seconds is not None))
+        groups[-1].append(_Timed(*span, uses, record.total_seconds is not None))
     return [_night(group) for group in groups]
 
 

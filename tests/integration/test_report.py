@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import subprocess
 import time
@@ -18,15 +19,15 @@ from unittest import mock
 
 import pytest
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.lineage import lineage, taken_back
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.report import markdown
 from nightshift.report import page as report
 from nightshift.report.markdown import summary
+from tests.campaigns import a_record, a_result
 from tests.conftest import git
-from tests.stand_in_campaign import BRANCH, build
-from tests.unit.test_ledger import a_record
+from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
 HOSTILE = (
@@ -38,7 +39,6 @@ HOSTILE = (
     "\u202egnp.exe\u2066",
     "'\"><svg onload=alert(1)>`$(touch pwned)`;|&",
     "| --- | [x](javascript:alert(1)) ![](http://example.invalid/x.png) <b>",
-    "\ud800 lone surrogate",
     "x" * 1_000_000,
 )
 
@@ -138,9 +138,17 @@ def test_only_crashes(tmp_path: Path) -> None:
     assert not any(tag == "svg" and "chart" in (a.get("class") or "") for tag, a in page.elements)
 
 
+def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
+    keep = Judgement(Verdict.KEEP, "it looked better")
+    stored(tmp_path, a_record(runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",)))
+    text = require_safe(rendered(tmp_path)).text
+    assert "Nothing has been measured yet" in text
+    assert "holds a run of the incumbent" in text
+
+
 def test_an_experiment_that_still_runs_is_shown_without_a_verdict(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=60)
-    Ledger(tmp_path).reserve(a_record(branch=BRANCH, rules_hash="57a2d1250000"), {"train.toml": b""})
+    Ledger(tmp_path).reserve(a_record(branch=BRANCH, rules_hash=RULES_HASH), {"train.toml": b""})
     assert "without verdict" in require_safe(rendered(tmp_path)).text
 
 
@@ -150,7 +158,7 @@ def _delete_run(root: Path) -> None:
 
 def _tear(name: str) -> Callable[[Path], None]:
     def tear(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/{name}"):
+        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
             path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3] + b'{"torn')
 
     return tear
@@ -158,19 +166,19 @@ def _tear(name: str) -> Callable[[Path], None]:
 
 def _write(name: str, data: bytes) -> Callable[[Path], None]:
     def write(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/{name}"):
+        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
             path.write_bytes(data)
 
     return write
 
 
-def _fold(name: str) -> Callable[[Path], None]:
-    def fold(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/{name}"):
+def _instead(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def replaced(root: Path) -> None:
+        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
             path.unlink()
-            path.mkdir()
+            make(path)
 
-    return fold
+    return replaced
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -180,12 +188,14 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "metrics binary": _write("metrics.jsonl", bytes(range(256)) * 20),
     "metrics of other types": _write("metrics.jsonl", b'[]\n{"step": "one"}\n{"step": 1, "reward_mean": NaN}\n'),
     "metrics nested": _write("metrics.jsonl", b"[" * 100_000),
-    "metrics a folder": _fold("metrics.jsonl"),
+    "metrics a folder": _instead("metrics.jsonl", Path.mkdir),
+    "metrics a pipe": _instead("metrics.jsonl", os.mkfifo),
     "rollouts torn": _tear("evaluation.jsonl"),
     "rollouts empty": _write("evaluation.jsonl", b""),
     "rollouts of other types": _write("evaluation.jsonl", b'{"score": "1"}\n3\n{"completion": 4, "score": 1}\n'),
     "rollouts nested": _write("evaluation.jsonl", b"[" * 100_000),
-    "rollouts a folder": _fold("evaluation.jsonl"),
+    "rollouts a folder": _instead("evaluation.jsonl", Path.mkdir),
+    "rollouts a link": _instead("evaluation.jsonl", lambda path: path.symlink_to("/dev/zero")),
     "a record torn": lambda root: (root / "runs" / "0002" / "record.json").write_bytes(b'{"version": 1') and None,
     "the baseline's record gone": lambda root: (root / "runs" / "0001" / "record.json").unlink(),
     "a train.toml gone": lambda root: (root / "runs" / "0003" / "train.toml").unlink(),
@@ -239,18 +249,20 @@ def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
     change(data)
     path.write_text(json.dumps(data))
     page = require_safe(rendered(tmp_path))
-    assert "values of a wrong kind" in page.text
+    assert "0002/record.json is damaged" in page.text
     assert [a["id"] for tag, a in page.elements if a.get("class") == "main"] == ["run-0001", "run-0003"]
 
 
-@pytest.mark.parametrize("scores", [[], ["right"] * 60, [1.0] * 3, None])
-def test_scores_that_fit_no_belief_leave_the_interval_out(tmp_path: Path, scores: object) -> None:
+@pytest.mark.parametrize("scores", [[], ["right"] * 60, [1.0] * 3, [2.0] * 60, None])
+def test_scores_that_fit_no_belief_are_left_out_and_named(tmp_path: Path, scores: object) -> None:
     build(tmp_path, 5, num_examples=60, with_files=False)
     path = tmp_path / "runs" / "0002" / "record.json"
     data = json.loads(path.read_text())
     data["runs"][0]["evaluation"]["scores"] = scores if scores is not None else [None] * 60
     path.write_text(json.dumps(data))
-    assert "cannot be recomputed" in require_safe(rendered(tmp_path)).text
+    page = require_safe(rendered(tmp_path))
+    assert "Not counted:" in page.text
+    assert "run-0002" not in [a.get("id") for _, a in page.elements]
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -263,6 +275,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 description=everything,
                 prediction=everything,
                 lesson=everything,
+                notes=(everything,),
                 health=everything,
                 settled=everything,
                 hardware=everything,
@@ -272,7 +285,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 judgement=replace(record.judgement, why=everything) if record.judgement else None,
             )
         )
-    for path in (tmp_path / "runs").glob("*/run-*/evaluation.jsonl"):
+    for path in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
         texts = iter(HOSTILE * 20)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
@@ -307,10 +320,8 @@ def test_a_branch_name_is_a_text_like_any_other(tmp_path: Path, branch: str) -> 
 
 def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path) -> None:
     ledger = build(tmp_path, 32, seed=4, num_examples=200, with_files=False)
-    back, standing = (
-        [r.number for r in found if r.parent is not None]
-        for found in (taken_back(ledger.records()), lineage(ledger.records()))
-    )
+    campaign = Campaign.of(ledger.records(), BRANCH, RULES_HASH)
+    back, standing = ([r.number for r in found] for found in (campaign.taken_back, campaign.lineage[1:]))
     assert back, "the stand-in campaign takes nothing back: another seed"
     assert standing
     view = report.look(ledger, "", NOW)
@@ -319,7 +330,7 @@ def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path)
     assert f"Taken back, because later experiments made an earlier train.toml look better: {numbers} ." in text
     assert [e.number for e in view.morning.chain][1:] == standing
     assert {d.number for d in view.charts[0].dots if d.kind == "back"} == set(back)
-    assert not {label.index for label in view.charts[0].labels} & set(back)
+    assert not {label.number for label in view.charts[0].labels} & set(back)
     assert f"{len(back)} taken back" in text
     told = markdown.summary(view.morning, view.headline, view.nights, has_picture=False)
     assert f"{len(back) + len(standing)} kept ({len(back)} taken back)" in told
@@ -331,10 +342,9 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
     view = report.look(ledger, "", NOW)
     for row, record in zip(view.rows, ledger.records(), strict=True):
         assert row.experiment.delta == (record.judgement.delta if record.judgement else None)
-        scores = [r.evaluation.eval_score for r in record.runs if r.evaluation and r.side == "candidate"]
+        scores = [evaluation.eval_score for evaluation in record.evaluations]
         assert row.experiment.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
-        total = sum(segment.seconds for segment in row.segments)
-        assert total == pytest.approx(record.total_seconds)
+        assert sum(row.uses.values()) == pytest.approx(record.total_seconds)
     best = max(row.experiment.score or 0.0 for row in view.rows)
     assert f"{best:.3f}" not in view.headline.title + view.headline.sentence
 

@@ -12,22 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
-from nightshift.records import Failure, Judgement, Record, Side, Verdict
+from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.report.data import Morning, gather
-from nightshift.report.diff import changes_of
+from nightshift.report.diff import changes_of, kept_chain
 from nightshift.report.keys import short_names, study
 from nightshift.report.labels import Flag, Placed, place
-from nightshift.report.text import certificate_line, duration, headline, markdown, markdown_code, points, score, visible
-from nightshift.report.timing import NIGHT_GAP, Segment, Use, nights, split_experiment, split_run, totals
-from nightshift.rules import ARITHMETIC_TRL
-from tests.unit.test_ledger import a_record
-from tests.unit.test_ledger import a_run as ledger_run
-from tests.unit.test_posterior import STORY, campaign
+from nightshift.report.markdown import markdown, markdown_code
+from nightshift.report.panels import panel
+from nightshift.report.text import certificate_line, duration, headline, points, score, visible
+from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
+from tests.campaigns import BRANCH, a_record, a_result, judged
 
-BRANCH = "autoresearch/test"
+# A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
+STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]
 
 
 def stored(root: Path, records: list[Record]) -> Ledger:
@@ -42,14 +43,10 @@ def morning(root: Path, records: list[Record], branch: str | None = None) -> Mor
     return gather(stored(root, records), branch, BRANCH)
 
 
-def arithmetic(story: list[list[tuple[Side, float]]]) -> list[Record]:
-    """Records under rules that this version knows, so that beliefs can be recomputed."""
-    records = campaign(story, ARITHMETIC_TRL.decision)
-    return [replace(r, rules_name=ARITHMETIC_TRL.name) for r in records]
-
-
 def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
-    return a_record(number=number, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, "loss is nan"))
+    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    decided = number if failure is Failure.TRAINING else None
+    return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
 # The verdict
@@ -68,19 +65,19 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 
 def test_a_baseline_alone_is_compared_with_nothing(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, arithmetic(STORY[:1])))
+    line = headline(morning(tmp_path, judged(STORY[:1])))
     assert line.title == "Baseline: 0.515"
     assert "nothing to compare" in line.sentence
 
 
 def test_no_keep_is_no_gain(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.45)]])))
+    line = headline(morning(tmp_path, judged([*STORY[:1], [0.45]])))
     assert line.title == "No gain so far"
     assert "1 experiment after the baseline, none kept" in line.sentence
 
 
 def test_a_gain_beyond_its_interval_is_better(tmp_path: Path) -> None:
-    records = arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.72), (Side.CANDIDATE, 0.73)]])
+    records = judged([*STORY[:1], [0.72, 0.73]])
     line = headline(morning(tmp_path, records))
     assert line.title.startswith("Better: 0.5")
     assert line.tone == "good"
@@ -89,23 +86,37 @@ def test_a_gain_beyond_its_interval_is_better(tmp_path: Path) -> None:
 
 
 def test_a_gain_within_its_interval_is_only_perhaps_better(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, arithmetic([*STORY[:1], [(Side.CANDIDATE, 0.56)]])))
+    line = headline(morning(tmp_path, judged([*STORY[:1], [0.56]])))
     assert line.title.startswith("Perhaps better")
     assert "no gain at all" in line.sentence
 
 
-def test_an_unknown_rule_gives_no_interval_and_says_so(tmp_path: Path) -> None:
-    records = [replace(r, rules_name="of-another-version") for r in arithmetic(STORY)]
+def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
+    records = judged(STORY)
+    unfolded = replace(records[4], number=7, decided=None, notes=("holds a run of the incumbent",))
+    found = morning(tmp_path, [*records, unfolded, crash(8, Failure.MACHINERY)])
+    assert [e.number for e in found.experiments] == list(range(1, 9))
+    assert found.standing == morning(tmp_path / "without", records).standing
+    assert (found.experiments[6].standing, found.experiments[6].kind) == (None, "keep")
+    assert [e.number for e in found.chain] == [1, 3, 5]
+    assert found.taken_back == ()
+
+
+def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) -> None:
+    records = judged(STORY)
+    records[2] = replace(records[2], runs=(a_result(0.5, 3),))
     found = morning(tmp_path, records)
-    assert "95 % interval not measured" in headline(found).sentence
-    assert any("cannot be recomputed" in note for note in found.notes)
+    assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
+    assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
+    without = [record for record in records if record.number != 3]
+    assert found.standing == Campaign.of(without, BRANCH, records[0].rules_hash).standing
 
 
 # Which experiments
 
 
 def test_experiments_of_other_branches_and_rules_are_named_and_not_mixed_in(tmp_path: Path) -> None:
-    records = arithmetic(STORY[:2])
+    records = judged(STORY[:2])
     records += [replace(crash(3), branch="main"), replace(crash(4), rules_hash="older")]
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2]
@@ -114,21 +125,29 @@ def test_experiments_of_other_branches_and_rules_are_named_and_not_mixed_in(tmp_
 
 
 def test_without_a_branch_of_its_own_the_last_experiments_branch_is_shown(tmp_path: Path) -> None:
-    assert gather(stored(tmp_path, arithmetic(STORY[:2])), None, "main").branch == BRANCH
+    assert gather(stored(tmp_path, judged(STORY[:2])), None, "main").branch == BRANCH
 
 
 def test_an_unknown_branch_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, arithmetic(STORY[:1]))
+    ledger = stored(tmp_path, judged(STORY[:1]))
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other", BRANCH)
 
 
 def test_a_damaged_record_is_a_note(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, arithmetic(STORY[:2]))
+    ledger = stored(tmp_path, judged(STORY[:2]))
     (ledger.run_dir(2) / "record.json").write_bytes(b'{"version": 1, "num')
     found = gather(ledger, None, BRANCH)
     assert [e.number for e in found.experiments] == [1]
     assert any("record.json is damaged" in note for note in found.notes)
+
+
+def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for() -> None:
+    records = judged(STORY)
+    elsewhere = replace(records[0], number=9, branch="other")
+    assert [r.number for r in kept_chain([*records, elsewhere], BRANCH)] == [1, 3, 5]
+    assert [r.number for r in kept_chain([*records, elsewhere], "other")] == [9]
+    assert kept_chain(records, "nowhere") == []
 
 
 # The certificate
@@ -144,10 +163,10 @@ def certificate(**changes: Any) -> dict[str, Any]:
 
 
 def certified_line(root: Path, data: object) -> tuple[str, tuple[str, ...]]:
-    ledger = stored(root, arithmetic(STORY))
+    ledger = stored(root, judged(STORY))
     (ledger.runs_dir / "certificate.json").write_text(data if isinstance(data, str) else json.dumps(data))
     found = gather(ledger, None, BRANCH)
-    return certificate_line(found.certified), found.notes
+    return certificate_line(found), found.notes
 
 
 def test_a_certificate_is_told_with_its_interval_and_its_looks(tmp_path: Path) -> None:
@@ -207,15 +226,14 @@ def test_the_lines_of_config_diff_are_taken_apart() -> None:
 
 
 def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
-    records = arithmetic(STORY[:3])
+    records = judged(STORY[:3])
     diffs = [(), ("a.lr 3 -> 10",), ("a.lr 3 -> 5", "a.b 1 -> 2")]
     records = [replace(r, diff=d) for r, d in zip(records, diffs, strict=True)]
     records.append(replace(crash(4), diff=("a.lr 5 -> 90",)))
     first, second = study(morning(tmp_path, records).experiments)
     assert (first.key, [t.value for t in first.trials], first.current) == ("a.lr", ["10", "5", "90"], "5")
-    assert [t.is_alone for t in first.trials] == [True, False, True]
-    assert first.trials[2].delta is None
-    assert first.values == ["5", "10", "90"]
+    assert [dot.kind for dot in panel(first).dots] == ["discard", "keep shared", "crash"]
+    assert [tick.text for tick in panel(first).x_ticks] == ["5", "90", "10"]  # the incumbent's value first
     assert second.key == "a.b"
 
 
@@ -230,12 +248,12 @@ def test_short_names_stay_apart() -> None:
 
 
 def test_the_seconds_of_a_run_sum_to_its_total() -> None:
-    run = ledger_run()  # 9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all
+    run = a_result()  # 9 s start-up, 60.1 s training, 3 s evaluation, 75 s in all
     steps = [Step(i, generate_seconds=0.5, train_seconds=0.9) for i in range(40)]
-    segments = split_run(run, steps)
-    assert sum(s.seconds for s in segments) == pytest.approx(75.0)
-    assert [s.use for s in segments][:3] == [Use.STARTUP, Use.GENERATION, Use.TRAINING]
-    assert segments[1].seconds == pytest.approx(20.0)
+    uses = split_run(run, steps)
+    assert sum(uses.values()) == pytest.approx(75.0)
+    assert list(uses)[:3] == [Use.STARTUP, Use.GENERATION, Use.TRAINING]
+    assert uses[Use.GENERATION] == pytest.approx(20.0)
 
 
 def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
@@ -243,7 +261,7 @@ def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
         Step(i, generate_seconds=1.5, train_seconds=0.9, broadcast_seconds=0.1, wait_for_rollouts_seconds=0.4)
         for i in range(40)
     ]
-    uses = totals(split_run(ledger_run(), steps))
+    uses = split_run(a_result(), steps)
     assert Use.GENERATION not in uses
     assert uses[Use.WAITING] == pytest.approx(16.0)
     assert uses[Use.TRANSFER] == pytest.approx(4.0)
@@ -252,35 +270,35 @@ def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
 
 @pytest.mark.parametrize("steps", [[], [Step(1)], [Step(1, train_seconds=900.0)]])
 def test_training_that_no_step_explains_is_not_split(steps: list[Step]) -> None:
-    uses = {s.use: s.seconds for s in split_run(ledger_run(), steps)}
-    assert uses[Use.UNSPLIT] == pytest.approx(60.1)
+    assert split_run(a_result(), steps)[Use.UNSPLIT] == pytest.approx(60.1)
 
 
 def test_the_harness_itself_takes_the_rest_of_an_experiment() -> None:
-    record = a_record(runs=(ledger_run(),), total_seconds=80.0)
-    assert sum(s.seconds for s in split_experiment(record, {})) == pytest.approx(80.0)
+    record = a_record(runs=(a_result(),), total_seconds=80.0)
+    assert sum(split_experiment(record, [[]]).values()) == pytest.approx(80.0)
 
 
 def test_a_long_pause_parts_two_nights_and_a_short_one_is_idle() -> None:
     began = datetime(2026, 11, 20, 22, tzinfo=UTC)
     starts = [began, began + timedelta(seconds=100), began + timedelta(seconds=400) + NIGHT_GAP]
     records = [a_record(number=i, started=s.isoformat(), total_seconds=80.0) for i, s in enumerate(starts, 1)]
-    first, second = nights(records, {1: [Segment(Use.TRAINING, 80.0)], 2: [Segment(Use.TRAINING, 80.0)]})
-    assert (first.first, first.last, second.first) == (1, 2, 3)
+    first, second = nights([(record, {Use.TRAINING: 80.0}) for record in records])
+    assert (first.num_experiments, second.num_experiments) == (2, 1)
     assert first.seconds == {Use.TRAINING: 160.0, Use.IDLE: 20.0}
     assert sum(first.seconds.values()) == first.length_seconds
 
 
 def test_an_unreadable_start_is_in_no_night() -> None:
-    records = [a_record(started="soon"), a_record(started="2026-11-20T19:00:00")]
-    assert nights(records, {}) == []
+    endless = a_record(total_seconds=1e300)
+    records = [a_record(started="soon"), a_record(started="2026-11-20T19:00:00"), endless]
+    assert nights([(record, {}) for record in records]) == []
 
 
 # Words
 
 
 def test_numbers_say_when_they_are_not_measured() -> None:
-    assert [f(None) for f in (score, points, duration)] == ["not measured"] * 3
+    assert [f(None) for f in (score, points)] == ["not measured"] * 2
     assert points(-0.0149) == "\N{MINUS SIGN}1.5 pp"
     assert points(0.0001) == "0.0 pp"
     assert [duration(s) for s in (70, 700, 7300)] == ["70 s", "12 min", "2.0 h"]
@@ -309,7 +327,8 @@ def test_markdown_cells_hold_no_markup(text: str) -> None:
 @st.composite
 def flags(draw: st.DrawFn) -> list[Flag]:
     xs = draw(st.lists(st.integers(20, 340), max_size=25, unique=True))
-    return [Flag(float(x), ("x" * draw(st.integers(4, 34)), "x" * 4), draw(st.floats(0, 1))) for x in sorted(xs)]
+    texts = (("x" * draw(st.integers(4, 34)), "x" * 4) for _ in xs)
+    return [Flag(i, float(x), t, draw(st.floats(0, 1))) for i, (x, t) in enumerate(zip(sorted(xs), texts, strict=True))]
 
 
 def overlap(one: Placed, other: Placed) -> bool:
@@ -319,11 +338,11 @@ def overlap(one: Placed, other: Placed) -> bool:
 @given(flags())
 def test_no_label_covers_another_or_a_leader(wanted: list[Flag]) -> None:
     placed = place(wanted, width=360, character_width=6.8, max_lanes=6, max_flags=16)
-    assert len(placed) == len({p.index for p in placed}) <= 16
+    assert len(placed) == len({p.number for p in placed}) <= 16
     for one in placed:
         assert 0 <= one.low < one.high <= 360
         assert 0 <= one.lane < 6
-        assert one.x == wanted[one.index].x
+        assert one.x == wanted[one.number].x
         for other in placed:
             if other is one:
                 continue
@@ -333,6 +352,6 @@ def test_no_label_covers_another_or_a_leader(wanted: list[Flag]) -> None:
 
 
 def test_labels_with_room_are_all_placed_whole() -> None:
-    wanted = [Flag(100.0 * i, ("a long enough text",), 1.0) for i in range(1, 9)]
+    wanted = [Flag(i, 100.0 * i, ("a long enough text",), 1.0) for i in range(1, 9)]
     placed = place(wanted, width=1080, character_width=6.8, max_lanes=8, max_flags=24)
     assert [p.text for p in placed] == ["a long enough text"] * 8
