@@ -65,9 +65,9 @@ def test_a_huge_campaign_fits_and_its_config_stays_whole(tmp_path: Path) -> None
     context = context_of(tmp_path, [f"{n + 1}e-6" for n in range(20)], source=source, refusals=("x" * 5000,) * 4)
     long = "why " * 1000
     records = tuple(replace(r, description=long, lesson=long, health="\n".join([long] * 5)) for r in context.records)
-    began = time.monotonic()
+    began = time.process_time()
     brief = compose(replace(context, records=records, incumbent=replace(context.incumbent, health=long)))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
     assert "| trainer.optim.lr = 6e-7" in brief
     assert "| orchestrator.batch_size = 256" in brief
