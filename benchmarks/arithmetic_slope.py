@@ -1,150 +1,77 @@
-"""Does the arithmetic task have a slope? Scores of settings and seeds, through the worker's real protocol.
+"""Does the arithmetic task have a slope? Scores of settings and seeds, through the trl engine.
 
     uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings default,lr/3,lr*3,group16 --seeds 0-4
     uv run benchmarks/arithmetic_slope.py --output slope.jsonl --random 20 --seed 1
     uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings base
 
-A setting is a name such as `default`, `lr/3`, `lr*3`, `group16`, `temp0.7`, `batch64`, `muon`, `max_rl`, or
-several joined by `+`. `base` is the base model without training: greedy, and 8 samples an example. Rows
-that the output already holds are not run again. One run at a time, on an otherwise idle machine; every
-row notes the load.
+A setting is a name such as `default`, which is the shipped train.toml, `lr/3`, `lr*3`, `group16`, `temp0.7`, `batch64`,
+`muon`, `max_rl`, or several joined by `+`. `base` is the base model without training: greedy, and 8 samples an
+example. Rows that the output already holds are not run again. One run at a time, on an otherwise idle machine;
+every row notes the load.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from arithmetic import ROOT, RULES, data, score
+import click
+from arithmetic import data, score
 from machine import RESULTS, machine, write_result
 
-WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
-LEARNING_RATE = 3e-6  # of train.toml
-SELECTION_SIZE, TRAIN_SIZE = 1000, 4000
+from nightshift.engines import Session
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.records import Progress
+from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.train_toml.config import load, parse
+
+ROOT = Path(__file__).resolve().parents[1]
 NUM_SAMPLES = 8
+# What the parts of a setting's name change, with a number after them or without.
+NUMBERS = {
+    "lr": "trainer.optim.lr",
+    "group": "orchestrator.group_size",
+    "batch": "orchestrator.batch_size",
+    "temp": "orchestrator.train.sampling.temperature",
+    "betas2_": "trainer.optim.betas2",
+}
+WORDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "base": {},
+    "muon": {"trainer.optim.type": "muon", "trainer.optim.mu": 0.95, "trainer.optim.betas2": 0.95},
+    "max_rl": {"orchestrator.algo.type": "max_rl"},
+    "unfiltered": {"orchestrator.train.filter_zero_advantages": False},
+}
 
 Row = dict[str, Any]
 
 
-class Worker:
-    """The child process; `ask` sends one command and returns its last event."""
-
-    def __init__(self, folder: Path, model: Path, settings: Mapping[str, Any], seed: int, num_threads: int) -> None:
-        self.folder = folder
-        spec = {
-            "model": str(model),
-            "root": str(ROOT),
-            "environments": [asdict(replace(RULES, num_train=TRAIN_SIZE))],
-            "train_seed": seed,
-            "settings": settings,
-            "metrics_path": str(folder / "metrics.jsonl"),
-            "weights_dir": str(folder / "weights"),
-            "device": "cpu",
-            "num_threads": num_threads,
-        }
-        (folder / "spec.json").write_text(json.dumps(spec))
-        self.began = time.monotonic()
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", WORKER, folder / "spec.json"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            )
-
-    def wait_for(self, name: str, step: Callable[[Row], None] = lambda event: None) -> Row:
-        """The next event of that name. Exits with the worker's log if it fails."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            event: Row = json.loads(line)
-            if event["event"] in (name, "error"):
-                return event
-            step(event)
-        sys.exit(f"the worker died:\n{(self.folder / 'log').read_text()[-2000:]}")
-
-    def ask(self, command: Mapping[str, Any], name: str, step: Callable[[Row], None] = lambda event: None) -> Row:
-        """Send a command and wait for the event that ends it."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return self.wait_for(name, step)
-
-    def scores(self, examples: Sequence[data.Example], temperature: float = 0.0) -> list[float]:
-        """The score of one completion an example."""
-        prompts, output = self.folder / "prompts.json", self.folder / "completions.jsonl"
-        prompts.write_text(json.dumps([data.messages(example) for example in examples]))
-        command = {"command": "complete", "prompts_path": str(prompts), "output_path": str(output)}
-        self.ask({**command, "max_completion_tokens": 64, "temperature": temperature, "batch_size": 250}, "completed")
-        texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
-        return [score(text, example.answer) for text, example in zip(texts, examples, strict=True)]
-
-    def close(self) -> None:
-        """Tell the worker to leave."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-
-
-def make_settings(name: str, scale: float, max_steps: int | None) -> dict[str, Any]:
-    """Settings of a name; the default is train.toml's, as the engine scales and caps it."""
-    settings: dict[str, Any] = {
-        "optimizer": {
-            "type": "adamw", "lr": LEARNING_RATE * scale, "weight_decay": 0.01,
-            "betas1": 0.9, "betas2": 0.999, "max_norm": 1.0,
-        },
-        "scheduler": {"type": "constant"},
-        "algo": {"type": "grpo"},
-        "batch_size": 256,
-        "group_size": 4,
-        "temperature": 1.0,
-        "max_completion_tokens": 64,
-        "max_steps": max_steps,
-        "seq_len": 2048,
-        "filter_zero_advantages": True,
-    }  # fmt: skip
+def source_of(name: str, max_steps: int | None) -> str:
+    """The train.toml of a setting: the shipped one with what its name changes."""
+    values = dict(load(ROOT / "train.toml").values)
+    if max_steps is not None:
+        values["max_steps"] = max_steps
     for part in name.split("+"):
-        match = re.fullmatch(r"([a-z_]+)([*/]?)([0-9.e-]*)", part)
-        if match is None:
+        match = re.fullmatch(r"([a-z_]+|betas2_)([*/]?)([0-9.e-]+)", part)
+        if part in WORDS:
+            values |= WORDS[part]
+        elif match and match[1] in NUMBERS:
+            key, number = NUMBERS[match[1]], json.loads(match[3])
+            values[key] = {"": number, "*": values.get(key, 0) * number, "/": values.get(key, 0) / number}[match[2]]
+        else:
             sys.exit(f"setting {part!r} is unknown. Write for example lr*3, group16 or temp0.7")
-        match match.groups():
-            case ("default", "", ""):
-                pass
-            case ("lr", "*", factor):
-                settings["optimizer"]["lr"] *= float(factor)
-            case ("lr", "/", factor):
-                settings["optimizer"]["lr"] /= float(factor)
-            case ("group", "", size):
-                settings["group_size"] = int(size)
-            case ("batch", "", size):
-                settings["batch_size"] = int(size)
-            case ("temp", "", temperature):
-                settings["temperature"] = float(temperature)
-            case ("betas2_", "", beta):
-                settings["optimizer"]["betas2"] = float(beta)
-            case ("muon", "", ""):
-                settings["optimizer"] |= {"type": "muon", "mu": 0.95, "betas2": 0.95}
-            case ("max_rl", "", ""):
-                settings["algo"] = {"type": "max_rl"}
-            case ("unfiltered", "", ""):
-                settings["filter_zero_advantages"] = False
-            case _:
-                sys.exit(f"setting {part!r} is unknown. Write for example lr*3, group16 or temp0.7")
-    return settings
+    return "".join(f"{path} = {json.dumps('None' if v is None else v)}\n" for path, v in values.items())
 
 
 def random_names(count: int, seed: int) -> Iterator[str]:
@@ -159,53 +86,60 @@ def random_names(count: int, seed: int) -> Iterator[str]:
         yield "+".join(parts)
 
 
-def measure(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Row:
-    """Train one setting with one seed and score the final policy on the selection set."""
-    settings = make_settings(name, arguments.scale, arguments.num_steps)
-    load_before = os.getloadavg()[0]
-    worker = Worker(folder, arguments.model, settings, seed, arguments.num_threads)
-    startup = worker.wait_for("ready")
-    startup_seconds = {**startup.get("seconds", {}), "total": time.monotonic() - worker.began}
+def scores_of(
+    session: Session, rules: Rules, examples: Sequence[data.Example], temperature: float = 0.0
+) -> list[float]:
+    """The score of one completion an example."""
+    decoding = replace(rules.decoding, temperature=temperature, batch_size=250)
+    completions = session.complete([data.messages(e) for e in examples], decoding, lambda progress: None)
+    return [score(c.text, e.answer) for c, e in zip(completions, examples, strict=True)]
 
-    def show(event: Row) -> None:
-        if event["event"] == "step" and sys.stderr.isatty():
-            print(
-                f"\r{name} seed {seed}: step {event['step']} reward {event['reward_mean']:.3f} ",
-                end="",
-                file=sys.stderr,
-            )
 
-    trained = worker.ask({"command": "train", "budget_seconds": arguments.budget_seconds}, "trained", show)
-    print(file=sys.stderr)
-    row = {"startup_seconds": startup_seconds, "load": [load_before, os.getloadavg()[0]]}
-    if trained["event"] == "error":
-        return {**row, "eval_score": None, "cause": trained["cause"]}
-    worker.ask({"command": "load_final_weights"}, "weights")
-    examples = data.load("selection", SELECTION_SIZE)
-    began = time.monotonic()
-    scores = worker.scores(examples)
+def measure(name: str, seed: int, rules: Rules, max_steps: int | None, folder: Path) -> Row:
+    """Train one setting with one seed and score the final policy on the selection set; `base` is not trained."""
+    engine = TrlEngine(rules, ROOT, dict(os.environ))
+    settings = engine.validate(parse(source_of(name, max_steps).encode())).settings
+    load_before, began = os.getloadavg()[0], time.monotonic()
+    session = engine.open(settings, seed, folder, rules.deadline_seconds)
+    row: Row = {"startup_seconds": time.monotonic() - began}
+    examples = data.load("selection", rules.environments[0].num_selection)
+    try:
+        if name == "base":
+            return row | base_scores(session, examples)
+        training = session.train(rules.budget_seconds, lambda progress: show(f"{name} seed {seed}", progress))
+        row["load"] = [load_before, os.getloadavg()[0]]
+        if not training.outcome.is_success:
+            return row | {"eval_score": None, "cause": training.cause, "num_steps": training.num_steps}
+        session.load_final_weights()
+        began = time.monotonic()
+        scores = scores_of(session, examples)
+    finally:
+        session.close()
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    row |= {
+    return row | {
         "eval_score": statistics.fmean(scores),
         "levels": by_level(examples, scores),
         "evaluation_seconds": time.monotonic() - began,
         "rewards": [round(step["reward_mean"], 4) for step in steps],
         "generate_seconds": statistics.median(step["generate_seconds"] for step in steps),
         "train_seconds": statistics.median(step["train_seconds"] for step in steps),
+        "outcome": training.outcome,
+        "num_steps": training.num_steps,
+        "training_seconds": training.training_seconds,
     }
-    worker.close()
-    return {**row, **{key: trained[key] for key in ("outcome", "num_steps", "training_seconds", "peak_memory_gb")}}
 
 
-def measure_base(arguments: argparse.Namespace, folder: Path) -> Row:
+def show(what: str, progress: Progress) -> None:
+    """The live line."""
+    if sys.stderr.isatty() and progress.reward is not None:
+        print(f"\r{what}: step {progress.num_steps} reward {progress.reward:.3f} ", end="", file=sys.stderr)
+
+
+def base_scores(session: Session, examples: Sequence[data.Example]) -> Row:
     """Scores of the base model: greedy pass@1, and pass@1 and pass@8 by sampling, on the selection set."""
-    worker = Worker(folder, arguments.model, make_settings("default", arguments.scale, 1), 0, arguments.num_threads)
-    worker.wait_for("ready")
-    examples = data.load("selection", SELECTION_SIZE)
-    greedy = worker.scores(examples)
-    sampled = worker.scores([example for example in examples for _ in range(NUM_SAMPLES)], temperature=1.0)
+    greedy = scores_of(session, examples)
+    sampled = scores_of(session, [e for e in examples for _ in range(NUM_SAMPLES)], temperature=1.0)
     best = [max(sampled[start : start + NUM_SAMPLES]) for start in range(0, len(sampled), NUM_SAMPLES)]
-    worker.close()
     return {
         "eval_score": statistics.fmean(greedy),
         "levels": by_level(examples, greedy),
@@ -241,59 +175,6 @@ def print_table(rows: Sequence[Row]) -> None:
         print(f"{row}  {steps:5.0f}  {figures}")
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="JSON lines file that rows are appended to")
-    parser.add_argument("--settings", default="", help="comma-separated names")
-    parser.add_argument("--seeds", default="0", help="a number, or a range such as 0-4")
-    parser.add_argument("--random", type=int, default=0, help="also run this many random settings, one seed each")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random settings and of their runs")
-    parser.add_argument("--budget-seconds", type=float, default=60.0)
-    parser.add_argument("--num-steps", type=int, help="stop after this many steps instead: independent of the machine")
-    parser.add_argument("--num-threads", type=int, default=2)
-    parser.add_argument("--scale", type=float, default=50.0, help="factor on train.toml's learning rate")
-    parser.add_argument("--results", type=Path, help="also write the table of this call as JSON")
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic-base")
-    arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition("-")
-    names = [name for name in arguments.settings.split(",") if name]
-    seeds = range(int(first), int(last or first) + 1)
-    jobs = [(name, seed) for seed in seeds for name in names if name != "base" or seed == seeds[0]]  # has no seed
-    jobs += [(name, arguments.seed) for name in random_names(arguments.random, arguments.seed)]
-    shared = {
-        "budget_seconds": arguments.budget_seconds,
-        "max_steps": arguments.num_steps,
-        "num_threads": arguments.num_threads,
-        "scale": arguments.scale,
-        "model": str(arguments.model),
-    }
-    arguments.output.touch()
-    rows: list[Row] = [json.loads(line) for line in arguments.output.read_text().splitlines()]
-    rows = [row for row in rows if shared.items() <= row.items()]
-    for name, seed in jobs:
-        if any((row["setting"], row["seed"]) == (name, seed) for row in rows):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            run = (
-                measure_base(arguments, Path(folder))
-                if name == "base"
-                else measure(name, seed, arguments, Path(folder))
-            )
-        rows.append({"setting": name, "seed": seed, **shared, **run})
-        with arguments.output.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
-    asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]
-    print_table(asked)
-    if arguments.results:
-        command = (
-            f"uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings {arguments.settings} "
-            f"--seeds {arguments.seeds} --results {RESULTS.name}/{arguments.results.name}"
-        )
-        del shared["model"]
-        write_result(arguments.results, command, {"conditions": shared, **figures(asked)}, machine())
-
-
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Scores of each setting by seed, with mean, sd and mean number of steps; None where nothing was measured."""
     found: dict[str, Any] = {}
@@ -311,6 +192,48 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
             for name, runs in found.items()
         }
     }
+
+
+@click.command(help=__doc__)
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="JSON lines; rows are appended.")
+@click.option("--settings", default="", help="Comma-separated names.")
+@click.option("--seeds", default="0", show_default=True, help="A number, or a range such as 0-4.")
+@click.option("--random", "num_random", default=0, help="Also run this many random settings, one seed each.")
+@click.option("--seed", "random_seed", default=1, show_default=True, help="Of the random settings and of their runs.")
+@click.option("--budget-seconds", default=60.0, show_default=True)
+@click.option("--num-steps", type=int, help="Stop after this many steps instead: independent of the machine.")
+@click.option("--scale", default=ARITHMETIC_TRL.learning_rate_scale, show_default=True, help="Of the learning rate.")
+@click.option("--results", type=click.Path(path_type=Path), help="Also write the table of this call as JSON.")
+def main(
+    output: Path, settings: str, seeds: str, num_random: int, random_seed: int, budget_seconds: float,
+    num_steps: int | None, scale: float, results: Path | None,
+) -> None:  # fmt: skip
+    """Run what is missing, print the table, write the result."""
+    first, _, last = seeds.partition("-")
+    numbers = range(int(first), int(last or first) + 1)
+    names = [name for name in settings.split(",") if name]
+    jobs = [(name, seed) for seed in numbers for name in names if name != "base" or seed == numbers[0]]  # has no seed
+    jobs += [(name, random_seed) for name in random_names(num_random, random_seed)]
+    rules = replace(ARITHMETIC_TRL, learning_rate_scale=scale).with_budget(budget_seconds)
+    shared = {"budget_seconds": budget_seconds, "max_steps": num_steps, "scale": scale}
+    output.touch()
+    rows: list[Row] = [json.loads(line) for line in output.read_text().splitlines()]
+    rows = [row for row in rows if shared.items() <= row.items()]
+    for name, seed in jobs:
+        if any((row["setting"], row["seed"]) == (name, seed) for row in rows):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(
+                {"setting": name, "seed": seed, **shared, **measure(name, seed, rules, num_steps, Path(folder))}
+            )
+        with output.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+    asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]
+    print_table(asked)
+    if results:
+        command = f"uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings {settings} --seeds {seeds}"
+        command += f" --results {RESULTS.name}/{results.name}"
+        write_result(results, command, {"conditions": shared, **figures(asked)}, machine())
 
 
 if __name__ == "__main__":

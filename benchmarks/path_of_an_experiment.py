@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 from tests import checkouts  # noqa: E402
 
 BRANCH = "autoresearch/path"
-POOR, BETTER = 3e-7, 3e-6
+POOR, BETTER = "3e-7", "3e-6"
+CONFIG = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 FOLDERS = ("nightshift", "environments")
 # Written to the site-packages of the copy; @PLACES@ are the watched folders, @OUTPUT@ is where a process tells.
 WATCH = """
@@ -60,21 +61,12 @@ sys.setprofile(_entered)
 
 def make_checkout(source: Path, root: Path, output: Path) -> None:
     """A copy of `source` on a campaign branch, whose Python processes are watched."""
-    checkouts.copy_project(root, source)
-    submit(root, POOR)
-    checkouts.make_environment(root)
+    checkouts.make_checkout(root, BRANCH, CONFIG.format(POOR), source=source)
     packages = checkouts.site_packages(root)
     places = tuple(f"{root / folder}/" for folder in FOLDERS)
     code = WATCH.replace("@PLACES@", repr(places)).replace("@OUTPUT@", repr(str(output)))
     (packages / "path_watch.py").write_text(code)
     (packages / "path_watch.pth").write_text("import path_watch\n")
-    checkouts.commit_all(root, BRANCH)
-
-
-def submit(root: Path, rate: float) -> None:
-    """A train.toml with that learning rate."""
-    text = f"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {rate!r}\n"
-    (root / "train.toml").write_text(text)
 
 
 def experiment(root: Path, budget_seconds: float) -> str:
@@ -126,7 +118,7 @@ def main(checkout: Path, budget_seconds: float, output: Path | None) -> None:
         experiment(root, budget_seconds)
         for path in told.iterdir():
             path.unlink()
-        submit(root, BETTER)
+        (root / "train.toml").write_text(CONFIG.format(BETTER))
         summary = experiment(root, budget_seconds)
         if "\ndecision:         keep\n" not in summary:
             sys.exit(f"the better learning rate was not kept; try a longer --budget-seconds:\n{summary}")

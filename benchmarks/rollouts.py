@@ -28,9 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -38,16 +35,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-from arithmetic import ROOT, data, score
+from arithmetic import data, score
 from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
+from machine import RESULTS, machine, write_result
 
 from nightshift.errors import NightshiftError
-from nightshift.files import write_atomically
 from nightshift.processes.supervise import ProcessGroup, interruptible
 
 NUM_SCORED, SCORING_PASSES = 1000, 30
@@ -127,17 +123,6 @@ def program_packages(folder: Path) -> list[str]:
     return sorted(path.stem for path in found if path.name.startswith(wanted))
 
 
-def machine() -> Row:
-    """The kind of machine, and nothing that names it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cores": os.cpu_count(),
-        "cpu": names[0] if names else platform.machine(),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
-
-
 def table(result: Row) -> str:
     """The result for people."""
     lines = [f"{'path':12}{'harness':24}{'rollouts':>9}{'in flight':>10}{'rewards/s':>11}{'CPU s/rollout':>15}"]
@@ -167,10 +152,7 @@ def table(result: Row) -> str:
 @click.option("--process-in-flight", default=128, show_default=True, type=click.IntRange(1), help="The same, stock.")
 @click.option("--repetitions", default=3, show_default=True, type=click.IntRange(1))
 @click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=ROOT / "benchmarks" / "results" / "rollouts.json",
-    help="The result as JSON.  [default: benchmarks/results/rollouts.json]",
+    "--output", type=click.Path(path_type=Path), default=RESULTS / "rollouts.json", help="The result as JSON."
 )
 def main(
     rollouts: int, process_rollouts: int, in_flight: int, process_in_flight: int, repetitions: int, output: Path
@@ -178,24 +160,14 @@ def main(
     """Measure, print the table, write the result."""
     if sys.platform != "linux":
         sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
-    routes = [
-        Route("in-process", TASKSET, rollouts, in_flight, "Run: uv run pytest tests/integration/test_tasksets.py")
-    ]
+    kind = machine()
+    fix = "Run: uv run pytest tests/integration/test_tasksets.py"
+    routes = [Route("in-process", TASKSET, rollouts, in_flight, fix)]
     if process_rollouts:
         fix = "Make a package index reachable, or leave this path out: --process-rollouts 0"
         routes.append(Route("process", "null", process_rollouts, process_in_flight, fix))
-    command = (
-        f"uv run benchmarks/rollouts.py --rollouts {rollouts} --process-rollouts {process_rollouts} "
-        f"--in-flight {in_flight} --process-in-flight {process_in_flight} --repetitions {repetitions}"
-    )
-    result: Row = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": command,
-        "machine": machine(),
-        "python": platform.python_version(),
-        "verifiers": importlib.metadata.version("verifiers"),
-        "model": "stand-in: one fixed reply, no model, no delay",
-    }
+    model = "stand-in: one fixed reply, no model, no delay"
+    result: Row = {"verifiers": importlib.metadata.version("verifiers"), "model": model}
     with tempfile.TemporaryDirectory(prefix="rollouts-") as name:
         folder = Path(name)
         group = ProcessGroup(marker=folder.name, grace_seconds=10)
@@ -211,7 +183,9 @@ def main(
             group.stop()
         result["program_packages"] = program_packages(folder)
     result["scoring"] = measure_scoring(repetitions)
-    write_atomically(output, (json.dumps(result, indent=1) + "\n").encode())
+    flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --in-flight {in_flight} "
+    flags += f"--process-in-flight {process_in_flight} --repetitions {repetitions}"
+    write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
     print(table(result))
 
 

@@ -10,40 +10,29 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import closing, suppress
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-
-
-def response(reply: str) -> bytes:
-    """A whole HTTP response in OpenAI's format."""
-    completion = {
-        "id": "stand-in",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "stand-in",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-    }
-    body = json.dumps(completion).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+COMPLETION = {
+    "id": "stand-in", "object": "chat.completion", "created": 0, "model": "stand-in",
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}  # fmt: skip
 
 
 async def serve(reply: str) -> None:
     """Answer requests on kept-alive connections until the process ends."""
-    answer = response(reply)
+    choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+    body = json.dumps(COMPLETION | {"choices": [choice]}).encode()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):  # until the client has gone
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = CONTENT_LENGTH.search(head)
                 await reader.readexactly(int(length[1]) if length else 0)
                 writer.write(answer)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):  # the client has gone
-            pass
-        finally:
-            writer.close()
 
     server = await asyncio.start_server(connection, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -39,7 +39,7 @@ lr = 6e-7
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
 BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
 HARNESS = "nightshift/experiment.py"
-TRAINER = "nightshift/engines/trl/trainer.py"
+TRAINER = checkouts.TRAINERS[0]
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
 _WITHIN_SECONDS = 120.0
@@ -81,11 +81,7 @@ class Checkout:
 
     def build(self) -> None:
         """Copy the project as it stands, measure the baseline, then the honest candidate as the reference."""
-        checkouts.copy_project(self.root)
-        shutil.copy2(checkouts.ROOT / "tests" / "stand_in_trainer.py", self.root / TRAINER)  # the stand-in
-        self.submit(BASELINE)
-        checkouts.make_environment(self.root)
-        checkouts.commit_all(self.root, BRANCH)
+        checkouts.make_checkout(self.root, BRANCH, BASELINE, stand_in=True)
         self._empty_surroundings()
         ended = self.run()
         if ended.code != 0:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightshift.proposers.proposers import Context
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.proposers.brief import MAX_CHARACTERS, Section, clean, compose, describe, fit
-from nightshift.proposers.proposers import Context
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BASELINE, campaign

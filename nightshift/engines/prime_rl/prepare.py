@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines import Engine, Note
+from nightshift.engines import Note
 from nightshift.engines.downloads import prepare_data, prepare_model, prompts
 from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.installation import Installation, model_problem
@@ -117,7 +117,7 @@ def dry_run(engine: PrimeRlEngine, installer: Installer, config: Config) -> None
     shutil.rmtree(run_dir)
 
 
-def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -> str:
     """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
