@@ -21,8 +21,8 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     Tolerated are `gaps` in the numbers, and a `foreign` HEAD that somebody else committed to.
     """
     ledger, found = Ledger(root), []
-    if ledger.is_locked():
-        found.append("the lock is held")
+    if ledger.is_running():
+        found.append("the head's lock is held")
     records = ledger.records()
     numbers = ledger.numbers()
     if not numbers == [r.number for r in records] == list(range(1, len(numbers) + 1)) and not gaps:

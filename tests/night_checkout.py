@@ -12,7 +12,9 @@ import psutil
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.git.repo import Repo
+from nightshift.guard.freeze import changed_harness_files
 from nightshift.records import Record
+from nightshift.rules import ARITHMETIC_TRL
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
 
@@ -33,10 +35,10 @@ def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
     return checkout
 
 
-def start(root: Path, **order: object) -> subprocess.Popen[str]:
-    """Start a night; `order` as in stand_in_night.py."""
-    order = {"engine": "trl", "budget_seconds": 30.0, **order}
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(order)]
+def start(root: Path, **asked: object) -> subprocess.Popen[str]:
+    """Start a night; `asked` as in stand_in_night.py."""
+    asked = {"engine": "trl", "budget_seconds": 30.0, **asked}
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked)]
     environment = {**os.environ, "TMPDIR": str(root.parent / "temporary")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)
@@ -48,8 +50,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
-def whole_night(root: Path, **order: object) -> tuple[int, str, str]:
-    return finish(start(root, **order))
+def whole_night(root: Path, **asked: object) -> tuple[int, str, str]:
+    return finish(start(root, **asked))
 
 
 def records(root: Path) -> list[Record]:
@@ -73,6 +75,6 @@ def problems(root: Path) -> list[str]:
     if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:
         found.append(f"commits {commits} are not those of the keeps")
     head = repo.head().commit
-    if head is None or repo.changed_harness_files(head):
+    if head is None or changed_harness_files(repo, head, ARITHMETIC_TRL):
         found.append("the harness changed")
     return found + [f"left behind: {path}" for path in (root.parent / "temporary").glob("nightshift-*/*")]

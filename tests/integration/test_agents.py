@@ -13,9 +13,8 @@ import pytest
 
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
-from tests.checkouts import finish
 from tests.conftest import git
-from tests.night_checkout import furnish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
@@ -36,10 +35,10 @@ def script(root: Path, steps: list[list[str]]) -> Path:
     return path
 
 
-def drive(root: Path, steps: list[list[str]], ending: str = "", **order: Any) -> tuple[int, str, str]:
+def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) -> tuple[int, str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
     leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
-    return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **order)
+    return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
 
 
 def notes(root: Path, number: int) -> str:
@@ -179,14 +178,14 @@ def test_the_agent_keeps_its_keys_and_sees_a_clone_only(root: Path, monkeypatch:
 
 
 def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(root: Path) -> None:
-    order = {"agent": shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"], ["hang"]]))])}
+    asked = {"agent": shlex.join([sys.executable, str(AGENT), str(script(root, [["hang"], ["hang"]]))])}
     agent = root.parent / "agent"
-    night = start(root, experiments=2, **order)
+    night = start(root, experiments=2, **asked)
     wait_for(lambda: (agent / "script.env-0").exists())
     night.kill()
     night.communicate()
     wait_for(lambda: not leftovers(root))
-    night = start(root, experiments=2, **order)
+    night = start(root, experiments=2, **asked)
     wait_for(lambda: (agent / "script.env-1").exists())
     night.send_signal(2)
     code, stdout, stderr = finish(night)  # long before the fifteen minutes that an agent has

@@ -67,10 +67,10 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert (said["agent"], said["hypothesis"]) == ("lr", "lr 3e-05")
 
 
-@pytest.mark.parametrize(("agent", "real_worker"), [("random", False), ("tpe", False), ("tpe", True)])
-def test_a_night_without_a_language_model(root: Path, agent: str, real_worker: bool) -> None:
-    order = {"agent": agent, "experiments": 3 - real_worker, "budget_seconds": 1.0, "real_worker": real_worker}
-    code, _, stderr = whole_night(root, **order)
+@pytest.mark.parametrize(("agent", "real_trainer"), [("random", False), ("tpe", False), ("tpe", True)])
+def test_a_night_without_a_language_model(root: Path, agent: str, real_trainer: bool) -> None:
+    asked = {"agent": agent, "experiments": 3 - real_trainer, "budget_seconds": 1.0, "real_trainer": real_trainer}
+    code, _, stderr = whole_night(root, **asked)
     assert code == 0, stderr
     assert problems(root) == []
     ours = records(root)
@@ -132,7 +132,7 @@ def test_a_plateau_ends_a_night_after_one_more_in_a_new_direction(root: Path) ->
     furnished = BASELINE.replace(b"6e-7", b"3e-6")  # the stand-in's best: nothing beats it
     (root / "train.toml").write_bytes(furnished)
     git(root, "commit", "--quiet", "--all", "-m", "good baseline")
-    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", plateau=2, max_runs=3)
+    code, stdout, _ = whole_night(root, agent="lr", proposer="lr", plateau=2)
     assert code == 0
     assert "plateau: nothing kept in 3 experiments, the last of them in a new direction" in stdout
     assert [r.status for r in records(root)] == ["keep", "discard", "discard", "discard"]
@@ -184,7 +184,7 @@ def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> Non
 
 def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path) -> None:
     fault(root, "hold", once=False)
-    night = start(root, agent="lr", proposer="lr", experiments=9, max_runs=3)
+    night = start(root, agent="lr", proposer="lr", experiments=9)
     wait_for(lambda: is_running(root, 1))
     press_ctrl_c(night)
     (root / "stand-in.json").unlink()
@@ -219,15 +219,15 @@ def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None
 def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
     fault(root, "hang")
-    order = {"agent": "lr", "proposer": "lr", "experiments": 3}
-    night = start(root, **order)
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 3}
+    night = start(root, **asked)
     wait_for(lambda: is_running(root, 2))
     night.send_signal(signal.SIGTERM)
     code, _, _ = finish(night)
     assert code == 130
     assert state(root)["cause"] is None
     started = state(root)["started"]
-    code, _, stderr = whole_night(root, **order)
+    code, _, stderr = whole_night(root, **asked)
     assert code == 0, stderr
     assert f"going on with the night of {started}" in stderr
     ours = records(root)
@@ -274,24 +274,24 @@ def num_files(root: Path) -> int:
 def test_sigkill_at_random_moments_leaves_the_ledger_of_an_unbroken_night(
     root: Path, tmp_path: Path, seed: int
 ) -> None:
-    order = {"agent": "lr", "proposer": "lr", "experiments": 8, "max_runs": 2}
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 8}
     unbroken = tmp_path / "unbroken" / "checkout"
     shutil.copytree(root, unbroken, symlinks=True)
     (unbroken.parent / "temporary").mkdir()
     source, num_kills = random.Random(seed), 0
     for _ in range(6):
         most = num_files(root) + source.randint(0, 15)
-        night = start(root, **order)
+        night = start(root, **asked)
         wait_for(lambda: night.poll() is not None or num_files(root) > most)  # noqa: B023
         num_kills += night.poll() is None
         night.kill()
         night.communicate()
     assert num_kills >= 3, "the night was over before it could be killed: kill it sooner"
-    code, _, stderr = whole_night(root, **order)
+    code, _, stderr = whole_night(root, **asked)
     assert code == 0, stderr
     wait_for(lambda: not leftovers(root))
     assert problems(root) == []
-    assert whole_night(unbroken, **order)[0] == 0
+    assert whole_night(unbroken, **asked)[0] == 0
     assert told(root) == told(unbroken)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nightshift.proposers.proposers import Context
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.proposers import Context
 from nightshift.proposers.brief import MAX_CHARACTERS, Section, clean, compose, describe, fit
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.rules import ARITHMETIC_TRL
@@ -26,7 +27,7 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     incumbent = [r for r in records if r.status == "keep"][-1]
     records[-1] = replace(records[-1], lesson=None)  # its lesson is what the brief asks for
     source = ledger.source(incumbent.number)
-    context = Context(len(records) + 1, incumbent, source, tuple(records), ARITHMETIC_TRL, ledger)
+    context = Context(len(records) + 1, incumbent, source, Campaign(tuple(records)), ARITHMETIC_TRL, ledger)
     return replace(context, **changes)  # type: ignore[arg-type]
 
 
@@ -64,10 +65,12 @@ def test_a_huge_campaign_fits_and_its_config_stays_whole(tmp_path: Path) -> None
     source = BASELINE + b"".join(b"# a comment of %d\n" % n for n in range(500))
     context = context_of(tmp_path, [f"{n + 1}e-6" for n in range(20)], source=source, refusals=("x" * 5000,) * 4)
     long = "why " * 1000
-    records = tuple(replace(r, description=long, lesson=long, health="\n".join([long] * 5)) for r in context.records)
-    began = time.process_time()
-    brief = compose(replace(context, records=records, incumbent=replace(context.incumbent, health=long)))
-    assert time.process_time() - began < 5
+    records = tuple(
+        replace(r, description=long, lesson=long, health="\n".join([long] * 5)) for r in context.campaign.decided
+    )
+    began = time.monotonic()
+    brief = compose(replace(context, campaign=Campaign(records), incumbent=replace(context.incumbent, health=long)))
+    assert time.monotonic() - began < 5
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
     assert "| trainer.optim.lr = 6e-7" in brief
     assert "| orchestrator.batch_size = 256" in brief
@@ -76,9 +79,13 @@ def test_a_huge_campaign_fits_and_its_config_stays_whole(tmp_path: Path) -> None
 
 def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6", "1e-5"], refusals=(INJECTION,))
-    records = tuple(replace(r, description=INJECTION, lesson=INJECTION, health=INJECTION) for r in context.records)
+    records = tuple(
+        replace(r, description=INJECTION, lesson=INJECTION, health=INJECTION) for r in context.campaign.decided
+    )
     records = (*records[:-1], replace(records[-1], lesson=None))
-    brief = compose(replace(context, records=records, incumbent=replace(context.incumbent, health=INJECTION)))
+    brief = compose(
+        replace(context, campaign=Campaign(records), incumbent=replace(context.incumbent, health=INJECTION))
+    )
     plain = compose(context_of(tmp_path / "other", ["3e-6", "1e-5"], refusals=("harmless",)))
     ours = [line for line in brief.splitlines() if not line.startswith("|")]
     assert ours == [line for line in plain.splitlines() if not line.startswith("|")]

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.campaign import replay
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.night import state as states
-from nightshift.night.state import NightState, Order, Pending, lesson_of, stop_rule
+from nightshift.night.state import NightRequest, NightState, Pending, lesson_of, stop_rule
 from nightshift.night.text import status_lines, summary
 from nightshift.records import Failure, Judgement, Record, Verdict
-from nightshift.rules import ARITHMETIC_TRL
-from tests.campaigns import campaign
+from tests.campaigns import BRANCH, campaign
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 
 
-def state_of(**order: object) -> NightState:
-    return NightState(Order("tpe", **order), "autoresearch/test", "rules", NOW.isoformat(), first=1)  # type: ignore[arg-type]
+def state_of(**flags: object) -> NightState:
+    return NightState(NightRequest("tpe", **flags), BRANCH, "rules", NOW.isoformat(), first=1)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -33,11 +32,14 @@ def records(tmp_path: Path) -> list[Record]:
 
 
 def crash(record: Record, failure: Failure) -> Record:
-    return replace(record, status="crash", failure=failure, judgement=Judgement(Verdict.CRASH, f"{failure} it was"))
+    """As experiment.py closes it: only a config's own crash is a decision."""
+    decided = record.decided if failure is Failure.TRAINING else None
+    judgement = Judgement(Verdict.CRASH, f"{failure} it was")
+    return replace(record, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
 @pytest.mark.parametrize(
-    ("order", "cause"),
+    ("flags", "cause"),
     [
         ({}, None),
         ({"experiments": 6}, None),
@@ -48,8 +50,8 @@ def crash(record: Record, failure: Failure) -> Record:
         ({"hours": 0.02}, "0.02 hours are over, or too short for another run of 75 s"),
     ],
 )
-def test_the_stop_rules(records: list[Record], order: dict[str, object], cause: str | None) -> None:
-    stop = stop_rule(state_of(**order), records, NOW, run_seconds=75)
+def test_the_stop_rules(records: list[Record], flags: dict[str, object], cause: str | None) -> None:
+    stop = stop_rule(state_of(**flags), records, NOW, run_seconds=75)
     assert (stop is None) == (cause is None)
     assert stop is None or (stop.cause.startswith(str(cause)) and stop.is_planned)
 
@@ -85,7 +87,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     states.save(ledger, state)
     assert states.load(ledger) == state
     path = tmp_path / "runs" / states.STATE_NAME
-    for damage in (b"", b"{", b"[]", b'{"version": 99}', json.dumps({"version": 1, "order": 3}).encode()):
+    for damage in (b"", b"{", b"[]", b'{"version": 99}', b'{"version": 2, "cause": 3}'):
         path.write_bytes(damage)
         with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
             states.load(ledger)
@@ -101,7 +103,7 @@ def test_the_lesson_from_the_numbers(records: list[Record]) -> None:
 
 
 def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:
-    campaign_now = replay(records, ARITHMETIC_TRL)
+    campaign_now = Campaign.of(records, BRANCH, "rules")
     own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
     text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2))
     assert (
@@ -127,12 +129,21 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
     states.save(ledger, states.ended(state_of(), "8 hours are over", NOW))
     assert status_lines(ledger, records, NOW) == ["night:    tpe is over: 8 hours are over"]
     states.save(ledger, replace(state_of(experiments=9), doing="tpe proposes", doing_since=NOW.isoformat()))
-    held = states.lock(ledger)
-    try:
+    with ledger.head():
         lines = status_lines(ledger, records, NOW + timedelta(seconds=40))
-        assert "5 experiments; tpe proposes, for 40 s" in lines[0]
-        assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
-        with pytest.raises(UsageError, match="another night is running"):
-            states.lock(ledger)
-    finally:
-        held.release()
+    assert "5 experiments; tpe proposes, for 40 s" in lines[0]
+    assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
+
+
+def test_a_night_of_version_0_1_0_is_over_or_has_to_be_finished_there(tmp_path: Path) -> None:
+    ledger, path = Ledger(tmp_path), tmp_path / "runs" / states.STATE_NAME
+    path.parent.mkdir()
+    night = {"version": 1, "order": {"agent": "tpe"}, "branch": BRANCH, "first": 1, "cause": "8 hours are over"}
+    path.write_text(json.dumps(night))
+    assert states.load(ledger) is None
+    path.write_text(json.dumps({**night, "cause": None}))
+    with pytest.raises(UsageError) as error:
+        states.load(ledger)
+    assert str(error.value) == (
+        f"{path} is of a night that Nightshift 0.1.0 did not finish. Finish it with Nightshift 0.1.0, or delete it."
+    )

@@ -15,8 +15,9 @@ from nightshift.command import TIMED_OUT
 from nightshift.console import summary
 from nightshift.errors import ExitCode
 from nightshift.health import checks
-from nightshift.records import Judgement, Record, Verdict
+from nightshift.records import Judgement, Verdict
 from nightshift.train_toml.keys import variants
+from tests.campaigns import a_record
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()
@@ -74,11 +75,7 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 
 def test_keys_of_the_summary_exist() -> None:
-    record = Record(
-        number=1, status="discard", branch="b", parent=None, description="d", started="", engine="trl",
-        rules_name="arithmetic-trl", rules_hash="h", config_hash="c", effective_hash="e", diff=(), unused_keys=(),
-        commit=None, versions={}, hardware="cpu", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps",
-    )  # fmt: skip
+    record = a_record(number=1, status="discard", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps")
     printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nightshift.proposers.proposers import Context, Proposer, RandomProposer, TpeProposer, scores, space_of
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import used_keys
 from nightshift.engines.trl.engine import TrlEngine
+from nightshift.proposers import Context, Proposer
+from nightshift.proposers.random import RandomProposer, space_of
+from nightshift.proposers.search import TpeProposer, scores
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import parse
@@ -27,7 +30,9 @@ def context_of(ledger: Ledger, rates: list[str], **changes: object) -> Context:
     records = campaign(ledger, rates)
     incumbent = [r for r in records if r.status == "keep"][-1]
     source = ledger.source(incumbent.number)
-    context = Context(len(records) + 1, incumbent, source, tuple(records), ARITHMETIC_TRL, ledger, used_keys=USED)
+    context = Context(
+        len(records) + 1, incumbent, source, Campaign(tuple(records)), ARITHMETIC_TRL, ledger, used_keys=USED
+    )
     return replace(context, **changes)  # type: ignore[arg-type]
 
 
@@ -48,7 +53,7 @@ def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(
     others = (
         propose(kind(8), context),
         propose(kind(7), replace(context, refusals=("tried",))),
-        propose(kind(7), replace(context, records=context.records[:-1])),
+        propose(kind(7), replace(context, campaign=Campaign(context.campaign.decided[:-1]))),
     )
     assert first not in others
 
@@ -71,11 +76,12 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
     context = context_of(Ledger(tmp_path), ["3e-6", "1e-5"])
-    crash = replace(context.records[-1], status="crash", judgement=Judgement(Verdict.CRASH, "nan"))
-    found = scores(replace(context, records=(*context.records[:-1], crash)))
+    *others, last = context.campaign.decided
+    crash = replace(last, status="crash", judgement=Judgement(Verdict.CRASH, "nan"))
+    found = scores(replace(context, campaign=Campaign((*others, crash))))
     assert [round(score, 6) for _, score in found] == [0.35, 0.60, 0.35]
     assert found[1][0].get("trainer.optim.lr") == 3e-6
-    assert scores(replace(context, records=(crash,))) == []
+    assert scores(replace(context, campaign=Campaign((crash,)))) == []
 
 
 def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path: Path) -> None:
@@ -86,12 +92,12 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
         rates = [f"{10 ** source.uniform(-7, -4):.2e}" for _ in range(25)]
         context = context_of(ledger, rates)
         records = []
-        for record in context.records:
+        for record in context.campaign.decided:
             rate = parse(ledger.source(record.number)).get("trainer.optim.lr")
             distance = abs(config_log(rate) - config_log(3e-6))
             judgement = Judgement(Verdict.DISCARD, "made up", delta=-distance, incumbent_score=0.9)
             records.append(replace(record, judgement=judgement))
-        context = replace(context, records=tuple(records), used_keys=frozenset({"trainer.optim.lr"}))
+        context = replace(context, campaign=Campaign(tuple(records)), used_keys=frozenset({"trainer.optim.lr"}))
         proposed = [propose(kind(seed), context) for seed in range(12)]
         distances = [abs(config_log(parse(p).get("trainer.optim.lr")) - config_log(3e-6)) for p in proposed]
         good[kind] = sum(distance < 0.5 for distance in distances)
