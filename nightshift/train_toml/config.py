@@ -145,7 +145,7 @@ def _refuse(problems: Iterator[Problem], text: str, name: str) -> None:
     if first is None:
         return
     more = len(list(islice(problems, 10)))
-    line = line_of(text, first.path) if first.path else None
+    line = line_of(text, first.path)
     where = f"{name}:{line}" if line is not None else name
     count = f" (and {more}{'+' if more == 10 else ''} more)" if more else ""
     raise ConfigError(f"{where}: {first.cause}", first.fix + count)
