@@ -167,31 +167,15 @@ def test_rae_needs_no_group() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        'model.name = "x"',
-        'model = {name = "x"}',
-        '"model".name = "x"',
-        "'model'.'name' = 'x'",
-        '"\\u006dodel"."\\u006eame" = "x"',
-        '[model]\nname = "x"',
-        '[model]\n"name" = """\nx"""',
-        '["model"]\nname = "x"',
-        '[[model]]\nname = "x"',
-        "[model]",
-        'model = "x"',
-        "model = []",
-        "[[model.vlm]]",
-        'trainer.model.name = "x"',
-        'trainer = {model = {name = "x"}}',
-        '[trainer.model]\nname = "x"',
-        '[trainer]\n"model".name = "x"',
-        '[[orchestrator.train.source]]\nenv.taskset.id = "x"',
-        'orchestrator.train.source.env.taskset.id = "x"',
-        "orchestrator.train.sampling.extra_body = {seed = 1}",
-        'trainer.env_vars.LD_PRELOAD = "x"',
-        "inference.vllm.seed = 1",
-        'inference.vllm.dtype = "float16"',
+        'model.name = "x"', 'model = {name = "x"}', '"model".name = "x"', "'model'.'name' = 'x'",
+        '"\\u006dodel"."\\u006eame" = "x"', '[model]\nname = "x"', '[model]\n"name" = """\nx"""',
+        '["model"]\nname = "x"', '[[model]]\nname = "x"', "[model]", 'model = "x"', "model = []", "[[model.vlm]]",
+        'trainer.model.name = "x"', 'trainer = {model = {name = "x"}}', '[trainer.model]\nname = "x"',
+        '[trainer]\n"model".name = "x"', '[[orchestrator.train.source]]\nenv.taskset.id = "x"',
+        'orchestrator.train.source.env.taskset.id = "x"', "orchestrator.train.sampling.extra_body = {seed = 1}",
+        'trainer.env_vars.LD_PRELOAD = "x"', "inference.vllm.seed = 1", 'inference.vllm.dtype = "float16"',
     ],
-)
+)  # fmt: skip
 def test_every_spelling_of_a_locked_key_is_refused(text: str) -> None:
     message = refusal(f"orchestrator.group_size = 4\n{text}\n")
     assert "the rules own it" in message or "The sources belong to the rules" in message
@@ -200,14 +184,10 @@ def test_every_spelling_of_a_locked_key_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '"m\\u043edel" = {}',
-        '"\\uff4dodel".name = 1',
-        '" model" = 1',
-        '"model\\u200b".name = 1',
-        '"" = 1',
+        '"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '"model\\u200b".name = 1', '"" = 1',
         '"model." = 1',
     ],
-)
+)  # fmt: skip
 def test_look_alikes_are_unknown_and_shown_with_their_escapes(text: str) -> None:
     message = refusal(added(text))
     assert "is unknown" in message
