@@ -18,7 +18,7 @@ from typing import Any
 
 from nightshift.errors import ConfigError
 from nightshift.train_toml.checks import Problem, violations
-from nightshift.train_toml.keys import default, is_inner, is_name, nearest, resolve, variants
+from nightshift.train_toml.keys import ANY, default, is_inner, is_name, nearest, resolve, variants
 from nightshift.train_toml.locks import CURRICULUM, SHARED, SOURCE, lock
 from nightshift.train_toml.text import decode, document, line_of, read_source, shown_name
 from nightshift.train_toml.values import BadValue, Kind, Value, accept, value_text
@@ -115,6 +115,7 @@ def _closed(path: tuple[str, ...], value: Any) -> Problem:
     if (meant := nearest(".".join(path))) is None:
         return Problem.at(path, value, "is unknown", "Delete it; uv run run.py --keys lists every key")
     table, _, leaf = meant.rpartition(".")
+    leaf = "a name of letters, digits, - and _" if leaf == ANY else leaf
     place = f"under [{table}]" if table else "at the top of the file"
     return Problem.at(path, value, "is unknown", f"Did you mean {meant}? Write {leaf} {place}")
 
@@ -144,7 +145,7 @@ def _refuse(problems: Iterator[Problem], text: str, name: str) -> None:
     if first is None:
         return
     more = len(list(islice(problems, 10)))
-    line = line_of(text, first.path) if first.path else None
+    line = line_of(text, first.path)
     where = f"{name}:{line}" if line is not None else name
     count = f" (and {more}{'+' if more == 10 else ''} more)" if more else ""
     raise ConfigError(f"{where}: {first.cause}", first.fix + count)

@@ -57,7 +57,7 @@ def _set(document: Any, path: str, value: Any) -> bool:
     if is_table or leaf not in node or value is ABSENT or value == {}:
         node.pop(leaf, None)
         return value is ABSENT
-    node[leaf] = tomlkit.value(_spelled(value))
+    node[leaf] = tomlkit.value(value_text(value, MAX_LINE))
     return True
 
 
@@ -66,7 +66,7 @@ def _add(text: str, path: str, value: Any) -> str:
     import tomlkit
 
     table, _, leaf = path.rpartition(".")
-    added = _insert(text, path, "") if value == {} else _insert(text, table, f"{leaf} = {_spelled(value)}")
+    added = _insert(text, path, "") if value == {} else _insert(text, table, f"{leaf} = {value_text(value, MAX_LINE)}")
     try:
         tomllib.loads(added)
         return added
@@ -75,7 +75,7 @@ def _add(text: str, path: str, value: Any) -> str:
         node: Any = document
         for segment in path.split(".")[:-1]:
             node = node.setdefault(segment, {})
-        node[leaf] = {} if value == {} else tomlkit.value(_spelled(value))
+        node[leaf] = {} if value == {} else tomlkit.value(value_text(value, MAX_LINE))
         return tomlkit.dumps(document)
 
 
@@ -120,9 +120,3 @@ def _before_comments(text: str, place: int) -> int:
             break
         place = previous
     return place
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_spelled, value))}]"
-    return value_text(value, MAX_LINE)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from nightshift.errors import ConfigError
+
 # None is TOML's missing null, written "None"; a dict is a table that is switched on (its keys are
 # entries of their own, so the dict itself stays empty).
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | dict[str, Any] | None
@@ -77,13 +79,8 @@ class Key:
         return " or ".join([f"{self.kind} {self.bounds}".strip(), *map(quoted, texts)])
 
 
-class BadValue(ValueError):
-    """A value that its key cannot take: `cause` continues `key = value ...`, `fix` is imperative."""
-
-    def __init__(self, cause: str, fix: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.fix = fix
+class BadValue(ConfigError):
+    """A value that its key cannot take: `cause` continues `key = value ...`."""
 
 
 def number_text(number: float) -> str:

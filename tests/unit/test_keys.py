@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -84,18 +83,10 @@ def test_open_key_exists_in_prime_rl_with_compatible_type_and_range(key: Key) ->
         constants = {shape["const"] for shape in shapes if "const" in shape}
         assert set(key.choices) <= {*shape.get("enum", key.choices if key.kind is Kind.LIST else ()), *constants}
         assert not key.nullable or entry.get("nullable")
-        lowest = max(
-            (bound for bound in (shape.get("minimum"), shape.get("exclusiveMinimum")) if bound is not None),
-            default=None,
-        )
-        highest = min(
-            (bound for bound in (shape.get("maximum"), shape.get("exclusiveMaximum")) if bound is not None),
-            default=None,
-        )
-        ours = [bound for bound in (key.minimum, key.above) if bound is not None]
-        assert lowest is None or max(ours) >= lowest
-        ours = [bound for bound in (key.maximum, key.below) if bound is not None]
-        assert highest is None or min(ours) <= highest
+        least = [bound for bound in (key.minimum, key.above) if bound is not None]
+        assert all(max(least) >= shape[name] for name in ("minimum", "exclusiveMinimum") if name in shape)
+        most = [bound for bound in (key.maximum, key.below) if bound is not None]
+        assert all(min(most) <= shape[name] for name in ("maximum", "exclusiveMaximum") if name in shape)
         if "exclusiveMaximum" in shape:
             assert key.below is not None
 
@@ -194,14 +185,15 @@ def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> Non
     for key in KEYS:
         if key.kind not in (Kind.INT, Kind.FLOAT, Kind.BOOL):
             continue
+        fixes = []
         for value in ("3e-6", "0.5", "x", -1e300, 1.5, True, [], "1e999", "nan"):
-            with contextlib.suppress(BadValue):
+            try:
                 accept(key, value)
-                continue
-            with pytest.raises(BadValue) as refusal:
-                accept(key, value)
-            offered = re.search(rf"{key.leaf} = (\S+)", refusal.value.fix)
-            assert offered, refusal.value.fix
+            except BadValue as refusal:
+                fixes.append(refusal.fix)
+        for fix in fixes:
+            offered = re.search(rf"{key.leaf} = (\S+)", fix)
+            assert offered, fix
             accept(key, json.loads(offered[1]))
 
 

@@ -18,7 +18,7 @@ from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.report.data import Morning, gather
-from nightshift.report.diff import changes_of, kept_chain
+from nightshift.report.diff import kept_chain
 from nightshift.report.keys import short_names, study
 from nightshift.report.labels import Flag, Placed, place
 from nightshift.report.markdown import markdown, markdown_code
@@ -213,16 +213,6 @@ def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: object) -
 
 
 # Keys
-
-
-def test_the_lines_of_config_diff_are_taken_apart() -> None:
-    lines = ("trainer.optim.lr 3e-6 -> 5e-6", "+a.b None (default 0)", "+pools.x on", "-c.d 4 (default unset)", "junk")
-    assert [(c.key, c.kind, c.old, c.new) for c in changes_of(lines)] == [
-        ("trainer.optim.lr", "changed", "3e-6", "5e-6"),
-        ("a.b", "added", "0", "None"),
-        ("pools.x", "added", None, "on"),
-        ("c.d", "removed", "4", "unset"),
-    ]
 
 
 def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:

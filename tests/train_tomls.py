@@ -1,0 +1,40 @@
+"""train.toml files that several tests start from, and what every refusal looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from nightshift.errors import ConfigError
+from nightshift.train_toml.config import parse
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = (ROOT / "train.toml").read_bytes()
+SMALL = b"""\
+seq_len = 512
+
+[orchestrator]
+batch_size = 64   # rollouts
+group_size = 4
+
+[trainer.optim]
+lr = 3e-6         # peak
+"""
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def refusal(source: bytes | str) -> str:
+    """The one line with which a train.toml is refused."""
+    with pytest.raises(ConfigError) as caught:
+        parse(source.encode() if isinstance(source, str) else source)
+    message = str(caught.value)
+    assert_one_clean_line(message)
+    return message
+
+
+def assert_one_clean_line(message: str) -> None:
+    assert message
+    assert all(32 <= ord(char) < 127 for char in message), message
+    assert len(message) <= 500

@@ -1,0 +1,136 @@
+"""train.toml as bytes: only a plain file is read, and every key has the line on which it begins."""
+
+from __future__ import annotations
+
+import os
+import string
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.errors import ConfigError, ExitCode
+from nightshift.train_toml.config import load, parse
+from nightshift.train_toml.text import line_of
+from tests.train_tomls import FUZZ, SMALL, assert_one_clean_line
+
+
+def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(path)
+        assert caught.value.exit_code == ExitCode.USAGE
+        assert_one_clean_line(str(caught.value))
+        return str(caught.value)
+
+    path = tmp_path / "train.toml"
+    assert "does not exist" in refused(path)
+    assert "not a regular file" in refused(tmp_path)
+    (tmp_path / "other.toml").write_bytes(SMALL)
+    path.symlink_to(tmp_path / "other.toml")
+    assert "symbolic link" in refused(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in refused(path)  # and does not wait for a writer
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(10_000_000)
+    assert "has 10,000,000 bytes" in refused(path)
+    strange = tmp_path / "\x1b[31m\u202e\n.toml"
+    strange.write_bytes(b"x = 1\n")
+    assert "\\u001b" in refused(strange)
+    assert "\\u001b" in refused(Path("\x1b\0.toml"))
+
+
+def test_load_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_bytes(SMALL)
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("no /proc on this system")
+    before = len(list(descriptors.iterdir()))
+    load(tmp_path / "good.toml")
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigError):
+            load(path)
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_load_keeps_the_bytes_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    path.write_bytes(SMALL.replace(b"\n", b"\r\n"))
+    loaded = load(path)
+    assert loaded.source == path.read_bytes()
+    assert loaded.hash == parse(SMALL).hash
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "line"),
+    [
+        ("a = 1\nb = 2\n", "b", 2),
+        ("a = 1\n\n# b = 3\n\nb = 2", "b", 5),
+        ('a = """\nb = 2\n\n"""\nb = 2\n', "b", 5),
+        ("a = '''\nb = 2'''\nb = 2\n", "b", 3),
+        ('a = """x""""\nb = 2\n', "b", 2),
+        ('a = """"x"""""\nb = 2\n', "b", 2),
+        ('a = """\\"""\nb = 1"""\nb = 2\n', "b", 3),
+        ("a = [\n  1, # ]\n  2,\n]\nb = 2\n", "b", 5),
+        ('a = ["]", \'[\', "\\"]"]\nb = 2\n', "b", 2),
+        ("a = {b = 1, c = [\n1]}\nb = 2\n", "a.c", 1),
+        ("a = {b = 1, c = [\n1]}\nb = 2\n", "b", 3),
+        ("x.a.b = 1\nx.a.c = 2\n", "x.a.c", 2),
+        ("[x]\na = 1\n\n[x.y]\na = 1\n", "x.y.a", 5),
+        ("[x]\na = 1\n\n[x.y]\na = 1\n", "x.y", 4),
+        ("[x.y]\na = 1\n[x]\nz = 1\n", "x.z", 4),
+        ('"x" = 1\n"y.z" = 2\n', "y_z", 2),
+        ("[[x]]\na = 1\n[[x]]\na = 1\n", "x", 1),
+        ("a = 1\r\n\r\nb = 2\r\n", "b", 3),
+        ("a = 1 # \"\"\" '''\nb = 2\n", "b", 2),
+        ("a = 1\n", "b", None),
+    ],
+)
+def test_line_of(text: str, path: str, line: int | None) -> None:
+    tomllib.loads(text)
+    wanted = ("y.z",) if path == "y_z" else tuple(path.split("."))
+    assert line_of(text, wanted) == line
+
+
+BARE = st.text(string.ascii_lowercase, min_size=1, max_size=2)
+
+
+VALUES = st.sampled_from(
+    ["1", "'#'", '"""\n\n"""', "'''\n[x]\n'''", "[1,\n# ]\n2]", "{q = 1}", '"\\""', "[[1],\n[2]]", '""']
+)
+
+
+STATEMENTS = st.one_of(
+    st.tuples(st.lists(BARE, min_size=1, max_size=3), VALUES).map(lambda pair: f"{'.'.join(pair[0])} = {pair[1]}"),
+    st.lists(BARE, min_size=1, max_size=2).map(lambda names: f"[{'.'.join(names)}]"),
+    BARE.map(lambda name: f"[[{name}]]"),
+    st.sampled_from(["", "# comment ' \"", "  "]),
+)
+
+
+@FUZZ
+@given(st.lists(STATEMENTS, max_size=12))
+def test_line_of_equals_the_first_prefix_that_has_the_key(pieces: list[str]) -> None:
+    text = "".join(f"{piece}\n" for piece in pieces)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    expected: dict[tuple[str, ...], int] = {}
+    line = 1
+    for index, piece in enumerate(pieces):  # slow but plain: statements are known here
+        for path in paths(tomllib.loads("".join(f"{part}\n" for part in pieces[: index + 1]))):
+            expected.setdefault(path, line)
+        line += piece.count("\n") + 1
+    assert {path: line_of(text, path) for path in paths(document)} == expected
+
+
+def paths(node: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(node, dict):
+        return []
+    return [found for name, value in node.items() for found in [(*path, name), *paths(value, (*path, name))]]
