@@ -6,26 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.resume import resume
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing
-from nightshift.experiment import Request, run_experiment
+from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
-from nightshift.records import Failure, Record
+from nightshift.records import Failure, Record, Request
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from nightshift.setup import Lab
+from nightshift.setup import Setup
 from tests import stand_in_prime_rl
 from tests.conftest import git, living_children
 from tests.integration.test_commands import no_process_left
-from tests.unit.test_experiment import SilentReporter
+from tests.stand_in_setup import make_setup
 from tests.waiting import HANG_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +32,7 @@ RULES = replace(
     GSM8K_PRIME_RL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training
+    decision=replace(GSM8K_PRIME_RL.decision, baseline_runs=1),
     startup_seconds=HANG_SECONDS,
     evaluation_seconds=HANG_SECONDS,
 )
@@ -40,43 +40,32 @@ SOURCE = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr 
 
 
 @pytest.fixture
-def lab(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
     engine = PrimeRlEngine(RULES, checkout, dict(os.environ), "none", installation=installation, timing=timing)
     (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    return Lab(
-        root=checkout,
-        rules=RULES,
-        rules_hash="stand-in",
-        engine=engine,
-        ledger=Ledger(checkout),
-        repo=Repo(checkout),
-        reporter=SilentReporter(),
-        now=lambda: datetime.now(UTC),
-        clock=time.monotonic,
-        versions={},
-    )
+    return make_setup(checkout, RULES, monkeypatch, engine=engine)
 
 
-def run_with(lab: Lab, fault: str | None, step: int = 2) -> Record:
-    assert isinstance(lab.engine, PrimeRlEngine)
-    stand_in_prime_rl.misbehave(lab.engine.installation.venv, fault, step)
-    run_experiment(Request(max_runs=1), lab)
-    (record,) = lab.ledger.records()
+def run_with(setup: Setup, fault: str | None, step: int = 2) -> Record:
+    assert isinstance(setup.engine, PrimeRlEngine)
+    stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault, step)
+    run_experiment(Request(), setup)
+    (record,) = setup.ledger.records()
     assert living_children() == []
     return record
 
 
-def test_a_measured_experiment(lab: Lab) -> None:
-    record = run_with(lab, None)
+def test_a_measured_experiment(setup: Setup) -> None:
+    record = run_with(setup, None)
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
     (run,) = record.runs
     assert run.evaluation is not None
     assert run.evaluation.weights.step == run.training.num_steps == 10
-    assert (lab.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
+    assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
@@ -90,12 +79,12 @@ def test_a_measured_experiment(lab: Lab) -> None:
         ("validator_dies", Failure.MACHINERY, "validator ended"),
     ],
 )
-def test_a_failed_experiment_is_a_record_with_its_cause(lab: Lab, fault: str, failure: Failure, cause: str) -> None:
-    record = run_with(lab, fault)
+def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str, failure: Failure, cause: str) -> None:
+    record = run_with(setup, fault)
     assert (record.status, record.failure) == ("crash", failure)
     assert record.judgement is not None
     assert cause in record.judgement.why
-    assert list(lab.ledger.run_dir(1).glob("**/*.safetensors")) == []
+    assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -108,12 +97,12 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
     git(checkout, "config", "core.excludesFile", str(tmp_path / "ignored"))
     (tmp_path / "ignored").write_text("runs/\nresults.tsv\nenvironments\nnightshift\n")
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout)]
-    command += ["--stand-in-prime-rl", str(tmp_path / "installation")]
+    command += ["--stand-in", f"prime-rl:{tmp_path / 'installation'}"]
     process = subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def has_broadcast() -> bool:
         assert process.poll() is None, process.communicate()
-        steps = checkout.glob("runs/0001/run-1/prime-rl/broadcasts/step_*/STABLE")
+        steps = checkout.glob("runs/0001/run-1/attempt-0/prime-rl/broadcasts/step_*/STABLE")
         return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
 
     wait_for(has_broadcast)
@@ -126,7 +115,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
         assert (process.returncode, record.failure) == (130, Failure.INTERRUPTED)
     else:  # the next start closes it
         assert record.status == "started"
-        Ledger(checkout).close_interrupted()
+        resume(Ledger(checkout), Repo(checkout), print)
         assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
 
 
@@ -136,7 +125,7 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path) -> None:
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     for name in ("nightshift", "pyproject.toml"):
         (checkout / name).symlink_to(ROOT / name)
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout), "--real-worker"]
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout), "--stand-in", "real"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": str(checkout / "nowhere")}
     command += ["--engine", "prime-rl"]
     refused = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import ENGINES, PrepareFlags, open_engine, rules_for
+from nightshift.engines import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules, pick_rules
 from tests.conftest import git
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
     ],
 )
 def test_a_machine_has_its_rules_and_a_name_its_own(engine: str | None, num_gpus: int, rules: Rules) -> None:
-    assert rules_for(engine, num_gpus) is rules
+    assert pick_rules(engine, num_gpus) is rules
 
 
 @pytest.mark.parametrize("rules", ALL_RULES, ids=lambda rules: rules.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.proposers.history import (
@@ -17,14 +18,14 @@ from nightshift.proposers.history import (
     describe,
     history,
     incumbent,
-    last_campaign,
     load_configs,
     of_last_campaign,
     untried,
 )
-from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.records import DecisionRules, Failure, Judgement, Record, Verdict
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import ABSENT, set_values
+from tests.campaigns import a_result
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
@@ -47,8 +48,8 @@ class Story:
         stderr: float | None = 0.01,
         **more: object,
     ) -> Record:
-        now = incumbent(self.records, self.configs)
-        parent = max((r.number for r in self.records if r.judgement and r.judgement.verdict is KEEP), default=None)
+        now = incumbent(self.campaign, self.configs)
+        parent = self.campaign.incumbent.number if self.campaign.incumbent else None
         number = len(self.records) + 1
         self.configs[number] = parse(set_values(now.source if now else SHIPPED, changes))
         fields: dict[str, object] = {
@@ -57,12 +58,19 @@ class Story:
             "rules_name": "arithmetic-trl", "rules_hash": "abc123", "config_hash": self.configs[number].hash,
             "effective_hash": "beef", "diff": (), "unused_keys": (), "commit": None,
             "versions": {}, "hardware": "cpu", "judgement": Judgement(verdict, "why", delta, stderr),
+            "decision": DecisionRules(), "decided": number, "runs": () if verdict is CRASH else (a_result(0.5, 100),),
         }  # fmt: skip
         self.records.append(Record(**{**fields, **more}))  # type: ignore[arg-type]
         return self.records[-1]
 
+    @property
+    def campaign(self) -> Campaign:
+        """As told: the last keep is the incumbent."""
+        kept = tuple(record for record in self.records if record.is_keep)
+        return Campaign(tuple(self.records), kept, incumbent=kept[-1] if kept else None)
+
     def of(self, key: str) -> KeyHistory:
-        [found] = [each for each in history(self.records, self.configs) if each.key == key]
+        [found] = [each for each in history(self.campaign, self.configs) if each.key == key]
         return found
 
     def store(self, ledger: Ledger) -> None:
@@ -86,20 +94,20 @@ def test_a_trial_has_values_delta_verdict_and_words(story: Story) -> None:
 
 def test_an_experiment_stands_under_every_key_that_it_touched(story: Story) -> None:
     story.tell({LR: 1e-5, GROUP: 8}, DISCARD)
-    assert {each.key for each in history(story.records, story.configs)} == {LR, GROUP}
+    assert {each.key for each in history(story.campaign, story.configs)} == {LR, GROUP}
     assert story.of(LR).trials[0].others == (GROUP,)
 
 
 def test_the_baseline_and_equal_configs_touch_nothing(story: Story) -> None:
     story.tell({}, DISCARD)
     story.tell({BATCH: 256, "orchestrator.train.filter_zero_advantages": True}, DISCARD)  # the default, written out
-    assert history(story.records, story.configs) == []
+    assert history(story.campaign, story.configs) == []
 
 
 def test_a_key_that_falls_away_with_its_variant_was_not_touched(story: Story) -> None:
     gone = {"trainer.loss.dppo_mask_low": ABSENT, "trainer.loss.dppo_mask_high": ABSENT}
     story.tell({"trainer.loss.type": "ipo", **gone}, DISCARD)
-    assert [each.key for each in history(story.records, story.configs)] == ["trainer.loss.type"]
+    assert [each.key for each in history(story.campaign, story.configs)] == ["trainer.loss.type"]
 
 
 def test_values_are_compared_with_the_incumbent_of_their_time(story: Story) -> None:
@@ -177,7 +185,7 @@ def test_dead_ends(story: Story) -> None:
 
 def test_untried_keys_apply_and_are_used(story: Story) -> None:
     story.tell({LR: 1e-5}, DISCARD)
-    found = history(story.records, story.configs)
+    found = history(story.campaign, story.configs)
     now = story.configs[1]
     every = untried(found, now, None)
     assert GROUP in every
@@ -189,14 +197,14 @@ def test_untried_keys_apply_and_are_used(story: Story) -> None:
 def test_text_for_a_person_is_aligned_bounded_and_plain(story: Story) -> None:
     story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008, description="evil\x1b[2J\nforged line\u202e", lesson="x" * 999)
     story.tell({LR: 1e-6, GROUP: 8}, CRASH, None, None, failure=Failure.TRAINING)
-    text = describe(history(story.records, story.configs), ["orchestrator.batch_size"])
+    text = describe(history(story.campaign, story.configs), ["orchestrator.batch_size"])
     assert all(line.isprintable() and len(line) < 260 for line in text.split("\n"))
     assert "forged line" not in [line.strip() for line in text.split("\n")]
     assert "  0002  3e-6 -> 1e-5  discard     -2.1 +- 0.8 pp" in text
     assert "lesson: xxx" in text
     assert "(with orchestrator.group_size)" in text
     assert text.endswith("untried:\n  orchestrator.batch_size")
-    short = describe(history(story.records, story.configs), [], max_lines=4).split("\n")
+    short = describe(history(story.campaign, story.configs), [], max_lines=4).split("\n")
     assert len(short) == 4
     assert "lines more" in short[-1]
 
@@ -206,7 +214,7 @@ def test_the_brief_keeps_its_limit_and_says_the_most_useful_first(story: Story, 
     for index in range(20):
         story.tell({LR: round(1e-7 * (index + 1), 9), BATCH: 64}, DISCARD, -0.03)
     story.tell({GROUP: 8}, DISCARD, -0.001)
-    lines = brief_lines(history(story.records, story.configs), ["max_steps"], limit)
+    lines = brief_lines(history(story.campaign, story.configs), ["max_steps"], limit)
     assert sum(len(line) + 1 for line in lines) <= limit
     if limit >= 300:
         assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 +- 1.0 pp)"
@@ -222,11 +230,12 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
         of_last_campaign(ledger)
     story.tell({LR: 1e-5}, DISCARD, branch="autoresearch/other")
     story.tell({LR: 2e-5}, DISCARD, unused_keys=("seq_len",), prediction="+1 pp", lesson="no")
-    story.tell({LR: 4e-5}, CRASH, None, failure=Failure.MACHINERY)
+    story.tell({LR: 4e-5}, CRASH, None, failure=Failure.MACHINERY, decided=None)
     story.store(ledger)
-    assert [r.number for r in last_campaign(ledger)] == [1, 3]
+    campaign = Campaign.last(ledger.records())
+    assert [r.number for r in campaign.decided] == [1, 3]
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
-    assert list(load_configs(ledger, last_campaign(ledger))) == [3]
+    assert list(load_configs(ledger, campaign.decided)) == [3]
     (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
     text = of_last_campaign(ledger)
     assert "  0003  3e-6 -> 2e-5" in text
