@@ -154,10 +154,3 @@ def _refuse(problems: Iterator[Problem], text: str, name: str) -> None:
 def _hash(resolved: Mapping[str, Value]) -> str:
     canonical = {path: value for path, value in resolved.items() if value != default(path, resolved)}
     return hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def diff(old: Config, new: Config) -> tuple[str, ...]:
-    """The lines of train_toml.diff; for experiment.py, until it asks there."""
-    from nightshift.train_toml.diff import diff as changes
-
-    return tuple(change.line for change in changes(old, new))

@@ -178,6 +178,3 @@ def _has(document: dict[str, Any], path: tuple[str, ...]) -> bool:
             return False
         node = node[segment]
     return True
-
-
-read = read_source  # for night/loop.py, until it uses that name

@@ -146,8 +146,6 @@ def test_the_curriculum_stands_in_every_source() -> None:
     sources = effective(parse(SHIPPED + gate), two)["orchestrator"]["train"]["source"]
     gates = {"zero": {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}}
     assert [source["curriculum"] for source in sources] == [{"gates": gates}] * 2
-    assert sources[0]["curriculum"] is not sources[1]["curriculum"]
-    assert all({"name", "env", "serve"} <= source.keys() for source in sources)
 
 
 def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
