@@ -18,7 +18,7 @@ import click
 from nightshift.campaign.ledger import Ledger
 from nightshift.console import summary
 from nightshift.report.markdown import kept_table
-from nightshift.report.page import View, look
+from nightshift.report.page import View, view_of
 from nightshift.report.png import draw
 from nightshift.report.text import certificate_line, duration
 from nightshift.train_toml.values import shorten
@@ -31,7 +31,7 @@ CAMPAIGN = ROOT / "benchmarks" / "campaigns" / "tpe-0"
 
 def recorded(campaign: Path) -> View:
     """What the morning page of a recorded campaign shows."""
-    return look(Ledger.recorded(campaign), "", datetime.now(UTC))
+    return view_of(Ledger.recorded(campaign), "", datetime.now(UTC))
 
 
 def campaign_section(view: View) -> str:

@@ -42,7 +42,9 @@ def trend(values: Sequence[float]) -> Trend:
     for residuals whose correlation from point to point is r: a curve that wanders is known less well than one that
     only jitters.
     """
-    y = thin(np.asarray(values, float))
+    y = np.asarray(values, float)
+    if len(y) > MAX_POINTS:
+        y = np.array([part.mean() for part in np.array_split(y, MAX_POINTS)])
     x = np.arange(len(y), dtype=float)
     first, second = np.triu_indices(len(y), k=1)
     slope = float(np.median((y[second] - y[first]) / (x[second] - x[first])))
@@ -55,13 +57,6 @@ def trend(values: Sequence[float]) -> Trend:
     spread = float(np.sqrt(((x - x.mean()) ** 2).sum() * _EFFICIENCY))
     span = len(y) - 1
     return Trend(slope * span, scale / spread * span * float(np.sqrt((1 + r) / (1 - r))))
-
-
-def thin(y: Curve) -> Curve:
-    """Means of equal stretches where there are more than MAX_POINTS points."""
-    if len(y) <= MAX_POINTS:
-        return y
-    return np.array([part.mean() for part in np.array_split(y, MAX_POINTS)])
 
 
 def noise(values: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from nightshift.report.text import cut, expected, score, shortened, verdict
 
 LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
-LANE_HEIGHT = 17
+LABEL_HEIGHT = 17
 _MAX_LABEL = 34  # characters
 _MANY = 300  # experiments
 _CRASH_HEIGHT = 22
@@ -37,7 +37,7 @@ class Size:
     left: float
     right: float
     plot_height: float
-    max_lanes: int
+    max_levels: int
     max_labels: int
 
 
@@ -97,7 +97,7 @@ class Chart:
 
     def label_y(self, label: Placed) -> float:
         """The baseline of a label's text."""
-        return self.top - 12 - label.lane * LANE_HEIGHT
+        return self.top - 12 - label.level * LABEL_HEIGHT
 
     def dot_of(self, number: int) -> Dot:
         """The dot of one experiment."""
@@ -113,8 +113,8 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
     pitch = plot_width / len(shown)
     xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
     flags = _flags([(e, x) for e, x in zip(shown, xs, strict=True) if e.is_kept and e.is_standing])
-    labels = place(flags, size.width, CHARACTER_WIDTH, size.max_lanes, size.max_labels)
-    top = 14.0 + LANE_HEIGHT * (1 + max((label.lane for label in labels), default=-1)) + 6 * bool(labels)
+    labels = place(flags, size.width, CHARACTER_WIDTH, size.max_levels, size.max_labels)
+    top = 14.0 + LABEL_HEIGHT * (1 + max((label.level for label in labels), default=-1)) + 6 * bool(labels)
     bottom = top + size.plot_height
     low, high = _range(shown)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from nightshift.campaign.campaign import Campaign, Standing
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import score_of
-from nightshift.certify import certificate as certificates
+from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
@@ -162,10 +162,10 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     experiments = tuple(
         Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, r.number in back) for r in shown
     )
-    certificate, damage = _certificate(ledger.runs_dir)
-    obsolete = _obsolete(certificate, branch, rules_hash, experiments) if certificate else None
+    certified, damage = _certificate(ledger.runs_dir)
+    obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
-    return Morning(branch, rules, campaign.standing, experiments, certificate, obsolete, (*notes, *damage))
+    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *damage))
 
 
 def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
@@ -187,7 +187,7 @@ def counted(count: int, noun: str = "experiment") -> str:
 
 def _certificate(runs_dir: Path) -> tuple[Certificate | None, list[str]]:
     try:
-        found = certificates.read(runs_dir)
+        found = certificate.read(runs_dir)
         is_sound = found is None or bool(_time(found.created) and found.num_seeds.keys() >= {"baseline", "incumbent"})
     except UsageError:
         is_sound = False

@@ -1,8 +1,8 @@
 """Where the labels of a chart stand, so that no two overlap and no leader line crosses a text.
 
 Every label is a flag on a vertical leader line that runs down to its point: the text begins (or ends) at
-the leader, in one of the lanes above the plot. A text that covers another label's leader must stand in a
-higher lane than that label; a set of flags fits if these demands form no circle.
+the leader, in one of the levels above the plot. A text that covers another label's leader must stand in a
+higher level than that label; a set of flags fits if these demands form no circle.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A flag with its text from `low` to `high` in `lane` (0 is next to the plot)."""
+    """A flag with its text from `low` to `high` in `level` (0 is next to the plot)."""
 
     number: int
     x: float
     text: str
     low: float
     high: float
-    lane: int
+    level: int
 
 
 def place(
-    flags: Sequence[Flag], width: float, character_width: float, max_lanes: int, max_flags: int, gap: float = 5.0
+    flags: Sequence[Flag], width: float, character_width: float, max_levels: int, max_flags: int, gap: float = 5.0
 ) -> list[Placed]:
-    """The flags that fit between 0 and `width` in `max_lanes`, those that matter most first.
+    """The flags that fit between 0 and `width` in `max_levels`, those that matter most first.
 
     A flag for which no text fits is left out. `gap` is the least distance between texts, and between a text and
     another flag's leader.
@@ -49,8 +49,8 @@ def place(
             for low in (flag.x + gap / 2, flag.x - gap / 2 - size):
                 if low < 0 or low + size > width:
                     continue
-                tried = _lanes([*placed, Placed(flag.number, flag.x, text, low, low + size, 0)], gap)
-                if tried is not None and (height := max(p.lane for p in tried)) < max_lanes:
+                tried = _levels([*placed, Placed(flag.number, flag.x, text, low, low + size, 0)], gap)
+                if tried is not None and (height := max(p.level for p in tried)) < max_levels:
                     attempts.append((height, tried))
             if attempts:
                 placed = min(attempts, key=lambda attempt: attempt[0])[1]  # the first of equals flies right
@@ -58,20 +58,20 @@ def place(
     return sorted(placed, key=lambda p: p.x)
 
 
-def _lanes(flags: Sequence[Placed], gap: float) -> list[Placed] | None:
-    """The flags in the lowest lanes that keep them apart; None where their demands form a circle."""
+def _levels(flags: Sequence[Placed], gap: float) -> list[Placed] | None:
+    """The flags in the lowest levels that keep them apart; None where their demands form a circle."""
     count = range(len(flags))
     covered = {i: [j for j in count if j != i and flags[i].low - gap < flags[j].x < flags[i].high + gap] for i in count}
-    lanes: dict[int, int] = {}
-    while len(lanes) < len(flags):
-        ready = [i for i in count if i not in lanes and all(j in lanes for j in covered[i])]
+    levels: dict[int, int] = {}
+    while len(levels) < len(flags):
+        ready = [i for i in count if i not in levels and all(j in levels for j in covered[i])]
         if not ready:
             return None
         for i in ready:
-            near = (j for j in lanes if flags[i].low < flags[j].high + gap and flags[j].low < flags[i].high + gap)
-            taken = {lanes[j] for j in near}
-            lane = 1 + max((lanes[j] for j in covered[i]), default=-1)
-            while lane in taken:
-                lane += 1
-            lanes[i] = lane
-    return [replace(flag, lane=lanes[i]) for i, flag in enumerate(flags)]
+            near = (j for j in levels if flags[i].low < flags[j].high + gap and flags[j].low < flags[i].high + gap)
+            taken = {levels[j] for j in near}
+            level = 1 + max((levels[j] for j in covered[i]), default=-1)
+            while level in taken:
+                level += 1
+            levels[i] = level
+    return [replace(flag, level=levels[i]) for i, flag in enumerate(flags)]

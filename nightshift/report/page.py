@@ -97,7 +97,7 @@ def write_report(root: Path, now: datetime, output: Path | None = None, branch: 
     from nightshift.report.png import draw
 
     ledger = Ledger(root)
-    view = look(ledger, Repo(root).head().branch, now, branch)
+    view = view_of(ledger, Repo(root).head().branch, now, branch)
     folder = output or ledger.runs_dir
     files = {
         "report.html": render(view).encode(),
@@ -118,7 +118,7 @@ def write_report(root: Path, now: datetime, output: Path | None = None, branch: 
     return Written(tuple(folder / name for name in files), view.headline)
 
 
-def look(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:
+def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch, head_branch)
     with_curves = _chosen(morning.experiments, _MAX_CURVES)

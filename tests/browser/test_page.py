@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.report import page as report
+from nightshift.report.page import render, view_of
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 
@@ -47,7 +47,7 @@ def browser() -> Iterator[Any]:
 
 def written(root: Path) -> Path:
     path = root / "report.html"
-    path.write_text(report.render(report.look(Ledger(root), "", NOW)), encoding="utf-8")
+    path.write_text(render(view_of(Ledger(root), "", NOW)), encoding="utf-8")
     return path
 
 
@@ -216,7 +216,7 @@ def test_texts_are_readable_in_light_and_dark(browser: Any, path: Path, scheme: 
     tab.page.locator("#run-0005 button.open").click()
     dark = tab.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark is (scheme == "dark")
-    names = ["h1", ".lede", ".certificate", ".facts dt", ".status.keep", ".status.discard", ".status.crash"]
+    names = ["h1", ".lede", ".certificate", ".counts dt", ".status.keep", ".status.discard", ".status.crash"]
     names += ["svg text.axis", "svg text.label", "svg text.end", ".told dt", ".cause", ".rollout pre", "svg text.now"]
     contrasts = tab.page.evaluate(CONTRAST, names)
     # WCAG 2 level AA: 4.5 for text.

@@ -22,9 +22,8 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import Judgement, Record, Verdict
-from nightshift.report import markdown
-from nightshift.report import page as report
 from nightshift.report.markdown import summary
+from nightshift.report.page import render, view_of, write_report
 from tests.campaigns import a_record, a_result
 from tests.conftest import git
 from tests.stand_in_campaign import BRANCH, RULES_HASH, build
@@ -76,11 +75,11 @@ class Page(HTMLParser):
 
 
 def rendered(root: Path) -> str:
-    view = report.look(Ledger(root), "", NOW)
+    view = view_of(Ledger(root), "", NOW)
     text = summary(view.morning, view.headline, view.nights, bool(view.charts))
     assert "Traceback" not in text
     text.encode()
-    html = report.render(view)
+    html = render(view)
     require_safe(html)
     return html
 
@@ -306,7 +305,7 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
         judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
         ledger.write(replace(record, status="keep", parent=1, diff=hostile, judgement=judgement))
-    written = report.write_report(tmp_path, NOW)
+    written = write_report(tmp_path, NOW)
     assert written.paths[-1].read_bytes().startswith(b"\x89PNG")
 
 
@@ -324,22 +323,22 @@ def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path)
     back, standing = ([r.number for r in found] for found in (campaign.taken_back, campaign.lineage[1:]))
     assert back, "the stand-in campaign takes nothing back: another seed"
     assert standing
-    view = report.look(ledger, "", NOW)
-    text = Page(report.render(view)).text
+    view = view_of(ledger, "", NOW)
+    text = Page(render(view)).text
     numbers = " , ".join(f"{number:04d}" for number in back)  # links, each a text of its own
     assert f"Taken back, because later experiments made an earlier train.toml look better: {numbers} ." in text
     assert [e.number for e in view.morning.chain][1:] == standing
     assert {d.number for d in view.charts[0].dots if d.kind == "back"} == set(back)
     assert not {label.number for label in view.charts[0].labels} & set(back)
     assert f"{len(back)} taken back" in text
-    told = markdown.summary(view.morning, view.headline, view.nights, has_picture=False)
+    told = summary(view.morning, view.headline, view.nights, has_picture=False)
     assert f"{len(back) + len(standing)} kept ({len(back)} taken back)" in told
     assert f"| {back[0]:04d} | taken back |" in told
 
 
 def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
     ledger = build(tmp_path, 12, num_examples=60)
-    view = report.look(ledger, "", NOW)
+    view = view_of(ledger, "", NOW)
     for row, record in zip(view.rows, ledger.records(), strict=True):
         assert row.experiment.delta == (record.judgement.delta if record.judgement else None)
         scores = [evaluation.eval_score for evaluation in record.evaluations]
@@ -351,7 +350,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
 
 def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=400)
-    view = report.look(Ledger(tmp_path), "", NOW)
+    view = view_of(Ledger(tmp_path), "", NOW)
     kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
     assert {"right", "wrong"} <= set(kinds)
     assert all(rollout.problem for row in view.rows for rollout in row.rollouts or ())
@@ -364,7 +363,7 @@ def test_a_thousand_experiments_stay_small_and_quick(tmp_path: Path) -> None:
         for record in ledger.records():
             ledger.write(replace(record, description=told, prediction=told, lesson=told, health=told))
     began = time.process_time()
-    html = report.render(report.look(Ledger(tmp_path), "", NOW))
+    html = render(view_of(Ledger(tmp_path), "", NOW))
     # 5 s is the promise on an idle machine, measured apart; this bound only catches what grows faster.
     assert time.process_time() - began < 20
     assert len(html.encode()) < 5_000_000

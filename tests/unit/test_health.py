@@ -15,7 +15,7 @@ import pytest
 
 from nightshift import health
 from nightshift.health import checks, digest, examine
-from nightshift.health.finding import Conditions, Finding, Severity, conditions_of
+from nightshift.health.finding import Conditions, Finding, Severity
 from nightshift.health.trends import trend
 from nightshift.metrics import Step, read_steps
 from nightshift.records import Evaluation, Outcome, Result, Training, Weights
@@ -23,7 +23,7 @@ from nightshift.train_toml.keys import variants
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}
-USUAL = Conditions(budget_seconds=60.0, training_seconds=60.2, outcome=Outcome.BUDGET, values=VALUES)
+USUAL = Conditions(Result(1000, Training(Outcome.BUDGET, 100, training_seconds=60.2)), 60.0, VALUES)
 SEEDS = range(30)
 
 
@@ -72,6 +72,12 @@ def found(steps: list[Step], text: str, conditions: Conditions = USUAL) -> Findi
     matches = [finding for finding in examine(steps, conditions) if text in finding.text]
     assert len(matches) == 1, digest(steps, conditions)
     return matches[0]
+
+
+def timed(startup_seconds: float, evaluation_seconds: float, truncated_share: float = 0.0) -> Conditions:
+    """As usual, with the times of start-up and evaluation, and what evaluation cut."""
+    evaluation = Evaluation(0.5, 0.01, (1.0, 0.0), "e", truncated_share, 12.5, Weights(40, "f"), evaluation_seconds)
+    return replace(USUAL, run=replace(USUAL.run, startup_seconds=startup_seconds, evaluation=evaluation))
 
 
 def jitter(curve: Callable[[float], float], spread: float, seed: int = 0) -> Callable[[float], float]:
@@ -216,7 +222,7 @@ def test_all_well_is_one_line_with_numbers() -> None:
 
 def test_nothing_measured_gives_no_finding() -> None:
     assert examine([], USUAL) == []
-    [finding] = examine([Step(i + 1) for i in range(100)], Conditions())
+    [finding] = examine([Step(i + 1) for i in range(100)], replace(USUAL, values={}))
     assert finding.text == "healthy: 100 steps"
 
 
@@ -254,7 +260,8 @@ def test_every_key_that_is_pointed_to_is_open() -> None:
 
 def test_what_the_budget_was_used_for() -> None:
     steps = healthy(2, 100)
-    ended = replace(USUAL, outcome=Outcome.FINISHED, training_seconds=30.0, values={**VALUES, "max_steps": 100})
+    finished = Result(1000, Training(Outcome.FINISHED, 100, training_seconds=30.0))
+    ended = replace(USUAL, run=finished, values={**VALUES, "max_steps": 100})
     assert found(steps, "30 s of the budget unused", ended).keys == ("max_steps",)
     cosine = replace(USUAL, values={**VALUES, "max_steps": 400, "trainer.scheduler.type": "cosine"})
     assert "the schedule was cut off" in found(steps, "step 100 of max_steps 400", cosine).text
@@ -262,15 +269,13 @@ def test_what_the_budget_was_used_for() -> None:
     assert found(healthy(2, 6), "only 6 steps in 60 s").severity is Severity.COSTLY
     late = [replace(step, time=(step.time or 0) + 15) for step in steps]
     assert "of the budget (later ones 0." in found(late, "the first step took").text
-    overhead = replace(USUAL, startup_seconds=50.0, evaluation_seconds=20.0)
-    assert found(steps, "took 70 s beside 60 s", overhead).severity is Severity.HINT
-    assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(
-        changed(steps, error_share=lambda x: 0.1), replace(USUAL, startup_seconds=5.0, evaluation_seconds=20.0)
-    )
+    assert found(steps, "took 70 s beside 60 s", timed(50.0, 20.0)).severity is Severity.HINT
+    failing = changed(steps, error_share=lambda x: 0.1)
+    assert "start-up 5 s, training 60 s, evaluation 20 s" in digest(failing, timed(5.0, 20.0))
 
 
 def test_truncation_at_evaluation_alone_is_told() -> None:
-    conditions = replace(USUAL, evaluation_truncated_share=0.2)
+    conditions = timed(5.0, 3.0, truncated_share=0.2)
     assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
     assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
@@ -279,18 +284,6 @@ def test_unclipped_spikes_weigh_more() -> None:
     steps = changed(healthy(0, 200), **FAULTS["spikes"][3](0))
     conditions = replace(USUAL, values={"trainer.optim.max_norm": None})
     assert found(steps, "not all clipped", conditions).severity is Severity.COSTLY
-
-
-def test_conditions_of_a_recorded_run() -> None:
-    evaluation = Evaluation(0.5, 0.01, (1.0, 0.0), "e" * 64, 0.07, 12.5, Weights(40, "f" * 64), 3.0)
-    training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1)
-    run = Result(1000, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
-    conditions = conditions_of(run, 60.0, VALUES)
-    assert (conditions.training_seconds, conditions.startup_seconds, conditions.evaluation_seconds) == (60.1, 9.0, 3.0)
-    assert (conditions.evaluation_truncated_share, conditions.outcome) == (0.07, Outcome.BUDGET)
-    unscored = conditions_of(replace(run, evaluation=None), 60.0, VALUES)
-    assert unscored.evaluation_seconds is None
-    assert unscored.evaluation_truncated_share is None
 
 
 def test_real_trl_metrics() -> None:
@@ -312,7 +305,7 @@ def test_a_real_collapse() -> None:
 
 
 def test_real_prime_rl_metrics() -> None:
-    conditions = Conditions(values=VALUES)
+    conditions = replace(USUAL, run=Result(1000, Training(Outcome.FINISHED, 40)))
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
     assert not alarms(steps, conditions)
     assert found(steps, "the trainer waits 2.7 of 3.5 s", conditions)
@@ -336,7 +329,7 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
     random = Random(str(outcome))
     nasty = [None, 0.0, -0.0, 1e308, -1e308, 5e-324, 1.0, 0.5, -1.0, 1e-9, 64]
     names = [field.name for field in fields(Step) if field.name != "step"]
-    conditions = replace(USUAL, outcome=outcome, startup_seconds=1.0)
+    conditions = replace(USUAL, run=Result(1000, Training(outcome, 40, training_seconds=60.2), startup_seconds=1.0))
     for _ in range(60):
         values = random.choices(nasty, k=random.randint(1, len(nasty)))
         steps = [

@@ -322,26 +322,26 @@ def flags(draw: st.DrawFn) -> list[Flag]:
 
 
 def overlap(one: Placed, other: Placed) -> bool:
-    return one.lane == other.lane and one.low < other.high and other.low < one.high
+    return one.level == other.level and one.low < other.high and other.low < one.high
 
 
 @given(flags())
 def test_no_label_covers_another_or_a_leader(wanted: list[Flag]) -> None:
-    placed = place(wanted, width=360, character_width=6.8, max_lanes=6, max_flags=16)
+    placed = place(wanted, width=360, character_width=6.8, max_levels=6, max_flags=16)
     assert len(placed) == len({p.number for p in placed}) <= 16
     for one in placed:
         assert 0 <= one.low < one.high <= 360
-        assert 0 <= one.lane < 6
+        assert 0 <= one.level < 6
         assert one.x == wanted[one.number].x
         for other in placed:
             if other is one:
                 continue
             assert not overlap(one, other)
-            # A leader runs from its own lane down through all lower ones.
-            assert not (one.low < other.x < one.high and one.lane <= other.lane)
+            # A leader runs from its own level down through all lower ones.
+            assert not (one.low < other.x < one.high and one.level <= other.level)
 
 
 def test_labels_with_room_are_all_placed_whole() -> None:
     wanted = [Flag(i, 100.0 * i, ("a long enough text",), 1.0) for i in range(1, 9)]
-    placed = place(wanted, width=1080, character_width=6.8, max_lanes=8, max_flags=24)
+    placed = place(wanted, width=1080, character_width=6.8, max_levels=8, max_flags=24)
     assert [p.text for p in placed] == ["a long enough text"] * 8
