@@ -1,4 +1,4 @@
-"""Imports point down only, and importing the package is cheap."""
+"""Imports point down only, files stay small, and importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -10,141 +10,124 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nightshift"
-# From the bottom to the top: a module may import those above it in this list only.
-LAYERS = [
-    "errors",
-    "records",
-    "campaign.lineage",
-    "metrics",
-    "trends",
-    "health",
-    "processes.gpus",
-    "rules",
-    "train_toml.values",
-    "train_toml.text",
-    "train_toml.locks",
-    "train_toml.keys",
-    "train_toml.checks",
-    "train_toml.config",
-    "train_toml.diff",
-    "train_toml.edit",
-    "night",
-    "proposers.boxes",
-    "proposers.space",
-    "processes.watchdog",
-    "processes.supervise",
-    "guard.untracked",
-    "files",
-    "git.repo",
-    "campaign.results",
-    "campaign.ledger",
-    "campaign.noise",
-    "campaign.decision",
-    "campaign.posterior",
-    "campaign.campaign",
-    "proposers.history",
-    "engines",
-    "engines.downloads",
-    "engines.doctor",
-    "engines.prime_rl.git",
-    "engines.prime_rl.installation",
-    "engines.prime_rl.installer",
-    "engines.prime_rl.metrics",
-    "engines.prime_rl.weights",
-    "engines.prime_rl.rollouts",
-    "engines.prime_rl.server",
-    "engines.prime_rl.causes",
-    "engines.prime_rl.ports",
-    "engines.prime_rl.effective",
-    "engines.prime_rl.launch",
-    "engines.prime_rl.errors",
-    "engines.prime_rl.session",
-    "engines.prime_rl.prepare",
-    "engines.prime_rl.engine",
-    "engines.trl.base_model",
-    "engines.trl.engine",
-    "evaluation",
-    "setup",
-    "git.settlement",
-    "experiment",
-    "certify",
-    "certify.looks",
-    "certify.certificate",
-    "certify.plan",
-    "certify.run",
-    "report.diff",
-    "report.show",
-    "report",
-    "report.data",
-    "report.timing",
-    "report.keys",
-    "report.labels",
-    "report.runs",
-    "report.text",
-    "report.chart",
-    "report.panels",
-    "report.png",
-    "report.markdown",
-    "report.page",
-    "campaign.replay",
-    "proposers.proposers",
-    "guard.seal",
-    "guard.surroundings",
-    "guard.clone",
-    "proposers.brief",
-    "proposers.agent",
-    "night.interrupt",
-    "night.state",
-    "night.text",
-    "night.loop",
-    "night.begin",
-    "console",
-    "night.command",
-    "command",
-    "cli",
-]
-STAND_ALONE = {
-    "engines.prime_rl.validator",
-    "engines.trl.trainer",
-    "engines.trl.sampler",
-    "engines.trl.grpo",
-}  # child processes: import nothing of nightshift
+# From the top to the bottom, as docs/architecture.md draws it: a module imports what stands further down, and, in a
+# folder, its neighbours. Names on one line do not import each other.
+LINE = """
+    cli
+    command
+    night
+    console report
+    certify
+    experiment
+    setup
+    proposers
+    pools
+    guard
+    worker
+    evaluation health sealed
+    engines
+    campaign
+    git
+    train_toml environments processes
+    metrics
+    rules
+    records
+    files
+    errors
+"""
+STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
+# Only these are told of the whole set-up; what lies below is given the parts that it needs.
+USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
+# Above 300 lines, and why.
+LONG: dict[str, str] = {
+    "processes/supervise.py": "what a process group promises is read in one place",
+    "processes/watchdog.py": "one file, because it runs by itself",
+    "engines/trl/grpo.py": "one trainer",
+}
+# Child processes of engines: they import nothing of nightshift but these.
+CHILDREN = {
+    "engines/prime_rl/validator.py": set[str](),
+    "engines/trl/grpo.py": {"environments"},
+    "engines/trl/sampler.py": set[str](),
+    "processes/watchdog.py": set[str](),
+}
+PRINTING = {"console.py", "engines/prime_rl/validator.py"}
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "matplotlib", "accelerate", "scipy")
 
 
-def modules() -> dict[str, Path]:
-    names = {}
-    for path in PACKAGE.rglob("*.py"):
-        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        names[name.removesuffix(".__init__")] = path
-    del names["__init__"]
-    return names
+def sources() -> dict[str, ast.Module]:
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 
 
-def imported(path: Path) -> set[str]:
-    """Modules of nightshift that a file imports, anywhere in it."""
+def unit_of(name: str) -> str:
+    """The step's name of a file: its folder, or itself at the top."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Dotted modules of nightshift that a file imports, anywhere in it, but for type checking."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    known = modules()
-    inside = {name.removeprefix("nightshift.") for name in found if name.startswith("nightshift.")}
-    return {name for name in inside if name in known}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("nightshift.") for name in found if name.startswith("nightshift.")}
 
 
-def test_every_module_has_a_place() -> None:
-    assert set(modules()) == set(LAYERS) | STAND_ALONE & set(modules())
+def test_every_file_has_a_place() -> None:
+    assert {unit_of(name) for name in sources()} == {name for step in STEPS for name in step} | {"__init__"}
 
 
 def test_imports_point_down_only() -> None:
-    for name, path in modules().items():
-        below = set() if name in STAND_ALONE else set(LAYERS[: LAYERS.index(name)])
-        assert imported(path) <= below, f"{name} imports upwards: {sorted(imported(path) - below)}"
+    rank = {name: number for number, step in enumerate(STEPS) for name in step}
+    for name, tree in sources().items():
+        unit = unit_of(name)
+        for module in imported(tree) if unit != "__init__" else ():
+            other = module.partition(".")[0]
+            assert other in (unit, "__init__") or rank[other] > rank[unit], f"{name} imports {module}"
+            assert other != "setup" or unit in USE_SETUP, f"{name} imports {module}"
 
 
-@pytest.mark.parametrize("module", ["nightshift", "nightshift.setup", "nightshift.cli", "nightshift.experiment"])
+def test_no_two_files_import_each_other() -> None:
+    """Also not in a circle: a file can be read after those that it imports."""
+    trees = sources()
+    names = {name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): name for name in trees}
+
+    def imports(name: str) -> set[str]:
+        found = {module for path in imported(trees[names[name]]) for module in (path, path.rpartition(".")[0])}
+        return {module for module in found if module in names and module != name}
+
+    graph = {name: imports(name) for name in names if name != "__init__"}
+    while free := {name for name, below in graph.items() if not below & graph.keys()}:
+        graph = {name: below for name, below in graph.items() if name not in free}
+    assert graph == {}
+
+
+def test_files_are_short_or_say_why_not() -> None:
+    lines = {name: len((PACKAGE / name).read_text().splitlines()) for name in sources()}
+    assert {name for name, number in lines.items() if number > 300} == set(LONG)
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(
+        (node.end_lineno or 0) - node.lineno + 1
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert lengths[len(lengths) // 2] < 10
+    assert lengths[-1] <= 65
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None:
+    assert {module.partition(".")[0] for module in imported(sources()[child])} <= CHILDREN[child]
+
+
+@pytest.mark.parametrize(
+    "module", ["nightshift", "nightshift.setup", "nightshift.cli", "nightshift.experiment", "nightshift.worker"]
+)
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -152,8 +135,15 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 
 
 def test_only_the_console_prints() -> None:
-    for name, path in modules().items():
-        if name in {"console", *STAND_ALONE}:
+    for name, tree in sources().items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+        assert not prints or name in PRINTING, name
+
+
+def test_engines_are_asked_for_by_name_in_their_folder_only() -> None:
+    for name, tree in sources().items():
+        if unit_of(name) in ("engines", "rules"):
             continue
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], name
+        compared = [value for node in ast.walk(tree) if isinstance(node, ast.Compare) for value in node.comparators]
+        assert not [v for v in compared if isinstance(v, ast.Constant) and v.value in ("trl", "prime-rl")], name
