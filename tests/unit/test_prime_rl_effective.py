@@ -137,7 +137,8 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
 def test_the_curriculum_stands_in_the_source_beside_its_environment() -> None:
     gate = b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n"
     [source] = launch_of(parse(SHIPPED + gate), RUN_DIR).tree["orchestrator"]["train"]["source"]
-    assert source["curriculum"] == {"gates": {"zero": {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}}}
+    zero = {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}
+    assert source["curriculum"] == {"gates": {"zero": zero}}
     assert {"name", "env", "serve"} <= source.keys()
 
 
