@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +139,12 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
             assert node == wanted or (wanted == {} and isinstance(node, dict)), f"{name}: {path}"
 
 
-def test_the_curriculum_stands_in_every_source() -> None:
+def test_the_curriculum_stands_in_the_source_beside_its_environment() -> None:
     gate = b"[orchestrator.train.source.curriculum.gates.zero]\nreject_max = 0.1\n"
-    two = replace(RULES, environments=RULES.environments * 2)
-    sources = effective(parse(SHIPPED + gate), two)["orchestrator"]["train"]["source"]
-    gates = {"zero": {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}}
-    assert [source["curriculum"] for source in sources] == [{"gates": gates}] * 2
+    [source] = launch_of(parse(SHIPPED + gate), RUN_DIR).tree["orchestrator"]["train"]["source"]
+    zero = {"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.1}
+    assert source["curriculum"] == {"gates": {"zero": zero}}
+    assert {"name", "env", "serve"} <= source.keys()
 
 
 def test_nothing_that_the_engine_fixes_can_be_written_in_train_toml() -> None:
