@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nightshift import console
-from nightshift.campaign.ledger import Ledger, duration_seconds, read_progress
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
@@ -23,10 +21,11 @@ from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
 if TYPE_CHECKING:
+    from nightshift.campaign.ledger import Ledger
     from nightshift.setup import Setup
 
 TIMED_OUT = 124  # as timeout(1)
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 
 
@@ -89,6 +88,7 @@ def machine_error(error: OSError) -> EngineError:
 
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
+    from nightshift.campaign.ledger import Ledger
     from nightshift.environments import chosen
     from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
@@ -153,6 +153,10 @@ def detach(root: Path) -> int:
 
     Errors that come before the experiment are shown here, with their exit code.
     """
+    import subprocess
+
+    from nightshift.campaign.ledger import Ledger
+
     ledger = Ledger(root)
     ledger.runs_dir.mkdir(exist_ok=True)
     before = max(ledger.numbers(), default=0)
@@ -180,6 +184,8 @@ def detach(root: Path) -> int:
 
 def wait(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
+    from nightshift.campaign.ledger import Ledger
+
     ledger = Ledger(root)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while ledger.is_running():
@@ -202,6 +208,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 def status_line(ledger: Ledger, now: Callable[[], datetime]) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
     from nightshift.campaign.campaign import Campaign  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.ledger import duration_seconds, read_progress
     from nightshift.night.text import status_lines
 
     records = ledger.records()

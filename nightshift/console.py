@@ -1,17 +1,16 @@
 """The only module that prints: the summary block on stdout, everything else on stderr.
 
-On a terminal the live line is rich's; in a pipe it is a plain line every few seconds.
+On a terminal there is a live line; in a pipe it is a plain line every few seconds.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from nightshift.campaign.results import figures
 from nightshift.errors import NightshiftError
@@ -24,7 +23,6 @@ class TerminalReporter:
     """Tells on stderr how an experiment goes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(stderr=True, highlight=False)
         self._clock = clock
         self._has_live_line = False
         self._last: dict[Path, tuple[Phase, float]] = {}  # what was shown of each run in flight, and when
@@ -32,24 +30,24 @@ class TerminalReporter:
     def note(self, text: str) -> None:
         """One line of news on stderr."""
         self.close()
-        self._console.print(printable(text), markup=False, soft_wrap=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def show(self, folder: Path, reading: Progress) -> None:
         """How far the run in `folder` is: on a terminal the live line, in a pipe a line now and then."""
         line = f"{folder.parent.name} {folder.name.replace('-', ' ')}: {reading_text(reading)}"
         phase, when = self._last.get(folder, (None, 0.0))
-        if self._console.is_terminal:
-            self._console.file.write(f"\r\x1b[2K{line[: self._console.width - 1]}")
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            print(f"\r\x1b[2K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
             self._has_live_line = True
         elif reading.phase is not phase or self._clock() - when >= _PLAIN_INTERVAL_SECONDS:
-            self._console.file.write(line + "\n")
+            print(line, file=sys.stderr, flush=True)
             self._last[folder] = reading.phase, self._clock()
-        self._console.file.flush()
 
     def close(self) -> None:
         """End the live line."""
         if self._has_live_line:
-            self._console.file.write("\n")
+            print(file=sys.stderr, flush=True)
             self._has_live_line = False
 
 
@@ -120,7 +118,7 @@ def print_text(text: str) -> None:
 def print_error(error: NightshiftError) -> None:
     """One line on stderr: cause, then fix."""
     try:
-        Console(stderr=True, highlight=False).print(printable(str(error)), markup=False, soft_wrap=True)
+        print(printable(str(error)), file=sys.stderr, flush=True)
     except OSError:
         # stderr is a file on the very disk that is full: the exit code has to say it, and the flush at the
         # interpreter's end must not replace that by 120.

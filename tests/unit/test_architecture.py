@@ -67,7 +67,9 @@ def unit_of(name: str) -> str:
 def imported(tree: ast.Module) -> set[str]:
     """Dotted modules of nightshift that a file imports, anywhere in it, but for type checking."""
     found = set()
-    for node in ast.walk(tree):
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {inner for guard in guards for inner in ast.walk(guard)}
+    for node in set(ast.walk(tree)) - skipped:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
