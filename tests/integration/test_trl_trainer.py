@@ -1,9 +1,10 @@
-"""What the worker's trainer and sampler compute, against transformers' own code and prime-rl's definitions."""
+"""What the trainer and its sampler compute, against transformers' own code and prime-rl's definitions."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,10 +193,38 @@ def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
     trainer._score = lambda text, answer: 0.0
     before = [parameter.clone() for parameter in trainer.model.parameters()]
-    assert trainer.train_for(60)["num_steps"] == 1
+    assert trainer.train_for(math.inf)["num_steps"] == 1
     assert rows[0]["all_wrong_share"] == 1.0
     assert rows[0]["grad_norm"] == 0.0
     assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
+def test_no_update_begins_after_the_budget(
+    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+    trainer_module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    num_steps: int,
+) -> None:
+    """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
+    trainer, rows = make_trainer(max_steps=None)
+    now, sample, num_samples = [0.0], trainer._sample, [0]
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
+
+    def sampled(*arguments: Any) -> Any:
+        num_samples[0] += 1
+        now[0] += 10.0 if end == "sample" and num_samples[0] == 3 else 0.5
+        return sample(*arguments)
+
+    def sent(row: dict[str, Any]) -> None:
+        rows.append(row)
+        now[0] += 10.0 * (end == "step" and len(rows) == 2)
+
+    trainer._sample, trainer._send = sampled, sent
+    trained = trainer.train_for(0.0 if end == "train" else 10.0)
+    assert (trained["outcome"], trained["num_steps"], len(rows)) == ("budget", num_steps, num_steps)
+    assert num_samples[0] == {"step": 2, "sample": 3, "train": 0}[end]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +240,7 @@ def test_every_optimizer_trains_with_a_schedule(
     schedule = {"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}
     trainer, rows = make_trainer(optimizer=optimizer, scheduler=schedule, max_steps=3)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
-    assert trainer.train_for(60)["outcome"] == "finished"
+    assert trainer.train_for(math.inf)["outcome"] == "finished"
     assert [row["lr"] for row in rows] == pytest.approx([1e-11, 5e-4, 1e-3])
     unmoved = [name for name, parameter in trainer.model.named_parameters() if bool((parameter == before[name]).all())]
     assert unmoved == []

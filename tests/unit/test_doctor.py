@@ -116,6 +116,7 @@ def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None
         env=environ,
         capture_output=True,
         text=True,
+        timeout=60,
     )
     assert (result.returncode, result.stderr) == (code, "")
     assert cpu_seconds_of_children() - began < 2

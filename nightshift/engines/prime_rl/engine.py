@@ -6,7 +6,6 @@ imported here: prime-rl lives in an environment of its own.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -132,7 +131,7 @@ class PrimeRlEngine:
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
-        deadline = time.monotonic() + deadline_seconds
+        deadline = self._timing.clock() + deadline_seconds
         base = self.root / self.rules.model
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision

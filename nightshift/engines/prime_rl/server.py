@@ -40,10 +40,10 @@ _CHAT = "/v1/chat/completions"
 
 
 class Server:
-    """The server of one run. Every call ends by `deadline`, on the clock of time.monotonic."""
+    """The server of one run. Every call ends by `deadline`, on `clock`."""
 
-    def __init__(self, port: int, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, port: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._deadline, self._clock = deadline, clock
         # The context is one for all clients: of its own, each would load the system's certificates.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._options: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}", "trust_env": False, "verify": no_tls}
@@ -135,11 +135,11 @@ class Server:
         }
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
         answers: list[Completion | None] = [None] * len(bodies)
-        num_done, last_change = 0, time.monotonic()
+        num_done, last_change = 0, self._clock()
 
         def tick() -> None:
             nonlocal num_done, last_change
-            done, now = sum(answer is not None for answer in answers), time.monotonic()
+            done, now = sum(answer is not None for answer in answers), self._clock()
             if done > num_done:
                 num_done, last_change = done, now
             answered = f"the server answered {done} of {len(bodies)} prompts"
@@ -180,7 +180,7 @@ class Server:
 
     def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> httpx.Response:
         """An admin request; anything but 200 in time is an EngineError."""
-        seconds = min(ADMIN_SECONDS, self._deadline - time.monotonic())
+        seconds = min(ADMIN_SECONDS, self._deadline - self._clock())
         if seconds <= 0:
             raise EngineError(f"the deadline of the run passed before {path}")
         try:

@@ -53,12 +53,13 @@ LOOP_STARTED = b"Starting orchestrator loop"  # P/orchestrator/orchestrator.py:4
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Limits of a run, in seconds; tests shorten them."""
+    """Limits of a run, in seconds of `clock`; tests choose both."""
 
     startup_seconds: float
     hang_seconds: float = HANG_SECONDS
     grace_seconds: float = GRACE_SECONDS
     poll_seconds: float = POLL_SECONDS
+    clock: Callable[[], float] = time.monotonic
 
 
 class PrimeRlSession:
@@ -74,10 +75,11 @@ class PrimeRlSession:
         deadline: float,
         keep_all: bool,
     ) -> None:
-        """`deadline`: on the clock of time.monotonic. `base_model`: the snapshot that completes a model folder."""
+        """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
         self._launch, self._run_dir, self._base_model = launch, run_dir, base_model
         self._environment, self._timing, self._keep_all = environment, timing, keep_all
-        self._startup_ends = min(deadline, time.monotonic() + timing.startup_seconds)
+        self._clock = timing.clock
+        self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         run_id = f"{run_dir.parent.name}-{uuid.uuid4().hex}"
         self._groups = {  # in the order in which they are stopped
             name: ProcessGroup(f"{run_id}-{name}", grace_seconds)
@@ -88,7 +90,7 @@ class PrimeRlSession:
             )
         }
         self._children: dict[str, Child] = {}
-        self._server = Server(launch.ports.inference, deadline)
+        self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._tail = MetricsTail(launch.trainer_metrics, launch.orchestrator_metrics)
         self._final: Broadcast | None = None
         # With max_steps both end with 0, the orchestrator first.
@@ -114,7 +116,7 @@ class PrimeRlSession:
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
-        began, began_epoch, problem = time.monotonic(), time.time(), None
+        began, began_epoch, problem = self._clock(), time.time(), None
         outcome = Outcome.CRASHED
         try:
             outcome = self._watch(began, budget_seconds, progress)
@@ -122,7 +124,7 @@ class PrimeRlSession:
             self._final = latest_stable(self._launch.broadcasts_dir)
         except EngineError as error:
             problem = error
-        seconds = time.monotonic() - began
+        seconds = self._clock() - began
         self._stop("trainer", "rollouts")
         if self._final is not None:
             self._final = still_there(self._final)
@@ -222,7 +224,7 @@ class PrimeRlSession:
 
     def _wait_for(self, what: str, name: str) -> None:
         """One pause of waiting; EngineError once start-up has taken too long."""
-        if time.monotonic() >= self._startup_ends:
+        if self._clock() >= self._startup_ends:
             words = " | ".join(self._children[name].tail(3))
             raise EngineError(f"{what} after {self._timing.startup_seconds:g} s: {name} says: {words or 'nothing'}")
         self._memory.sample()
@@ -233,7 +235,7 @@ class PrimeRlSession:
         activity, active = (0, 0), began
         reward: float | None = None
         while True:
-            now = time.monotonic()
+            now = self._clock()
             if self._leavers and self._children["trainer"].poll() == 0:
                 return Outcome.FINISHED
             self._raise_if_dead()
