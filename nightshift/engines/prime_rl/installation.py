@@ -233,7 +233,7 @@ def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError
 
 def data_problem(rules: Rules, root: Path) -> EngineError | None:
     """The official data is missing or is not the official one."""
-    problems = (environment.problem() for environment in environments.load(root, rules.environments))
+    problems = map(environments.data_problem, environments.load(root, rules.environments))
     return next((problem for problem in problems if problem is not None), None)
 
 
