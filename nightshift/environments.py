@@ -70,10 +70,6 @@ class Environment(Protocol):
         """A fresh episode of one of its examples."""
         ...
 
-    def problem(self) -> EngineError | None:
-        """What is wrong with its data: it is missing, or not the official data. Reads only."""
-        ...
-
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
         there. EngineError when it cannot be had."""
@@ -97,15 +93,6 @@ class SingleTurn:
     def episode(self, example: Example) -> Question:
         """See Environment."""
         return Question(self._data.messages(example), lambda text: self._scoring.score(text, example.answer))
-
-    def problem(self) -> EngineError | None:
-        """See Environment; nothing is wrong with generated data."""
-        try:
-            if hasattr(self._data, "prepare"):
-                _call(self._data.load, "selection", 1)
-        except EngineError as error:
-            return error
-        return None
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """See Environment; generated data needs no preparation."""
@@ -170,6 +157,15 @@ def _put_on_path(folder: Path) -> None:
             f"Python imports {package.name} from {place}, not from {package}",
             "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
         )
+
+
+def data_problem(environment: Environment) -> EngineError | None:
+    """What is wrong with the environment's data: it is missing, or not the official data. Reads only."""
+    try:
+        environment.examples("selection")
+    except EngineError as error:
+        return error
+    return None
 
 
 class _Chosen(msgspec.Struct, forbid_unknown_fields=True):

@@ -204,12 +204,13 @@ def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) ->
     for rules in fitting:
         if not names or rules.environment_names == tuple(names):
             return rules
-    best, written = fitting[0], json.dumps(fitting[0].environment_names)
-    others = [rules for rules in ALL_RULES if rules.environment_names == tuple(names)]
-    places = (f", or use --engine {other.engine} (GPUs needed: {other.num_gpus})" for other in others)
+    best, wanted = fitting[0], json.dumps(names)
+    others = (rules for rules in ALL_RULES if rules.environment_names == tuple(names))
+    places = "".join(f", or use --engine {rules.engine} (GPUs needed: {rules.num_gpus})" for rules in others)
+    answered = json.dumps(best.environment_names)
     raise UsageError(
-        f"{RULES_NAME}: environments = {json.dumps(names)}: {best.model} ({best.name}) answers {written} only",
-        f"Write environments = {written}, or [] for what the machine can do{''.join(places)}.",
+        f"{RULES_NAME}: environments = {wanted}: {best.model} ({best.name}) answers {answered} only",
+        f"Write environments = {answered}, or [] for what the machine can do{places}.",
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nightshift import environments
 from nightshift.engines import Message, Note
-from nightshift.environments import load
 from nightshift.errors import EngineError
 from nightshift.rules import Rules
 
@@ -46,18 +46,18 @@ def prepare_data(root: Path, rules: Rules, source: Path | None, note: Note) -> N
 
     Generated data needs none of this.
     """
-    for environment in load(root, rules.environments):
+    for environment in environments.load(root, rules.environments):
         environment.prepare(source, note)
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """The official data is missing or is not the official one."""
-    problems = (environment.problem() for environment in load(root, rules.environments))
+    problems = map(environments.data_problem, environments.load(root, rules.environments))
     return next((problem for problem in problems if problem is not None), None)
 
 
 def prompts(root: Path, rules: Rules, num: int) -> list[Sequence[Message]]:
     """The first prompts of the selection set, for a rehearsal."""
-    (environment,) = load(root, rules.environments)
+    (environment,) = environments.load(root, rules.environments)
     episodes = (environment.episode(example) for example in environment.examples("selection")[:num])
     return [episode.ask() or () for episode in episodes]

@@ -155,9 +155,9 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
         trainer, _ = make_trainer(filter_zero_advantages=is_filtered)
         torch.manual_seed(5)
         trainer.model.train()
-        inputs = [
-            {"prompt": row["prompt"], "answer": row["answer"]} for row in trainer.train_dataset for _ in range(4)
-        ][:32]
+        inputs = [{"prompt": row["prompt"], "index": row["index"]} for row in trainer.train_dataset for _ in range(4)][
+            :32
+        ]
         trainer._ends = float("inf")
         trainer._started = 0.0
         batch = trainer._generate_and_score_completions(inputs)
@@ -181,8 +181,8 @@ def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
     make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
 ) -> None:
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
-    texts = ["#### 1", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2", "#### 2"]
-    assert trainer._reward(completions=texts, answer=["1"] * 8) == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
+    texts = [f"#### {trainer._examples[5].answer}", *["#### 2000"] * 7]
+    assert trainer._reward(completions=texts, index=[5] * 8) == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
     assert trainer._row["reward_mean"] == pytest.approx(1 / 8)  # the metrics stay raw
     assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
 
@@ -191,7 +191,7 @@ def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
     make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
 ) -> None:
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
-    trainer._score = lambda text, answer: 0.0
+    trainer._score = lambda text, index: 0.0
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     assert trainer.train_for(math.inf)["num_steps"] == 1
     assert rows[0]["all_wrong_share"] == 1.0

@@ -54,11 +54,11 @@ def test_an_episode_asks_once_and_scores_the_answer() -> None:
 def test_missing_data_is_one_line_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
     gsm8k, arithmetic = environments.load(ROOT, [*GSM8K_TRL.environments, *ARITHMETIC_TRL.environments])
-    assert "uv run prepare.py --gsm8k" in str(gsm8k.problem())
+    assert "uv run prepare.py --gsm8k" in str(environments.data_problem(gsm8k))
     for act in (lambda: gsm8k.examples("selection"), lambda: gsm8k.prepare(None, print)):
         with pytest.raises(EngineError, match="cannot be read: No such file"):
             act()
-    assert arithmetic.problem() is None
+    assert environments.data_problem(arithmetic) is None
     arithmetic.prepare(None, print)
 
 
