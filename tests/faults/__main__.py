@@ -11,9 +11,9 @@ code, no traceback, no process, no lock, every record closed, results.tsv as the
 verdicts say, nothing left over, and that the next experiment is measured.
 
 Nineteen of twenty strike the stand-in engine (stand_in_trainer.py trains nothing, the selection set has 100
-examples; for prime-rl the stand-in programs of the tests), one of twenty the real trl engine in whole processes
-(real_engine.py). Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read-only folders need
-root and Linux: elsewhere those rows are counted as skipped.
+examples; for prime-rl the stand-in programs of the tests), one of twenty the real trl engine in whole processes.
+Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read-only folders need root and Linux:
+elsewhere those rows are counted as skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import click
 
 from benchmarks.machine import RESULTS, machine, write_result
 from tests.checkouts import leftovers
-from tests.faults import real_engine, scenario
+from tests.faults import scenario
 from tests.faults.matrix import FAMILIES, REAL, Fault, Moments, draw
 from tests.faults.play import Row, play
 
@@ -123,7 +123,7 @@ def main(num: int, seed: int, only: tuple[str, ...], folder: Path, slots: int, r
     for player in players:
         player.join()
     if trl:
-        real_engine.make_template(templates / "real" / "clone")
+        scenario.make_real_template(templates)
     play_all(trl, folder / "real", templates, finished)
     wanted = {(f.number, f.family) for f in faults}
     rows = [r for r in _rows(finished) if (r["number"], r["family"]) in wanted]
