@@ -38,7 +38,7 @@ def write_result(output: Path, command: str, figures: dict[str, Any], kind: dict
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """A head and a line for each row. `columns`: key of a row -> format, such as `>9.1f`; what is None stays empty."""
-    widths = {name: re.sub(r",?\.\d+f", "", form) for name, form in columns.items()}
+    widths = {name: re.sub(r"[+]|,?\.\d+f", "", form) for name, form in columns.items()}
     lines = ["".join(format(name.replace("_", " "), widths[name]) for name in columns)]
     for row in rows:
         cells = (
