@@ -1,7 +1,6 @@
 """Does the arithmetic task have a slope? Scores of settings and seeds, through the trl engine.
 
     uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings default,lr/3,lr*3,group16 --seeds 0-4
-    uv run benchmarks/arithmetic_slope.py --output slope.jsonl --random 20 --seed 1
     uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings base
 
 A setting is a name such as `default`, which is the shipped train.toml, `lr/3`, `lr*3`, `group16`, `temp0.7`, `batch64`,
@@ -13,22 +12,20 @@ every row notes the load.
 from __future__ import annotations
 
 import json
-import math
 import os
-import random
 import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from arithmetic import data, score
-from machine import RESULTS, machine, write_result
+from machine import RESULTS, machine, table, write_result
 
 from nightshift.engines import Session
 from nightshift.engines.trl.engine import TrlEngine
@@ -72,18 +69,6 @@ def source_of(name: str, max_steps: int | None) -> str:
         else:
             sys.exit(f"setting {part!r} is unknown. Write for example lr*3, group16 or temp0.7")
     return "".join(f"{path} = {json.dumps('None' if v is None else v)}\n" for path, v in values.items())
-
-
-def random_names(count: int, seed: int) -> Iterator[str]:
-    """Settings drawn from the box that a sensible agent would search, around the default."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        factor = math.exp(rng.uniform(math.log(1 / 4), math.log(4)))
-        group, batch = rng.choice([2, 4, 8, 16]), rng.choice([64, 128, 256, 512])
-        parts = [f"lr*{factor:.2f}", f"group{group}", f"batch{batch}", f"temp{rng.uniform(0.7, 1.3):.2f}"]
-        if rng.random() < 0.25:
-            parts.append("max_rl")
-        yield "+".join(parts)
 
 
 def scores_of(
@@ -157,63 +142,52 @@ def by_level(examples: Sequence[data.Example], scores: Sequence[float]) -> dict[
     }
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """Mean, sd and distance to the default in pooled sd of each setting."""
-    scores: dict[str, list[float]] = {}
-    for row in rows:
-        scores.setdefault(row["setting"], []).append(row["eval_score"] if row["eval_score"] is not None else 0.0)
-    default = scores.get("default", [])
-    print(f"{'setting':44} seeds   mean     sd  vs default  pooled sd  steps  scores")
-    for name, values in sorted(scores.items(), key=lambda item: -statistics.fmean(item[1])):
-        spread = statistics.stdev(values) if len(values) > 1 else math.nan
-        gap = statistics.fmean(values) - statistics.fmean(default) if default else math.nan
-        pooled = math.sqrt((statistics.variance(default) + spread**2) / 2) if len(default) > 1 else math.nan
-        steps = statistics.fmean(row.get("num_steps", 0) for row in rows if row["setting"] == name)
-        figures = " ".join(f"{value:.3f}" for value in values)
-        ratio = gap / pooled if pooled else math.nan
-        row = f"{name:44} {len(values):5}  {statistics.fmean(values):.3f}  {spread:.3f}  {gap:+10.3f}  {ratio:+9.1f}"
-        print(f"{row}  {steps:5.0f}  {figures}")
-
-
-def figures(rows: Sequence[Row]) -> dict[str, Any]:
+def summarize(rows: Sequence[Row]) -> dict[str, Row]:
     """Scores of each setting by seed, with mean, sd and mean number of steps; None where nothing was measured."""
-    found: dict[str, Any] = {}
+    found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["setting"], []).append(row)
     return {
-        "settings": {
-            name: {
-                "scores": {str(row["seed"]): row["eval_score"] for row in runs},
-                "mean": statistics.fmean(row["eval_score"] or 0.0 for row in runs),
-                "sd": statistics.stdev(row["eval_score"] or 0.0 for row in runs) if len(runs) > 1 else None,
-                "steps": None if name == "base" else statistics.fmean(row["num_steps"] for row in runs),
-                "load_before": None if name == "base" else [row["load"][0] for row in runs],
-            }
-            for name, runs in found.items()
+        name: {
+            "scores": {str(row["seed"]): row["eval_score"] for row in runs},
+            "mean": statistics.fmean(row["eval_score"] or 0.0 for row in runs),
+            "sd": statistics.stdev(row["eval_score"] or 0.0 for row in runs) if len(runs) > 1 else None,
+            "steps": None if name == "base" else statistics.fmean(row["num_steps"] for row in runs),
+            "load_before": None if name == "base" else [row["load"][0] for row in runs],
         }
+        for name, runs in found.items()
     }
+
+
+def told(settings: dict[str, Row]) -> str:
+    """The settings for people, best first, with their distance to the default."""
+    default = settings["default"]["mean"] if "default" in settings else None
+    rows = [
+        {"setting": name, "seeds": len(row["scores"]), "vs_default": None if default is None else row["mean"] - default}
+        | row
+        for name, row in sorted(settings.items(), key=lambda item: -item[1]["mean"])
+    ]
+    columns = {"setting": "<44", "seeds": ">6", "mean": ">8.3f", "sd": ">8.3f", "vs_default": ">+12.3f"}
+    return table(rows, columns | {"steps": ">7.0f"})
 
 
 @click.command(help=__doc__)
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="JSON lines; rows are appended.")
 @click.option("--settings", default="", help="Comma-separated names.")
 @click.option("--seeds", default="0", show_default=True, help="A number, or a range such as 0-4.")
-@click.option("--random", "num_random", default=0, help="Also run this many random settings, one seed each.")
-@click.option("--seed", "random_seed", default=1, show_default=True, help="Of the random settings and of their runs.")
 @click.option("--budget-seconds", default=60.0, show_default=True)
 @click.option("--num-steps", type=int, help="Stop after this many steps instead: independent of the machine.")
 @click.option("--scale", default=ARITHMETIC_TRL.learning_rate_scale, show_default=True, help="Of the learning rate.")
 @click.option("--results", type=click.Path(path_type=Path), help="Also write the table of this call as JSON.")
 def main(
-    output: Path, settings: str, seeds: str, num_random: int, random_seed: int, budget_seconds: float,
-    num_steps: int | None, scale: float, results: Path | None,
+    output: Path, settings: str, seeds: str, budget_seconds: float, num_steps: int | None, scale: float,
+    results: Path | None,
 ) -> None:  # fmt: skip
     """Run what is missing, print the table, write the result."""
     first, _, last = seeds.partition("-")
     numbers = range(int(first), int(last or first) + 1)
     names = [name for name in settings.split(",") if name]
     jobs = [(name, seed) for seed in numbers for name in names if name != "base" or seed == numbers[0]]  # has no seed
-    jobs += [(name, random_seed) for name in random_names(num_random, random_seed)]
     rules = replace(ARITHMETIC_TRL, learning_rate_scale=scale).with_budget(budget_seconds)
     shared = {"budget_seconds": budget_seconds, "max_steps": num_steps, "scale": scale}
     output.touch()
@@ -229,11 +203,12 @@ def main(
         with output.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]
-    print_table(asked)
+    found = summarize(asked)
+    print(told(found))
     if results:
         command = f"uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings {settings} --seeds {seeds}"
         command += f" --results {RESULTS.name}/{results.name}"
-        write_result(results, command, {"conditions": shared, **figures(asked)}, machine())
+        write_result(results, command, {"conditions": shared, "settings": found}, machine())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any
 
 import click
 import stopwatch
-from machine import RESULTS, machine, write_result
+from machine import RESULTS, machine, table, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -60,23 +60,23 @@ Row = dict[str, Any]
 def make_checkout(root: Path, source: Path) -> None:
     """A copy of `source` with a config that ends after three steps, whose processes are timed."""
     checkouts.make_checkout(root, BRANCH, CONFIG.format("2e-6"), source=source, stand_in=True)
-    packages, told = checkouts.site_packages(root), root.with_name("told")
-    told.mkdir()
+    packages, folder = checkouts.site_packages(root), root.with_name("told")
+    folder.mkdir()
     shutil.copyfile(stopwatch.__file__, packages / "stopwatch.py")
-    (packages / stopwatch.OUTPUT.name).write_text(str(told))
+    (packages / stopwatch.OUTPUT.name).write_text(str(folder))
     (packages / "stopwatch.pth").write_text("import stopwatch\n")
 
 
 def measure_experiment(root: Path, name: str) -> Row:
     """Seconds of one experiment by its parts, those of the worker too where it is a process of its own."""
-    told = root.with_name("told")
-    for path in told.iterdir():
+    folder = root.with_name("told")
+    for path in folder.iterdir():
         path.unlink()
     began = time.time()
     command = [checkouts.python(root), "run.py", "--engine", "trl", "-m", name]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     ended = time.time()
-    processes = [json.loads(path.read_text()) for path in told.iterdir()]
+    processes = [json.loads(path.read_text()) for path in folder.iterdir()]
     (head,) = (p for p in processes if p["is_head"])
     parts = sum((Counter(p["seconds"]) for p in processes), Counter())
     parts[stopwatch.START] += head["began"] - began
@@ -186,7 +186,7 @@ def measure_ledger(folder: Path, num_records: int) -> Row:
     return {"num_records": num_records, "record_kb": record_kb, "seconds": figures}
 
 
-def table(result: Row) -> str:
+def told(result: Row) -> str:
     """The result for people."""
     experiment = result["experiment"]
     lines = ["one experiment of one run, seconds of wall-clock"]
@@ -194,20 +194,16 @@ def table(result: Row) -> str:
     lines += [
         f"  {'the harness: all but the trainer':40}{experiment['harness_seconds']:9.3f}",
         f"  {'its own CPU seconds':40}{experiment['cpu_seconds']:9.3f}",
-        f"  {'its peak memory, MB':40}{experiment['peak_memory_mb']:9.0f}",
-        "",
-        f"{'refusal':42}{'median s':>9}{'slowest s':>11}{'CPU s':>8}",
+        f"  {'its peak memory, MB':40}{experiment['peak_memory_mb']:9.0f}\n",
     ]
-    for name, row in result["refusals"].items():
-        lines.append(f"  {name:40}{row['seconds']:9.3f}{row['slowest_seconds']:11.3f}{row['cpu_seconds']:8.3f}")
+    figures = {"seconds": ">9.3f", "slowest_seconds": ">17.3f", "cpu_seconds": ">13.3f", "peak_memory_mb": ">16.0f"}
+    rows = [{"refusal": name, **row} for name, row in result["refusals"].items()]
+    lines.append(table(rows, {"refusal": "<20", **figures}))
     if "commands" not in result:
         return "\n".join(lines)
-    lines += ["", f"{'command, experiments':42}{'median s':>9}{'CPU s':>8}{'MB':>7}"]
-    for row in result["commands"]:
-        for name in ("report", "status", "history"):
-            seconds, cpu_seconds, memory_mb = (row[name][f] for f in ("seconds", "cpu_seconds", "peak_memory_mb"))
-            what = f"  {name}, {row['num_experiments']}"
-            lines.append(f"{what:42}{seconds:9.2f}{cpu_seconds:8.2f}{memory_mb:7.0f}")
+    names = ("report", "status", "history")
+    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in names]
+    lines += ["", table(rows, {"command": "<20", **figures})]
     ledger = result["ledger"]
     lines += ["", f"ledger of {ledger['num_records']:,} records of {ledger['record_kb']:.0f} kB, milliseconds"]
     lines += [f"  {name:40}{1000 * seconds:9.1f}" for name, seconds in ledger["seconds"].items()]
@@ -235,7 +231,7 @@ def main(experiments: int, refusals: int, sizes: str, records: int, checkout: Pa
             result["ledger"] = measure_ledger(folder / "ledger", records)
             flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes} --records {records}"
             write_result(output, f"uv run benchmarks/overhead.py {flags}", result, kind)
-    print(table(result))
+    print(told(result))
 
 
 if __name__ == "__main__":

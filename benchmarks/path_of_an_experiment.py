@@ -14,13 +14,15 @@ processes that are killed tell it too. A file's lines are all of its lines.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
+from machine import table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,6 +33,7 @@ BRANCH = "autoresearch/path"
 POOR, BETTER = "3e-7", "3e-6"
 CONFIG = "[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 FOLDERS = ("nightshift", "environments")
+Row = dict[str, Any]
 # Written to the site-packages of the copy; @PLACES@ are the watched folders, @OUTPUT@ is where a process tells.
 WATCH = """
 import os, sys, threading
@@ -78,30 +81,22 @@ def experiment(root: Path, budget_seconds: float) -> str:
     return done.stdout
 
 
-def entered(root: Path, output: Path) -> dict[str, set[str]]:
-    """Of each file that was entered, the programs that did: names of scripts."""
-    found: dict[str, set[str]] = {}
+def entered(root: Path, output: Path) -> list[Row]:
+    """The files that were entered, longest first: their lines, and the programs that entered them."""
+    found: dict[Path, set[str]] = {}
     for path in output.iterdir():
         program = ""
         for line in path.read_text().splitlines():
             if line.startswith("# "):  # a process starts, or becomes another one by exec
-                program = next((Path(word).name for word in line.split() if word.endswith(".py")), line)
+                named = re.search(r"-m (\S+)|(\S+\.py)\b", line)
+                program = Path(named[1] or named[2]).name if named else line
             else:
-                found.setdefault(str(Path(line).relative_to(root)), set()).add(program)
-    return found
-
-
-def table(root: Path, files: Mapping[str, set[str]]) -> str:
-    """A line for each file, longest first, then the totals by folder and of all."""
-    lines = {name: len((root / name).read_text().splitlines()) for name in files}
-    longest_first = sorted(files, key=lambda name: (-lines[name], name))
-    rows = [f"{lines[name]:>6}  {name:<58}{', '.join(sorted(files[name]))}" for name in longest_first]
-    sums = [
-        f"{sum(lines[name] for name in chosen):>6}  {folder}: {len(chosen)} files"
-        for folder in FOLDERS
-        if (chosen := [name for name in files if name.startswith(f"{folder}/")])
+                found.setdefault(Path(line), set()).add(program)
+    rows = [
+        {"file": str(path.relative_to(root)), "lines": len(path.read_text().splitlines()), "by": ", ".join(sorted(by))}
+        for path, by in found.items()
     ]
-    return "\n".join([*rows, "", *sums, f"{sum(lines.values()):>6}  all: {len(lines)} files"])
+    return sorted(rows, key=lambda row: (-row["lines"], row["file"]))
 
 
 @click.command(help=__doc__)
@@ -122,13 +117,13 @@ def main(checkout: Path, budget_seconds: float, output: Path | None) -> None:
         summary = experiment(root, budget_seconds)
         if "\ndecision:         keep\n" not in summary:
             sys.exit(f"the better learning rate was not kept; try a longer --budget-seconds:\n{summary}")
-        files = entered(root, told)
-        print(table(root, files))
-        if output is not None:
-            lines = {name: len((root / name).read_text().splitlines()) for name in sorted(files)}
-            output.write_text(
-                json.dumps({"files": len(files), "lines": sum(lines.values()), "by_file": lines}, indent=1)
-            )
+        rows = entered(root, told)
+    print(table(rows, {"lines": ">6", "file": " <60", "by": ""}))
+    for folder in (*FOLDERS, ""):
+        chosen = [row["lines"] for row in rows if row["file"].startswith(folder)]
+        print(f"{sum(chosen):>6} lines of {len(chosen)} files: {folder or 'all'}")
+    if output is not None:
+        output.write_text(json.dumps({"lines": sum(row["lines"] for row in rows), "files": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from typing import Any
 import click
 from arithmetic import data, score
 from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
-from machine import RESULTS, machine, write_result
+from machine import RESULTS, machine, table, write_result
 
 from nightshift.errors import NightshiftError
 from nightshift.processes.supervise import ProcessGroup, interruptible
@@ -123,23 +123,17 @@ def program_packages(folder: Path) -> list[str]:
     return sorted(path.stem for path in found if path.name.startswith(wanted))
 
 
-def table(result: Row) -> str:
+def told(result: Row) -> str:
     """The result for people."""
-    lines = [f"{'path':12}{'harness':24}{'rollouts':>9}{'in flight':>10}{'rewards/s':>11}{'CPU s/rollout':>15}"]
-    for row in result["rollouts"]:
-        in_flight = min(row["num_rollouts"], row["max_in_flight"])
-        rate, cpu = row["rewards_per_second"], row["cpu_seconds_per_rollout"]
-        lines.append(f"{row['name']:12}{row['harness']:24}{row['num_rollouts']:9}{in_flight:10}{rate:11.1f}{cpu:15.4f}")
+    columns = {"name": "<12", "harness": "<24", "num_rollouts": ">13", "max_in_flight": ">14",
+               "rewards_per_second": ">19.1f", "cpu_seconds_per_rollout": ">24.4f", "first_rollout_seconds": ">22.1f",
+               "cores_busy_elsewhere": ">21.1f"}  # fmt: skip
+    lines = [table(result["rollouts"], columns)]
     if len(result["rollouts"]) == 2:
         ours, stock = result["rollouts"]
         times = ours["rewards_per_second"] / stock["rewards_per_second"]
         share = stock["cpu_seconds_per_rollout"] / ours["cpu_seconds_per_rollout"]
         lines.append(f"in-process gives {times:.0f} times the rewards per second and takes 1/{share:.0f} of the CPU")
-    for row in result["rollouts"]:
-        first, elsewhere = row["first_rollout_seconds"], row["cores_busy_elsewhere"]
-        lines.append(
-            f"{row['name']}: first rollout {first:.1f} s; cores busy with other work meanwhile: {elsewhere:.1f}"
-        )
     for row in result["scoring"]:
         lines.append(f"scoring, {row['mean_characters']} characters: {row['calls_per_second']:,.0f} calls a second")
     return "\n".join(lines)
@@ -186,7 +180,7 @@ def main(
     flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --in-flight {in_flight} "
     flags += f"--process-in-flight {process_in_flight} --repetitions {repetitions}"
     write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
-    print(table(result))
+    print(told(result))
 
 
 if __name__ == "__main__":

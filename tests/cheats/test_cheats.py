@@ -1,24 +1,20 @@
-"""A dozen of the attempts, with one that must be found out; what SECURITY.md names; and the whole, marked slow."""
+"""A dozen of the attempts, with one that must be found out; and the whole, marked slow."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from nightshift.cli import commands
 from tests.cheats import __main__ as cheats
 from tests.cheats.attempt import Attempt
 from tests.cheats.by_python import own_program
 from tests.checkouts import ROOT, names_no_place
 
-PAGE = (ROOT / "SECURITY.md").read_text()
 # Of every setting and kind, those that are quick.
 NAMES = (
     "dotted keys", "no plain file", "edited scorer", "git replace", "core.worktree", "package over a module",
@@ -66,40 +62,3 @@ def test_there_are_many_attempts_and_each_has_a_name_of_its_own_and_says_what_it
     assert len(cheats.ATTEMPTS) >= 108
     assert len({(attempt.setting, attempt.name) for attempt in cheats.ATTEMPTS}) == len(cheats.ATTEMPTS)
     assert all(re.fullmatch(r"\S.*\.", attempt.action) for attempt in cheats.ATTEMPTS)
-
-
-def test_the_page_is_short_and_names_files_that_exist() -> None:
-    assert len(PAGE.splitlines()) <= 80
-    named = set(re.findall(r"`([\w./-]+)`", PAGE))
-    assert len(named) >= 12
-    missing = {name for name in named if not (ROOT / name).exists()}
-    assert not {name for name in missing if not name.startswith("benchmarks/results/")}
-
-
-def test_the_commands_of_the_page_exist() -> None:
-    found = re.findall(r"uv run ([^`\n]+)", PAGE) + re.findall(r"`(nightshift [^`]+)`", PAGE)
-    assert found
-    for command in found:
-        program, *rest = shlex.split(command)
-        if program == "nightshift":
-            assert rest[0] in commands.commands
-        elif program == "python":
-            assert rest[0] == "-m"
-            assert find_spec(f"{rest[1]}.__main__")
-        else:
-            assert (ROOT / program).is_file()
-
-
-def test_the_page_names_every_attempt_that_is_known_to_succeed() -> None:
-    quoted = set(re.findall(r'"([^"]+)"', PAGE.partition("## Not defended")[2].partition("Nor is defended")[0]))
-    assert quoted == {attempt.name for attempt in cheats.ATTEMPTS if attempt.expected == "not defended"}
-
-
-def test_the_recorded_result_is_of_these_attempts_and_holds() -> None:
-    path = ROOT / "benchmarks" / "results" / "cheats.json"
-    result = json.loads(path.read_text())
-    assert all(row["holds"] for row in result["attempts"])
-    recorded = [(row["setting"], row["name"], row["expected"]) for row in result["attempts"]]
-    here = [(attempt.setting, attempt.name, attempt.expected) for attempt in cheats.ATTEMPTS]
-    assert set(here) - set(recorded) <= {("checkout", "other hardware", "refused")}  # needs two cores
-    assert names_no_place(path)

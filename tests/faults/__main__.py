@@ -11,9 +11,9 @@ code, no traceback, no process, no lock, every record closed, results.tsv as the
 verdicts say, nothing left over, and that the next experiment is measured.
 
 Nineteen of twenty strike the stand-in engine (stand_in_trainer.py trains nothing, the selection set has 100
-examples; for prime-rl the stand-in programs of the tests), one of twenty the real trl engine in whole processes
-(real_engine.py). Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read-only folders need
-root and Linux: elsewhere those rows are counted as skipped.
+examples; for prime-rl the stand-in programs of the tests), one of twenty the real trl engine in whole processes.
+Resumable: FOLDER/faults-SEED.jsonl holds what is finished. A full disk and read-only folders need root and Linux:
+elsewhere those rows are counted as skipped.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import statistics
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from benchmarks.machine import RESULTS, machine, write_result
+from benchmarks.machine import RESULTS, machine, table, write_result
 from tests.checkouts import leftovers
-from tests.faults import real_engine, scenario
+from tests.faults import scenario
 from tests.faults.matrix import FAMILIES, REAL, Fault, Moments, draw
 from tests.faults.play import Row, play
 
@@ -56,45 +56,31 @@ def play_all(faults: Sequence[Fault], slot: Path, templates: Path, output: Path)
     subprocess.run(["umount", "-l", str(slot / "disk")], capture_output=True, check=False)
 
 
-def summarize(rows: Sequence[Row]) -> list[Row]:
-    """One row a family, in the order of the matrix."""
-    found = []
-    for family in FAMILIES:
-        ours = [r for r in rows if r["family"] == family]
-        played = [r for r in ours if "skipped" not in r]
-        codes = [code for r in played for code in r.get("exit_codes", ())[:1]]
-        gone = [r["gone_seconds"] for r in played if r.get("gone_seconds") is not None]
-        seconds = [r["seconds"] for r in played if "seconds" in r]
-        if ours:
-            found.append({
-                "family": family,
-                "faults": len(ours),
-                "skipped": len(ours) - len(played),
-                "struck": sum(bool(r.get("struck")) for r in played),
-                "measured": codes.count(0),
-                "crash": codes.count(1),
-                "refused": codes.count(2),
-                "stopped": codes.count(130),
-                "killed": sum(code is not None and code < 0 for code in codes),
-                "told_a_fix": sum(bool(r.get("told")) for r in played),
-                "with_problems": sum(bool(r["problems"]) for r in played),
-                "gone_seconds_max": round(max(gone), 1) if gone else None,
-                "seconds_median": round(statistics.median(seconds), 2) if seconds else None,
-            })  # fmt: skip
-    return found
+def _codes(rows: Sequence[Row], fits: Callable[[int], bool]) -> int:
+    """How many of the run.py that were struck ended so."""
+    return sum(bool(r["exit_codes"]) and r["exit_codes"][0] is not None and fits(r["exit_codes"][0]) for r in rows)
 
 
-def table(rows: Sequence[Row], findings: Sequence[Row]) -> str:
-    """The summary for people, and every problem."""
-    columns = ("faults", "skipped", "struck", "measured", "crash", "refused", "stopped", "killed", "told_a_fix",
-               "with_problems", "gone_seconds_max", "seconds_median")  # fmt: skip
-    heads = ("faults", "skipped", "struck", "measured", "crash", "refused", "stopped", "killed", "told", "PROBLEMS",
-             "gone s", "median s")  # fmt: skip
-    lines = [f"{'':30}" + "".join(f"{head:>10}" for head in heads)]
-    total = {c: sum(r[c] for r in rows) for c in columns[:-2]} | dict.fromkeys(columns[-2:])
-    for row in (*rows, {"family": "all", **total}):
-        lines.append(f"{row['family']:30}" + "".join(f"{'' if row[c] is None else row[c]:>10}" for c in columns))
-    return "\n".join(lines + [json.dumps(finding) for finding in findings])
+def summarize(name: str, rows: Sequence[Row]) -> Row:
+    """One line of the table."""
+    played = [{"exit_codes": (), **r} for r in rows if "skipped" not in r]
+    gone = [r["gone_seconds"] for r in played if r.get("gone_seconds") is not None]
+    seconds = [r["seconds"] for r in played if "seconds" in r]
+    return {
+        "family": name,
+        "faults": len(rows),
+        "skipped": len(rows) - len(played),
+        "struck": sum(bool(r.get("struck")) for r in played),
+        "measured": _codes(played, lambda code: code == 0),
+        "crash": _codes(played, lambda code: code == 1),
+        "refused": _codes(played, lambda code: code == 2),
+        "stopped": _codes(played, lambda code: code == 130),
+        "killed": _codes(played, lambda code: code < 0),
+        "told_a_fix": sum(bool(r.get("told")) for r in played),
+        "with_problems": sum(bool(r["problems"]) for r in played),
+        "gone_seconds_max": round(max(gone), 1) if gone else None,
+        "seconds_median": round(statistics.median(seconds), 2) if seconds else None,
+    }
 
 
 @click.command(help=__doc__)
@@ -123,16 +109,19 @@ def main(num: int, seed: int, only: tuple[str, ...], folder: Path, slots: int, r
     for player in players:
         player.join()
     if trl:
-        real_engine.make_template(templates / "real" / "clone")
+        scenario.make_real_template(templates)
     play_all(trl, folder / "real", templates, finished)
     wanted = {(f.number, f.family) for f in faults}
     rows = [r for r in _rows(finished) if (r["number"], r["family"]) in wanted]
-    summary, findings = summarize(rows), [r for r in rows if r.get("problems")]
+    by_family = {family: [r for r in rows if r["family"] == family] for family in FAMILIES}
+    summary = [summarize(family, ours) for family, ours in by_family.items() if ours]
+    findings = [r for r in rows if r.get("problems")]
     command = f"uv run python -m tests.faults --num {num} --seed {seed}"
     command += "".join(f' --only "{name}"' for name in only)
     figures = {"seed": seed, "num": len(rows), "families": summary, "findings": findings}
     write_result(output, command, figures, kind)
-    print(table(summary, findings))
+    columns = {name: "<30" if name == "family" else f">{len(name) + 2}" for name in summary[0]}
+    print("\n".join([table([*summary, summarize("all", rows)], columns), *map(json.dumps, findings)]))
     sys.exit(1 if findings else 0)
 
 

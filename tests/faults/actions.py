@@ -8,10 +8,14 @@ import subprocess
 from pathlib import Path
 
 from tests.checkouts import git
-from tests.faults.matrix import Fault
+from tests.faults.matrix import FOLDERS, Fault
 from tests.faults.scenario import BRANCH
 
 BALLAST = "ballast"  # beside the checkout, on its small file system
+# States of git that are a file in .git, and those that are a commit of somebody to a file.
+PLANTED = {"index locked": "index.lock", "HEAD locked": "HEAD.lock", "branch locked": f"refs/heads/{BRANCH}.lock",
+           "merge under way": "MERGE_HEAD"}  # fmt: skip
+COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "harness.py"}
 
 
 def do(fault: Fault, root: Path) -> bool:
@@ -40,11 +44,9 @@ def undo(fault: Fault, root: Path) -> None:
         case "disk full":
             (root.parent / BALLAST).unlink(missing_ok=True)
         case "folder read-only":
-            for name in (".", "runs", ".git", ".git/objects", ".git/refs/heads/autoresearch"):
-                _set_read_only(root / name, False)
-            for folder in (root / "runs").glob("*/"):
-                for each in (folder, *folder.glob("run-*/")):
-                    _set_read_only(each, False)
+            places = (root / name for name in FOLDERS if "LAST" not in name)
+            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/run-*")):
+                _set_read_only(folder, False)
         case "git state changed":
             restore_git(root, fault.failure)
         case _:
@@ -120,51 +122,41 @@ def _set_read_only(path: Path, is_read_only: bool) -> None:
 
 
 def change_git(root: Path, how: str) -> None:
+    """Put the repository into one of the states of GIT."""
     folder = root / ".git"
-    match how:
-        case "index locked" | "HEAD locked":
-            (folder / f"{how.split()[0]}.lock").touch()
-        case "branch locked":
-            (folder / "refs" / "heads" / f"{BRANCH}.lock").touch()
-        case "packed refs":
-            git(root, "pack-refs", "--all")
-        case "detached HEAD":
-            (folder / "HEAD").write_text(git(root, "rev-parse", "HEAD"))
-        case "another branch":
-            git(root, "symbolic-ref", "HEAD", "refs/heads/main")
-        case "branch renamed":
-            git(root, "branch", "-m", BRANCH, f"{BRANCH}-renamed")
-        case "config committed" | "document committed" | "harness committed":
-            name = {"config": "train.toml", "document": "program.md", "harness": "harness.py"}[how.split()[0]]
-            with (root / name).open("a") as file:
-                file.write("# somebody's\n")
-            git(root, "commit", "--quiet", "-m", "somebody's", "--", name)
-        case "merge under way":
-            (folder / "MERGE_HEAD").write_text(git(root, "rev-parse", "HEAD"))
-        case "no repository":
-            folder.rename(root / ".git-away")
-        case _:
-            raise ValueError(f"no such state of git: {how}")
+    if how in PLANTED:
+        (folder / PLANTED[how]).write_text(git(root, "rev-parse", "HEAD") if how == "merge under way" else "")
+    elif how in COMMITTED:
+        with (root / COMMITTED[how]).open("a") as file:
+            file.write("# somebody's\n")
+        git(root, "commit", "--quiet", "-m", "somebody's", "--", COMMITTED[how])
+    elif how == "packed refs":
+        git(root, "pack-refs", "--all")
+    elif how == "detached HEAD":
+        (folder / "HEAD").write_text(git(root, "rev-parse", "HEAD"))
+    elif how == "another branch":
+        git(root, "symbolic-ref", "HEAD", "refs/heads/main")
+    elif how == "branch renamed":
+        git(root, "branch", "-m", BRANCH, f"{BRANCH}-renamed")
+    elif how == "no repository":
+        folder.rename(root / ".git-away")
+    else:
+        raise ValueError(f"no such state of git: {how}")
 
 
 def restore_git(root: Path, how: str) -> None:
-    folder = root / ".git"
-    match how:
-        case "index locked" | "HEAD locked":
-            (folder / f"{how.split()[0]}.lock").unlink(missing_ok=True)
-        case "branch locked":
-            (folder / "refs" / "heads" / f"{BRANCH}.lock").unlink(missing_ok=True)
-        case "detached HEAD" | "another branch":
-            git(root, "symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
-            git(root, "reset", "--quiet")  # the index, which may be of the other branch
-        case "branch renamed":
-            git(root, "branch", "-m", f"{BRANCH}-renamed", BRANCH)
-        case "harness committed":
-            git(root, "revert", "--no-edit", git(root, "log", "-1", "--format=%H", "--", "harness.py").strip())
-        case "merge under way":
-            (folder / "MERGE_HEAD").unlink(missing_ok=True)
-        case "no repository":
-            (root / ".git-away").rename(folder)
+    """Take that back, as far as it hinders."""
+    if how in PLANTED:
+        (root / ".git" / PLANTED[how]).unlink(missing_ok=True)
+    elif how in ("detached HEAD", "another branch"):
+        git(root, "symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
+        git(root, "reset", "--quiet")  # the index, which may be of the other branch
+    elif how == "branch renamed":
+        git(root, "branch", "-m", f"{BRANCH}-renamed", BRANCH)
+    elif how == "harness committed":
+        git(root, "revert", "--no-edit", git(root, "log", "-1", "--format=%H", "--", COMMITTED[how]).strip())
+    elif how == "no repository":
+        (root / ".git-away").rename(root / ".git")
 
 
 def _bring_uninvited(root: Path, what: str) -> None:

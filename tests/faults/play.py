@@ -15,12 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from nightshift.engines.prime_rl.ports import free_ports
 from tests import integrity
-from tests.checkouts import leftovers
-from tests.faults import actions, head, real_engine, scenario
+from tests.faults import actions, head, outside, scenario
 from tests.faults.head import Clock, World
 from tests.faults.matrix import EVENTS, REAL, Fault
 
@@ -40,12 +37,8 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     if fault.family == "disk full" and disk is None:
         return asdict(fault) | {"skipped": "mounting a small file system needs root"}
     root = (disk or slot) / "checkout"
-    if fault.family == REAL:
-        real_engine.set_up(templates / "real" / "clone", root)
-        codes, is_struck = real_engine.strike(fault, root)
-    else:
-        scenario.set_up(fault.scenario, templates, root)
-        codes, is_struck = _strike(fault, root, slot / "struck")
+    scenario.set_up(fault.scenario, templates, root)
+    codes, is_struck = _strike(fault, root, slot / "struck")
     gone_seconds = scenario.seconds_until_gone(root)
     said = (root.parent / "stderr").read_text()
     found = [f"exit code {code}" for code in codes if code not in _expected(fault, is_struck)]
@@ -55,8 +48,7 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     record = next((r for r in reversed(scenario.readable(root))), None)
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
-    complete = real_engine.complete if fault.family == REAL else head.complete
-    told, after = scenario.next_experiment(root, fault.scenario, complete)
+    told, after = scenario.next_experiment(root, fault.scenario)
     found += after + integrity.problems(root, gaps=_destroys(fault, told), foreign=_commits(fault))
     return asdict(fault) | {
         "struck": is_struck,
@@ -79,9 +71,12 @@ def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
         time.sleep(float(fault.failure.split()[1]))
         pids += [head.start(root, flags, World(output=name)) for name in ("-2", "-3")]
         return [head.finish(pid) for pid in pids], True
+    if fault.family == REAL:
+        pid = head.launch(root, flags)
+        is_struck = outside.strike(fault, root, pid)
+        return [head.finish(pid, head.REAL_TAKES_SECONDS)], is_struck
     if fault.scenario == "prime-rl":
         world = replace(world, deadline_seconds=PRIME_RL_DEADLINE_SECONDS)
-        scenario.install_prime_rl(root)
     if fault.family.startswith("prime-rl"):
         return _strike_prime_rl(fault, root, world)
     if fault.moment == "before":
@@ -147,25 +142,8 @@ def _strike_prime_rl(fault: Fault, root: Path, world: World) -> tuple[Codes, boo
         with socket.create_server(("127.0.0.1", getattr(ports, fault.failure))):
             return [head.complete(root, flags, replace(world, ports=ports))], True
     pid = head.start(root, flags, world)
-    victim = _wait_for_program(fault, root, pid)
-    if victim is not None:
-        victim.send_signal(signal.Signals[fault.failure])
-    return [head.finish(pid)], victim is not None
-
-
-def _wait_for_program(fault: Fault, root: Path, pid: int) -> psutil.Process | None:
-    """The process to strike, once its moment has come; None if run.py ended before."""
-    stable = f"runs/*/run-1/**/prime-rl/broadcasts/step_{fault.moment.split()[-1]}/STABLE"
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        there = fault.moment == "starting" or any(root.glob(stable))
-        if there and fault.victim == "run.py":
-            return psutil.Process(pid)
-        for process in leftovers(root) if there else ():
-            words = process.cmdline()
-            if fault.victim in words and any("stand_in_prime_rl" in word for word in words):
-                return process
-        time.sleep(0.01)
-    return None
+    is_struck = outside.strike(fault, root, pid)
+    return [head.finish(pid)], is_struck
 
 
 def _expected(fault: Fault, is_struck: bool) -> set[int]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
@@ -25,12 +24,10 @@ BRANCH = "autoresearch/faults"
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 REAL_FLAGS = ("--engine", "trl", "--budget-seconds", "20")
 PRIME_RL_FLAGS = ("--engine", "prime-rl", "--budget-seconds", "20")
-RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "prime-rl": 3e-6}
+RATES = {"baseline": 2e-6, "better": 1.2e-5, "worse": 1e-3, "prime-rl": 3e-6, "real": 1.2e-5}
 NEXT_RATES = (7e-6, 8e-6, 9e-6, 1.1e-5)  # of the experiments after the fault
 GONE_SECONDS = 20.0  # until the last process is gone: the watchdog's second, two graces, and a busy machine
 IGNORED = ("runs/", "results.tsv", "models", "environments", "nightshift", "fault.json")
-
-Run = Callable[[Path, tuple[str, ...]], int | None]  # one run.py from start to end: its exit code
 
 
 def config_of(rate: float, max_steps: int = 3) -> bytes:
@@ -57,6 +54,19 @@ def make_templates(folder: Path) -> Moments:
     return {scenario: _moments(scenario, folder) for scenario in SCENARIOS}
 
 
+def make_real_template(folder: Path) -> None:
+    """`folder`/real/clone: a clone of this checkout in mid-campaign, whose baseline the real engine has measured."""
+    root = folder / "real" / "clone"
+    if (root / "results.tsv").exists():
+        return
+    shutil.rmtree(root, ignore_errors=True)
+    checkouts.clone(root, BRANCH)
+    (root / "train.toml").write_bytes(config_of(RATES["baseline"]))
+    git(root, "commit", "--quiet", "--all", "-m", "baseline config")
+    if head.complete(root, REAL_FLAGS, is_real=True) != 0:
+        sys.exit(f"the baseline of the real engine failed: {(root.parent / 'stderr').read_text()}")
+
+
 def _moments(scenario: str, folder: Path) -> list[tuple[str, int]]:
     """The file operations of a scenario that nothing disturbs."""
     root = set_up(scenario, folder, folder / "moments" / "checkout")
@@ -78,14 +88,14 @@ def set_up(scenario: str, templates: Path, root: Path) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     (root.parent / "temporary").mkdir(parents=True, exist_ok=True)
     kind = scenario.partition(",")[0]
-    shutil.copytree(templates / ("baseline" if kind in ("baseline", "prime-rl") else "campaign"), root, symlinks=True)
+    template = {"baseline": "baseline", "prime-rl": "baseline", "real": "real/clone"}.get(kind, "campaign")
+    shutil.copytree(templates / template, root, symlinks=True)
+    if kind in RATES:
+        (root / "train.toml").write_bytes(config_of(RATES[kind], max_steps=4 if kind == "prime-rl" else 3))
     if kind == "prime-rl":
-        (root / "train.toml").write_bytes(config_of(RATES[kind], max_steps=4))
-        git(root, "commit", "--quiet", "--all", "-m", "a prime-rl config")
-    elif kind in ("better", "worse"):
-        (root / "train.toml").write_bytes(config_of(RATES[kind]))
-        if scenario.endswith("committed"):
-            git(root, "commit", "--quiet", "--all", "-m", "I commit first")
+        install_prime_rl(root)
+    if kind == "prime-rl" or scenario.endswith("committed"):
+        git(root, "commit", "--quiet", "--all", "-m", "I commit first")
     return root
 
 
@@ -113,7 +123,7 @@ def seconds_until_gone(root: Path) -> float | None:
     return None
 
 
-def next_experiment(root: Path, scenario: str, complete: Run) -> tuple[list[str], list[str]]:
+def next_experiment(root: Path, scenario: str) -> tuple[list[str], list[str]]:
     """Run experiments as an agent would until one is measured: (what it was told to do first, problems)."""
     told: list[str] = []
     is_first = not any(r.status in ("keep", "discard") for r in readable(root))
@@ -123,7 +133,7 @@ def next_experiment(root: Path, scenario: str, complete: Run) -> tuple[list[str]
         flags = (*flags, "--again")
     for rate in NEXT_RATES:
         (root / "train.toml").write_bytes(source or config_of(rate))
-        code = complete(root, flags)
+        code = head.complete(root, flags, is_real=scenario == "real")
         said = (root.parent / "stderr").read_text()
         if code == 0:
             return told, ["Traceback" for _ in range("Traceback" in said)]

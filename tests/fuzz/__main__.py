@@ -27,16 +27,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import click
 import hypothesis
 from hypothesis import HealthCheck, Phase, configuration
-from hypothesis import strategies as st
 
-from benchmarks.machine import RESULTS, machine, write_result
+from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift import command
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES
@@ -45,6 +44,8 @@ from tests.fuzz.oracle import doubts
 MAX_LINE = 600
 MAX_FAILURES = 20
 _LINKS = ("nightshift", "environments", "models", "run.py")
+COLUMNS = {"class": "<22", "cases": ">7", "accepted": ">10", "refused": ">9", "kinds_of_refusal": ">18", "wrong": ">7",
+           "slowest_milliseconds": ">22.0f"}  # fmt: skip
 Row = dict[str, Any]
 Answer = tuple[int, str, str]  # exit code, stdout, stderr
 
@@ -155,26 +156,24 @@ def _kind(line: str) -> str:
     return " ".join(plain.split())
 
 
-def draw(strategy: st.SearchStrategy[bytes], num_cases: int, seed: int, take: Callable[[bytes], None]) -> None:
-    """Hand so many files of a class to `take`; the same ones for the same seed."""
-    settings = hypothesis.settings(
-        max_examples=num_cases, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-
+def _tried(root: Path, tally: Tally) -> Callable[[bytes], None]:
     def case(source: bytes) -> None:
-        take(source)
+        try_one(root, tally, in_process, source)
 
-    hypothesis.seed(seed)(settings(hypothesis.given(source=strategy)(case)))()
+    return case
 
 
 def fuzz(root: Path, num_cases: int, seed: int) -> list[Tally]:
-    """`num_cases` in this process, shared among the classes."""
+    """`num_cases` in this process, shared among the classes; the same ones for the same seed."""
     tallies = []
     for index, (name, strategy) in enumerate(CLASSES.items()):
         tally = Tally(name)
-        share = num_cases // len(CLASSES) + (index < num_cases % len(CLASSES))
-        draw(strategy(), share, seed, partial(try_one, root, tally, in_process))
+        settings = hypothesis.settings(
+            max_examples=num_cases // len(CLASSES) + (index < num_cases % len(CLASSES)), database=None, deadline=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        case = settings(hypothesis.given(source=strategy())(_tried(root, tally)))
+        hypothesis.seed(seed)(case)()
         tallies.append(tally)
         print(f"{name}: {tally.row()['cases']} cases, {len(tally.wrong)} wrong", file=sys.stderr, flush=True)
     return tallies
@@ -183,28 +182,13 @@ def fuzz(root: Path, num_cases: int, seed: int) -> list[Tally]:
 def whole_processes(root: Path, tallies: Sequence[Tally], num_cases: int) -> Tally:
     """`num_cases` of the same files through run.py itself, in turn from each class, refused and accepted."""
     whole = Tally("whole processes")
-    chosen: list[bytes] = []
-    for depth in range(num_cases):
-        for tally in tallies:
-            for kind in (tally.refused, tally.accepted):
-                chosen += [kind[len(kind) // 2 + depth]] if len(kind) // 2 + depth < len(kind) else []
+    halves = [kind[len(kind) // 2 :] for tally in tallies for kind in (tally.refused, tally.accepted)]
+    chosen = [source for turn in zip_longest(*halves) for source in turn if source is not None]
     for source in chosen[:num_cases]:
         try_one(root, whole, as_process, source)
     if len(whole.accepted) + len(whole.refused) < min(num_cases, 1):
         raise AssertionError("no file was left for the whole processes")
     return whole
-
-
-def table(tallies: Sequence[Tally]) -> str:
-    """A line for each class, then the sum."""
-    rows = [tally.row() for tally in tallies]
-    names = ("cases", "accepted", "refused", "kinds_of_refusal", "wrong")
-    head = f"{'class':<22}{'cases':>7}{'accepted':>10}{'refused':>9}{'kinds':>7}{'wrong':>7}{'slowest':>11}"
-    lines = []
-    for row in rows:
-        figures = "".join(f"{row[name]:>{width}}" for name, width in zip(names, (7, 10, 9, 7, 7), strict=True))
-        lines.append(f"{row['class']:<22}{figures}{row['slowest_milliseconds']:>8.0f} ms")
-    return "\n".join([head, *lines])
 
 
 @click.command(help=__doc__)
@@ -224,7 +208,7 @@ def main(cases: int, processes: int, seed: int, output: Path) -> None:
         tallies = fuzz(root, cases, seed)
         tallies.append(whole_processes(root, tallies, processes))
     wrong = [(tally.name, *entry) for tally in tallies for entry in tally.wrong]
-    figures = {
+    figures: Row = {
         "hypothesis": hypothesis.__version__,
         "seed": seed,
         "seconds": round(time.perf_counter() - began, 1),
@@ -236,7 +220,7 @@ def main(cases: int, processes: int, seed: int, output: Path) -> None:
     }
     flags = f"--cases {cases} --processes {processes} --seed {seed}"
     write_result(output, f"uv run python -m tests.fuzz {flags}", figures, kind)
-    print(table(tallies))
+    print(table(figures["classes"], COLUMNS))
     for found in figures["wrong"]:
         print(f"WRONG {found['class']}: {found['cause']}\n  {found['file'][:300]}", file=sys.stderr)
     sys.exit(1 if wrong else 0)
