@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -16,9 +17,14 @@ CAMPAIGN = "autoresearch/test"
 
 
 def pytest_sessionstart() -> None:
-    """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some."""
+    """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some.
+    Hypothesis by itself gives each example 200 ms by the clock on the wall."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hypothesis.settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any machine")
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -122,7 +122,7 @@ def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
     harness = sum(seconds for part, seconds in experiment["parts"].items() if part not in engine)
     assert harness == pytest.approx(experiment["harness_seconds"])
     whole = harness + sum(experiment["parts"][part] for part in engine)
-    assert whole == pytest.approx(experiment["wall_seconds"], rel=0.05, abs=0.2)
+    assert 0.8 < whole / experiment["wall_seconds"] < 1.01  # all but the way from one part to the next
     assert set(result["refusals"]) >= {"syntax error", "already tried"}
     assert result["commands"][0]["report_mb"] > 0
     assert result["ledger"]["seconds"]["close"] > 0

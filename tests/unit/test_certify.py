@@ -27,9 +27,10 @@ from nightshift.records import Record, Side
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.setup import Lab
 from tests.conftest import git, living_children
+from tests.waiting import HANG_SECONDS
 
 WORKER = Path(__file__).parents[1] / "stand_in_sealed_worker.py"
-RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
 GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.errors import ConfigError, ExitCode
@@ -35,7 +35,7 @@ group_size = 4
 [trainer.optim]
 lr = 3e-6         # peak
 """
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150)
 
 
 def refusal(source: bytes | str) -> str:

@@ -23,9 +23,10 @@ from nightshift.records import Record, Run, Side, Verdict
 from nightshift.rules import ARITHMETIC_TRL, DecisionRules
 from nightshift.setup import Lab
 from tests.conftest import git
+from tests.waiting import HANG_SECONDS
 
 STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"
-RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
 # About 0.25, 0.33, 0.44, 0.44 (a tie), 0.20 and 0.48: the stand-in's score of a learning rate.
 RATES = ("6e-7", "1e-6", "2e-6", "2.05e-6", "1e-4", "3e-6")
 
