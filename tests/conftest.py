@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -19,9 +20,14 @@ ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environment
 
 
 def pytest_sessionstart() -> None:
-    """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some."""
+    """Children inherit what is ignored, and a job in the background of a shell, or under nohup, ignores some.
+    Hypothesis by itself gives each example 200 ms by the clock on the wall."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hypothesis.settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any machine")
 
 
 def living_children() -> list[psutil.Process]:

@@ -15,6 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.report.page import render, view_of
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
+from tests.waiting import HANG_SECONDS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -40,7 +41,8 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # root has no sandbox
+        # root has no sandbox
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=1000 * HANG_SECONDS)
         yield browser
         browser.close()
 
@@ -63,6 +65,7 @@ class Tab:
 
     def __init__(self, browser: Any, path: Path, width: int = 1400, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.context.set_default_timeout(1000 * HANG_SECONDS)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []

@@ -23,6 +23,7 @@ from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import interruptible
 from nightshift.rules import ARITHMETIC_TRL
 from tests.conftest import git, living_children
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 ORG = "PrimeIntellect-ai"
@@ -293,8 +294,7 @@ def test_an_interruption_ends_the_command_and_the_next_call_resumes(place: Place
     log = Path(place.environ["UV_STAND_IN_LOG"])
 
     def press_ctrl_c() -> None:
-        while not log.exists():
-            threading.Event().wait(0.02)
+        wait_for(log.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press_ctrl_c, daemon=True)

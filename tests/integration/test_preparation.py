@@ -23,16 +23,18 @@ from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 STAND_IN_WORKER = ROOT / "tests" / "stand_in_trainer.py"
 GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
 PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
-CONFIG = parse(b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
+ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal does
+CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
     ARITHMETIC_TRL,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
-    budget_seconds=1.0,
+    budget_seconds=HANG_SECONDS,
 )
 RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)
 
@@ -82,9 +84,10 @@ _run = CommandRunner(lambda line: None)
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
-    smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments, budget_seconds=1.0)
+    smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
+    monkeypatch.setattr(preparation, "SMOKE_CONFIG", ENDS + preparation.SMOKE_CONFIG)
     return Prepared(tmp_path)
 
 

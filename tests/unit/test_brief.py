@@ -99,7 +99,7 @@ def test_foreign_text_forges_no_line(tmp_path: Path) -> None:
     ),
     st.integers(200, 3000),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(
     parts: list[tuple[str, list[str], int]], limit: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_fitting_never_exceeds_the_limit_and_keeps_the_first_lines(
 
 
 @given(st.text(max_size=500), st.integers(4, 100))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_clean_text_is_one_short_printable_line(text: str, limit: int) -> None:
     cleaned = clean(text, limit)
     assert len(cleaned) <= limit

@@ -20,8 +20,9 @@ from nightshift.sealed import counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.stand_in_setup import SEALED_TRAINER, SilentReporter, furnish, make_setup
+from tests.waiting import HANG_SECONDS
 
-RULES = replace(ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0)
+RULES = replace(ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
 GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 
 

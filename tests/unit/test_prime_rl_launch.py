@@ -112,12 +112,13 @@ def test_two_runs_side_by_side_share_only_the_installation(tmp_path: Path) -> No
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(23_400, 23_412))
-    with socket.create_server(("127.0.0.1", 23_405)):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # one that nobody else has, whatever runs beside
+        taken = server.getsockname()[1]
+        monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(taken - 6, taken + 6))
         for _ in range(20):
             found = bound(free_ports())
             assert len(set(found)) == 5
-            assert 23_405 not in found
+            assert taken not in found
 
 
 def test_no_free_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

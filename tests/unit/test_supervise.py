@@ -128,6 +128,7 @@ def test_stop_ends_a_tree_on_sigterm(make_group, launch, signature):
     assert group.stop() == []
 
 
+@pytest.mark.wall_clock  # the grace is kept in real time; only its lower bound is asserted
 def test_child_that_ignores_sigterm_is_killed_after_the_grace(make_group, launch, signature):
     group = make_group(grace_seconds=0.4)
     child = launch(group, IGNORE_TERM + READY + SLEEP)
