@@ -218,11 +218,12 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 
 
 def cancel(number: int, cause: str, setup: Setup) -> None:
-    """End what an experiment has in flight, and close its record as interrupted."""
+    """End what an experiment has in flight, and close its record: as interrupted, unless it has its verdict."""
     record = _read(number, setup)
     setup.pool.cancel(setup.ledger.run_dir(number, len(record.runs) + 1))
     with setup.ledger.lock():
-        record = resume.interrupted(record, cause)
+        if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
+            record = resume.interrupted(record, cause)
         resume.close(replace(record, total_seconds=_total_seconds(record, setup)), setup.ledger, setup.repo)
 
 

@@ -68,6 +68,7 @@ class Setup:
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
+        self.is_stopping()  # a night says by that, once, that the run in flight is the last one
         for folder in self.pool.in_flight():
             if reading := read_progress(folder):
                 self.reporter.show(folder, reading)

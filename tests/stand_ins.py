@@ -65,7 +65,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.pick_rules = module.rules_named = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
-    elif name != "real":
+    else:
         module.open_engine = {"trl": trl_engine, "night": night_engine, "sealed": sealed_engine}[name]  # type: ignore[attr-defined]
 
 
@@ -74,8 +74,9 @@ def install(kind: str) -> None:
     from nightshift import setup
     from nightshift.pools import local
 
-    _put_into(setup, kind)
-    local.PROGRAM = (Path(__file__), kind)
+    if kind != "real":
+        _put_into(setup, kind)
+        local.PROGRAM = (Path(__file__), kind)
 
 
 if __name__ == "__main__":

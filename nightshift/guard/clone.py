@@ -26,8 +26,8 @@ _MAX_NAMED = 8
 _CLEAR_SECONDS = 120.0
 
 
-class Workplace:
-    """One clone at a time, in `folder`."""
+class Clone:
+    """The one clone of a checkout, in `folder`; `path` is where the agent works: that of train.toml."""
 
     def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
         """`temporary` replaces the system's temporary folder."""
@@ -37,7 +37,7 @@ class Workplace:
             raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
-        self.clone = self.folder / "clone"
+        self.path = self._top = self.folder / "clone"
 
     def open(self, source: bytes) -> dict[str, str]:
         """Clone the branch afresh and put `source` there as train.toml; what every file is now."""
@@ -47,18 +47,18 @@ class Workplace:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir()
-        self.clone = self._repo.clone(self._repo.head(), self.folder / "clone")
-        (self.clone / CONFIG_NAME).write_bytes(source)
+        self.path = self._repo.clone(self._repo.head(), self._top)
+        (self.path / CONFIG_NAME).write_bytes(source)
         return self._listing()
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""
         after = self._listing()
-        wanted = {os.path.relpath(self.clone / name, self.folder / "clone") for name in (CONFIG_NAME, ANSWER_NAME)}
+        wanted = {os.path.relpath(self.path / name, self._top) for name in (CONFIG_NAME, ANSWER_NAME)}
         changed = {name for name in {*before, *after} if before.get(name) != after.get(name)} - wanted
         history = {name for name in changed if name.startswith(_HISTORY)}
         notes = []
-        if not (self.folder / "clone" / ".git").is_dir():
+        if not (self._top / ".git").is_dir():
             notes.append("deleted .git of its clone")
         elif history:
             notes.append("made commits or branches of its own in its clone: dropped")
@@ -82,10 +82,9 @@ class Workplace:
 
     def _listing(self) -> dict[str, str]:
         """Relative name -> kind and content, of the files of the clone and of its git history."""
-        top = self.folder / "clone"
         found = {}
-        for path in _files(top):
-            name = os.path.relpath(path, top)
+        for path in _files(self._top):
+            name = os.path.relpath(path, self._top)
             if not name.startswith(".git/") or name.startswith(_HISTORY):
                 found[name] = digest(path)
             if len(found) >= _MAX_FILES:

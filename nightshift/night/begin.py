@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nightshift.errors import UsageError
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
-from nightshift.guard.clone import Workplace
+from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, ended, load, save
@@ -70,6 +70,6 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         Checkout(setup.root, setup.rules, setup.ledger, setup.repo),
         dict(os.environ),
         request.agent_timeout_seconds,
-        Workplace(setup.repo),
+        Clone(setup.repo),
         setup.clock,
     )

@@ -25,7 +25,7 @@ def night(root: Path, request: NightRequest) -> int:
         with Ledger(root).head():
             setup = open_setup(root, request.request, reporter)
             proposer = proposer_of(request, setup)
-            require_ready(setup.engine)  # a person is still there to mend it
+            require_ready(setup.engine)  # a person is still there to put it right
             setup.engine.prepare_at_start(reporter.note)
             stop = Night(begin(request, setup), setup, proposer, console.print_text).run()
     except NightshiftError as error:

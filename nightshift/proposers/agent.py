@@ -28,7 +28,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.guard import seal, surroundings
-from nightshift.guard.clone import ANSWER_NAME, Workplace
+from nightshift.guard.clone import ANSWER_NAME, Clone
 from nightshift.guard.seal import Checkout
 from nightshift.processes.supervise import Child, ProcessGroup
 from nightshift.proposers import Context, Proposal, brief
@@ -103,21 +103,21 @@ class AgentProposer:
     checkout: Checkout
     environment: Mapping[str, str]
     timeout_seconds: float
-    workplace: Workplace
+    clone: Clone
     clock: Callable[[], float] = time.monotonic
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
         before, environment = seal.take(self.checkout), surroundings.take(self.checkout.root)
         try:
-            listing = self.workplace.open(context.source)
+            listing = self.clone.open(context.source)
             prompt = brief.compose(context)
             log_path = self._log_path(context)
             cause, tail = self._run(prompt, log_path, context, is_stopping)
-            notes = self.workplace.changes(listing)
+            notes = self.clone.changes(listing)
             proposal = self._take_over(context, cause, tail)
         finally:
-            self.workplace.clear()
+            self.clone.clear()
         notes += seal.restore(before, self.checkout)
         surroundings.require_same(environment, self.checkout.root)
         return replace(proposal, notes=(*proposal.notes, *notes))
@@ -133,7 +133,7 @@ class AgentProposer:
         self, prompt: str, log_path: Path, context: Context, is_stopping: Callable[[], bool]
     ) -> tuple[str | None, str]:
         """One process from start to end. Returns what went wrong, if anything, and the end of its output."""
-        prompt_path = self.workplace.folder / "prompt.txt"
+        prompt_path = self.clone.folder / "prompt.txt"
         write_atomically(prompt_path, prompt.encode())
         timeout = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
@@ -148,8 +148,8 @@ class AgentProposer:
                     "agent",
                     argv,
                     log_path=log_path,
-                    env=agent_environment(self.environment, self.workplace.clone),
-                    cwd=self.workplace.clone,
+                    env=agent_environment(self.environment, self.clone.path),
+                    cwd=self.clone.path,
                     stdin=stdin,
                     stdout=PIPE,
                 )
@@ -165,7 +165,7 @@ class AgentProposer:
 
     def _take_over(self, context: Context, cause: str | None, tail: str) -> Proposal:
         """Its train.toml and its answer; a process that did not end well leaves nothing but what it finished."""
-        answer_path = self.workplace.clone / ANSWER_NAME
+        answer_path = self.clone.path / ANSWER_NAME
         notes: tuple[str, ...] = ()
         try:
             text = read_source(answer_path).decode(errors="replace")
@@ -183,7 +183,7 @@ class AgentProposer:
         ended = None if cause is None else f"{self.name}: {cause}{_last_words(tail)}"
         proposal = Proposal(None, answer.hypothesis or "", answer.prediction, answer.lesson, notes)
         try:
-            source = read_source(self.workplace.clone / CONFIG_NAME)
+            source = read_source(self.clone.path / CONFIG_NAME)
         except ConfigError as error:
             return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
         if source == context.source:

@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
-from nightshift.guard.clone import Workplace
+from nightshift.guard.clone import Clone
 from nightshift.proposers.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
 from tests.conftest import git
 
@@ -67,58 +67,58 @@ def test_the_environment_is_the_persons_without_what_points_elsewhere() -> None:
     }
 
 
-def test_a_workplace_is_private_fresh_and_gone_afterwards(checkout: Path, tmp_path: Path) -> None:
+def test_a_clone_is_private_fresh_and_gone_afterwards(checkout: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    workplace = Workplace(Repo(checkout), temporary)
-    listing = workplace.open(b"lr = 7\n")
-    assert stat.S_IMODE(workplace.folder.parent.stat().st_mode) == 0o700
-    assert (workplace.clone / "train.toml").read_bytes() == b"lr = 7\n"
-    assert workplace.changes(listing) == ()
+    clone = Clone(Repo(checkout), temporary)
+    listing = clone.open(b"lr = 7\n")
+    assert stat.S_IMODE(clone.folder.parent.stat().st_mode) == 0o700
+    assert (clone.path / "train.toml").read_bytes() == b"lr = 7\n"
+    assert clone.changes(listing) == ()
     # Deeper than Python's own removal can go, and than a path can be long.
     dig = "import os\nfor level in range(1200):\n    os.mkdir('deeper')\n    os.chdir('deeper')"
-    subprocess.run([sys.executable, "-c", dig], cwd=workplace.clone, check=True)
-    (workplace.clone / "train.toml").unlink()
-    assert workplace.changes(listing) == ()  # folders are no files, and train.toml is what it may change
-    (workplace.clone / "program.md").chmod(0o755)
-    assert workplace.changes(listing) == ("changed files other than train.toml: program.md: dropped",)
-    workplace.open(b"lr = 8\n")
-    assert not (workplace.clone / "deeper").exists()
-    workplace.clear()
-    assert list(workplace.folder.parent.iterdir()) == []
+    subprocess.run([sys.executable, "-c", dig], cwd=clone.path, check=True)
+    (clone.path / "train.toml").unlink()
+    assert clone.changes(listing) == ()  # folders are no files, and train.toml is what it may change
+    (clone.path / "program.md").chmod(0o755)
+    assert clone.changes(listing) == ("changed files other than train.toml: program.md: dropped",)
+    clone.open(b"lr = 8\n")
+    assert not (clone.path / "deeper").exists()
+    clone.clear()
+    assert list(clone.folder.parent.iterdir()) == []
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_a_workplace_of_somebody_else_is_not_used(checkout: Path, tmp_path: Path) -> None:
+def test_a_clone_of_somebody_else_is_not_used(checkout: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    workplace = Workplace(Repo(checkout), temporary)
-    workplace.folder.parent.symlink_to(checkout)
+    clone = Clone(Repo(checkout), temporary)
+    clone.folder.parent.symlink_to(checkout)
     with pytest.raises(Exception, match="not a folder of this user alone"):
-        workplace.open(b"lr = 1\n")
+        clone.open(b"lr = 1\n")
     with pytest.raises(UsageError, match="lies in the checkout"):
-        Workplace(Repo(checkout), checkout / "runs")
+        Clone(Repo(checkout), checkout / "runs")
 
 
-def test_a_link_in_place_of_the_workplace_is_removed_not_followed(checkout: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_clone_is_removed_not_followed(checkout: Path, tmp_path: Path) -> None:
     temporary, precious = tmp_path / "temporary", tmp_path / "precious"
     temporary.mkdir()
     precious.mkdir()
     (precious / "read-only").touch(mode=0o400)
-    workplace = Workplace(Repo(checkout), temporary)
-    workplace.open(b"lr = 1\n")
-    workplace.folder.rename(tmp_path / "moved")
-    workplace.folder.symlink_to(precious)
-    workplace.clear()
-    assert not workplace.folder.is_symlink()
+    clone = Clone(Repo(checkout), temporary)
+    clone.open(b"lr = 1\n")
+    clone.folder.rename(tmp_path / "moved")
+    clone.folder.symlink_to(precious)
+    clone.clear()
+    assert not clone.folder.is_symlink()
     assert stat.S_IMODE((precious / "read-only").stat().st_mode) == 0o400
 
 
 def test_many_changed_files_are_counted_and_few_are_named(checkout: Path, tmp_path: Path) -> None:
-    workplace = Workplace(Repo(checkout), tmp_path)
-    listing = workplace.open(b"lr = 7\n")
+    clone = Clone(Repo(checkout), tmp_path)
+    listing = clone.open(b"lr = 7\n")
     for number in range(30):
-        (workplace.clone / f"file-{number:02d}\n").touch()
-    (note,) = workplace.changes(listing)
+        (clone.path / f"file-{number:02d}\n").touch()
+    (note,) = clone.changes(listing)
     assert note.endswith("file-07\\n and 22 more: dropped")
-    workplace.clear()
+    clone.clear()

@@ -1,0 +1,69 @@
+"""Whose death ends what: head -> worker -> trainer, with the real TRL engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.processes.watchdog import is_alive
+from tests.checkouts import ROOT
+from tests.night_checkout import furnish, leftovers
+from tests.waiting import POLL_SECONDS, wait_for
+
+END_SECONDS = 5.0  # a GPU is not held for longer by a run that nobody waits for
+
+pytestmark = pytest.mark.wall_clock  # the promise is about seconds
+
+
+@pytest.fixture
+def head(checkout: Path) -> Iterator[subprocess.Popen[str]]:
+    """run.py while its first run trains."""
+    furnish(checkout, b"[orchestrator]\nbatch_size = 32\ngroup_size = 4\n")
+    flags = ["--stand-in", "real", "--engine", "trl", "--budget-seconds", "600"]
+    command = [sys.executable, ROOT / "tests" / "stand_in_run.py", checkout, *flags]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=checkout, stdout=pipe, stderr=pipe, text=True) as process:
+        while not any(checkout.glob("runs/0001/run-1/attempt-0/metrics.jsonl")):  # torch takes as long as it takes
+            assert process.poll() is None, process.communicate()
+            time.sleep(POLL_SECONDS)
+        yield process
+        for left in leftovers(checkout):
+            left.kill()
+
+
+def worker_and_trainer(checkout: Path) -> list[psutil.Process]:
+    running = {name: p for p in leftovers(checkout) for name in p.cmdline() if name.endswith((".worker", "trainer.py"))}
+    assert len(running) == 2, running
+    return [running[name] for name in sorted(running, key=lambda name: name.endswith("trainer.py"))]
+
+
+def seconds_to_end(processes: list[psutil.Process]) -> float:
+    began = time.monotonic()
+    wait_for(lambda: not any(map(is_alive, processes)))
+    return time.monotonic() - began
+
+
+def test_the_heads_death_ends_worker_and_trainer(head: subprocess.Popen[str], checkout: Path) -> None:
+    below = worker_and_trainer(checkout)
+    head.kill()
+    assert seconds_to_end(below) < END_SECONDS
+    wait_for(lambda: not leftovers(checkout))
+    assert [r.status for r in Ledger(checkout).records()] == ["started"]  # the next head closes it
+
+
+def test_the_workers_death_ends_the_trainer_and_the_record_says_so(head: subprocess.Popen[str], checkout: Path) -> None:
+    worker, trainer = worker_and_trainer(checkout)
+    worker.kill()
+    assert seconds_to_end([trainer]) < END_SECONDS
+    stdout, _ = head.communicate()
+    assert head.returncode == 1
+    assert "the worker ended without a result: killed by SIGKILL" in stdout
+    assert [(r.status, r.failure, r.decided) for r in Ledger(checkout).records()] == [("crash", "machinery", None)]
+    assert leftovers(checkout) == []
