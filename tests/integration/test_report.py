@@ -350,6 +350,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
 
 def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=400)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
     view = view_of(Ledger(tmp_path), "", NOW)
     kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
     assert {"right", "wrong"} <= set(kinds)
@@ -362,10 +363,10 @@ def test_a_thousand_experiments_stay_small_and_quick(tmp_path: Path) -> None:
     with mock.patch("os.fsync"):
         for record in ledger.records():
             ledger.write(replace(record, description=told, prediction=told, lesson=told, health=told))
-    began = time.monotonic()
+    began = time.process_time()
     html = render(view_of(Ledger(tmp_path), "", NOW))
     # 5 s is the promise on an idle machine, measured apart; this bound only catches what grows faster.
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
     assert len(html.encode()) < 5_000_000
     assert require_safe(html).text.count("left out of a page of 1,000 experiments") > 0
 
