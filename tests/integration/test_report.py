@@ -350,6 +350,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
 
 def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=400)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
     view = view_of(Ledger(tmp_path), "", NOW)
     kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
     assert {"right", "wrong"} <= set(kinds)
