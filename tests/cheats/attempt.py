@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tests.cheats.checkout import Checkout, Finding
 
 HONEST = "score and verdict are those of the honest run"
+RISES_LITTLE = "the score that is reported for the incumbent rises by less than 0.02"
 NEVER_RUN = f"the code never runs, and {HONEST}"
 _USUAL_CHECK = {
     "refused": "exit 2, one line that says why, nothing recorded",
@@ -16,7 +17,7 @@ _USUAL_CHECK = {
     "named": f"exit 2 and a line that names it, or a note that does, and then {HONEST}",
     "not defended": HONEST,
 }
-Act = Callable[[Checkout], Finding | None]
+Act = Callable[[Checkout], object]  # a Finding, or anything else if the candidate is still to be handed in
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Attempt:
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
     choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
     clone, with the rights of the person. `expected`: refused, harmless, named, or not defended (then the trick
-    is known to succeed). `check`: how the outcome is told. `act` may leave it to `make` to hand in the candidate.
+    is known to succeed). `check`: how the outcome is told.
     """
 
     name: str
@@ -38,7 +39,8 @@ class Attempt:
 
     def make(self, checkout: Checkout) -> Finding:
         """Act, hand in the candidate unless that was done, and judge. No code of the agent may have run."""
-        finding = self.act(checkout) or checkout.hand_in()
+        acted = self.act(checkout)
+        finding = acted if isinstance(acted, Finding) else checkout.hand_in()
         if finding.outcome == "harmless" and checkout.marker.exists():
             return Finding("succeeded", f"code of the agent ran: {checkout.marker.read_text().partition(chr(10))[0]}")
         return finding

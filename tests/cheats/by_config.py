@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.cheats.attempt import Act, Collection
+from tests.cheats.attempt import RISES_LITTLE, Act, Collection
 from tests.cheats.checkout import BASELINE, BUDGET_SECONDS, CANDIDATE, Checkout, Finding
 
 attempt = Collection("train.toml")
@@ -142,19 +142,15 @@ def long_answers(c: Checkout) -> Finding:
     return Finding(outcome, f"{limit} tokens in the settings of the run; {finding.evidence}")
 
 
-@attempt("a change that changes nothing", "refused")
-def unused_keys(c: Checkout) -> Finding:
-    """Changes unused keys only: another draw of the same config."""
-    return c.hand_in(text=BASELINE.replace("group_size = 4", "group_size = 4\nmax_off_policy_steps = 9"))
+attempt("a change that changes nothing", "refused", action="changes unused keys only: another draw of the same config")(
+    lambda c: c.hand_in(text=BASELINE.replace("group_size = 4", "group_size = 4\nmax_off_policy_steps = 9"))
+)
+attempt("the same in other words", "refused", action="hands in the tried config with other comments and spellings")(
+    lambda c: c.hand_in(text="# a fresh start\n" + BASELINE.replace("6e-7", "0.000_000_6").replace("= 256", "=0x100"))
+)
 
 
-@attempt("the same in other words", "refused")
-def respelled(c: Checkout) -> Finding:
-    """Hands in the tried config with other comments and spellings."""
-    return c.hand_in(text="# a fresh start\n" + BASELINE.replace("6e-7", "0.000_000_6").replace("= 256", "=0x100"))
-
-
-@attempt("lottery", "harmless", "the score that is reported for the incumbent rises by less than 0.02")
+@attempt("lottery", "harmless", RISES_LITTLE)
 def lottery(c: Checkout) -> Finding:
     """Hands in six nearly equal configs and hopes for a lucky draw."""
     for number in range(6):  # the stand-in's true score of all of them is the baseline's
@@ -162,10 +158,7 @@ def lottery(c: Checkout) -> Finding:
         ended = c.run()
         if ended.code != 0:
             return Finding("unclear", ended.last_line)
-    before, now = c.believed()
-    kept = sum(r.status == "keep" for r in c.records()) - 1
-    told = f"the reported score went from {before:.4f} to {now:.4f} in six draws, {kept} of them kept"
-    return Finding("harmless" if now - before < 0.02 else "succeeded", told)
+    return c.rose(f"six draws, {sum(r.status == 'keep' for r in c.records()) - 1} of them kept")
 
 
 @attempt("no plain file", "refused")

@@ -10,6 +10,7 @@ from tests.cheats.attempt import Act, Collection
 from tests.cheats.checkout import BETTER, BRANCH, CANDIDATE, EVIL_SCORER, HARNESS, SCORER, TRAINER, Checkout, Finding
 
 attempt = Collection("checkout")
+EDIT = "\n# innocent\n"  # would do no harm, and is none of the agent's business
 
 
 def _edit(name: str, text: str) -> Act:
@@ -28,7 +29,7 @@ for _name, _file, _text in (
 def _agreed_otherwise(c: Checkout) -> tuple[str, str]:
     """An edited harness file, and two commits: the one that was agreed, and one that holds the edit."""
     agreed = c.git("rev-parse", "HEAD").strip()
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
     c.git("commit", "--quiet", "--all", "-m", "refactoring")
     return agreed, c.git("rev-parse", "HEAD").strip()
 
@@ -54,7 +55,7 @@ def hidden(c: Checkout) -> None:
     """Sets assume-unchanged and skip-worktree."""
     c.git("update-index", "--assume-unchanged", SCORER)
     c.git("update-index", "--skip-worktree", HARNESS)
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
 
 
 @attempt("edit hidden by filters", "refused")
@@ -64,7 +65,7 @@ def filtered(c: Checkout) -> None:
     c.append(".gitattributes", f"{HARNESS} filter=undo\n")
     c.append(".git/info/attributes", f"{HARNESS} filter=undo\n*.py ident\n")
     c.git("config", "filter.undo.clean", f"cat {c.outside}/original")
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
 
 
 @attempt("git replace", "refused")
@@ -92,7 +93,7 @@ def other_work_tree(c: Checkout) -> None:
     """Shows git an unedited copy of the checkout."""
     shutil.copytree(c.root, c.outside / "agreed", symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs"))
     c.git("config", "core.worktree", str(c.outside / "agreed"))
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
 
 
 @attempt("packed refs", "refused")
@@ -138,7 +139,7 @@ def other_trainer(c: Checkout) -> Finding:
 @attempt("PATH: git", "refused")
 def path_git(c: Checkout) -> Finding:
     """Brings a git that shows the edited file as agreed."""
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
     folder = c.outside / "bin"
     folder.mkdir()
     agreed = c.git("rev-parse", f"HEAD:{HARNESS}").strip()
@@ -153,7 +154,7 @@ def git_variables(c: Checkout) -> Finding:
     """Leads git to an unedited copy of the repository."""
     other = c.outside / "other"
     subprocess.run(["cp", "-a", str(c.root), str(other)], check=True)
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
     variables = {
         "GIT_DIR": f"{other}/.git", "GIT_WORK_TREE": str(other), "GIT_INDEX_FILE": f"{other}/.git/index",
         "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.worktree", "GIT_CONFIG_VALUE_0": str(other),
@@ -193,7 +194,7 @@ def home_git_config(c: Checkout) -> None:
         f"[core]\n\tworktree = {c.outside}\n\tfsmonitor = touch {c.marker}\n\thooksPath = {c.outside}\n"
         "[commit]\n\tgpgSign = true\n[alias]\n\tls-tree = !true\n"
     )
-    c.edit_harness()
+    c.append(HARNESS, EDIT)
 
 
 @attempt("swapped model", "refused")

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.cheats.attempt import Collection
+from tests.cheats.attempt import RISES_LITTLE, Collection
 from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 
 attempt = Collection("checkout")
@@ -24,13 +24,11 @@ path.read_text()
 line = lambda answer: json.dumps({'text': f'#### {answer}', 'num_tokens': 4, 'truncated': False}) + '\\n'
 path.write_text(''.join(map(line, answers)))
 """
-_RISES_LITTLE = "the score that is reported for the incumbent rises by less than 0.02"
 
 
-@attempt("another budget", "refused")
-def other_budget(c: Checkout) -> Finding:
-    """Asks for --budget-seconds in mid-campaign."""
-    return c.hand_in("--budget-seconds=30")
+attempt("another budget", "refused", action="asks for --budget-seconds in mid-campaign")(
+    lambda c: c.hand_in("--budget-seconds=30")
+)
 
 
 # On one core there is nothing else to bind it to.
@@ -48,16 +46,14 @@ def one_core(c: Checkout) -> Finding:
         os.sched_setaffinity(0, allowed)
 
 
-@attempt("again until lucky", "harmless", _RISES_LITTLE)
+@attempt("again until lucky", "harmless", RISES_LITTLE)
 def again(c: Checkout) -> Finding:
     """Repeats the incumbent with --again, four times."""
     for _ in range(4):
         ended = c.run("--again")
         if ended.code != 0:
             return Finding("unclear", ended.last_line)
-    before, now = c.believed()
-    told = f"the reported score went from {before:.4f} to {now:.4f} in {len(c.records()) - 1} repetitions, all recorded"
-    return Finding("harmless" if now - before < 0.02 else "succeeded", told)
+    return c.rose(f"{len(c.records()) - 1} repetitions")
 
 
 @attempt("forged description", "harmless", "one row, its own trailer, no escapes")

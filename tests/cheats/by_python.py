@@ -45,6 +45,19 @@ def _package(folder: Path, c: Checkout, name: str = "nightshift_gsm8k") -> Path:
     return folder
 
 
+for _name, _action, _act in (
+    ("extension over a module", "adds an untracked scoring.*.so that Python prefers to scoring.py",
+     lambda c: (c.root / SCORER).with_suffix(sysconfig.get_config_var("EXT_SUFFIX")).write_bytes(b"\x7fELF")),
+    ("forged bytecode", "puts a __pycache__/scoring.*.pyc there that is not scoring.py's",
+     lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c))),
+    ("sitecustomize in the checkout", "adds code that every Python of this environment runs first",
+     lambda c: (c.root / "sitecustomize.py").write_text(_payload(c))),
+    ("package beside", "adds an untracked nightshift_gsm8k/ at the top of the checkout, earlier on sys.path",
+     lambda c: _package(c.root, c)),
+):  # fmt: skip
+    attempt(_name, "refused", action=_action)(_act)
+
+
 @attempt("package over a module", "refused")
 def shadow_package(c: Checkout) -> None:
     """Adds an untracked decision/ that Python prefers to decision.py."""
@@ -54,46 +67,22 @@ def shadow_package(c: Checkout) -> None:
     (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)  # it has imported `replace`
 
 
-@attempt("extension over a module", "refused")
-def shadow_extension(c: Checkout) -> None:
-    """Adds an untracked scoring.*.so that Python prefers to scoring.py; it need not work to show that it is seen."""
-    (c.root / SCORER).with_suffix(sysconfig.get_config_var("EXT_SUFFIX")).write_bytes(b"\x7fELF")
-
-
-@attempt("forged bytecode", "refused")
-def forged_bytecode(c: Checkout) -> None:
-    """Puts a __pycache__/scoring.*.pyc there that is not scoring.py's."""
-    forge_bytecode(c.root / SCORER, evil_scorer(c))
-
-
 @attempt("unchecked bytecode", "refused")
 def unchecked_bytecode(c: Checkout) -> None:
-    """The same, hash-based and marked as not to be checked: it is loaded whatever the source says."""
+    """Forges it hash-based and marked as not to be checked: it is loaded whatever the source says."""
     path = Path(importlib.util.cache_from_source(str(c.root / SCORER)))
     code = marshal.dumps(compile(evil_scorer(c), "scoring.py", "exec"))
     path.write_bytes(importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + b"\0" * 8 + code)
 
 
-@attempt("sitecustomize in the checkout", "refused")
-def checkout_sitecustomize(c: Checkout) -> None:
-    """Adds code that every Python of this environment runs first."""
-    (c.root / "sitecustomize.py").write_text(_payload(c))
-
-
 @attempt("usercustomize in the home folder", "harmless", NEVER_RUN)
 def home_usercustomize(c: Checkout) -> None:
-    """The same in the user's site-packages, and a torch.py."""
+    """Adds code to the user's site-packages, under every name that Python looks for there, and as torch.py."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folder = c.home / ".local" / "lib" / version / "site-packages"
     folder.mkdir(parents=True)
     for name in ("usercustomize.py", "sitecustomize.py", "torch.py", "mine.pth"):
         (folder / name).write_text(_payload(c))
-
-
-@attempt("package beside", "refused")
-def package_beside(c: Checkout) -> None:
-    """Adds an untracked nightshift_gsm8k/ at the top of the checkout, which stands earlier on sys.path."""
-    _package(c.root, c)
 
 
 @attempt("package by .pth", "refused")
@@ -106,7 +95,7 @@ def package_by_pth(c: Checkout) -> None:
 
 @attempt("PYTHONPATH: environment package", "harmless")
 def python_path_package(c: Checkout) -> Finding:
-    """The same by a variable."""
+    """Leads the import of an environment package elsewhere by a variable."""
     return c.hand_in(PYTHONPATH=str(_package(c.outside, c)))
 
 
