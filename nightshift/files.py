@@ -4,6 +4,7 @@ may have put anything in their place."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -40,9 +41,17 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A dataclass, mapping or list as JSON, whole or not at all. EngineError when the disk refuses."""
+    """A dataclass, mapping or list as JSON, whole or not at all. EngineError when the disk refuses.
+
+    A lone surrogate, which stands for a byte of a file name or argument that is no UTF-8, becomes a question mark.
+    """
     try:
-        write_atomically(path, msgspec.json.encode(value) + b"\n")
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        plain = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        data = plain.encode(errors="replace")
+    try:
+        write_atomically(path, data + b"\n")
     except OSError as error:
         raise disk_error(error, path) from None
 
