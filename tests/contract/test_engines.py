@@ -91,6 +91,8 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(once) == len(prompts)
         assert all(c.num_tokens <= 24 for c in once)
         assert session.complete(prompts[::-1], decoding, readings.append)[::-1] == once
+        written = b"".join(path.read_bytes() for path in run_dir.rglob("*") if path.is_file())
+        assert not [prompt for prompt in prompts if prompt[0]["content"].encode() in written]
     finally:
         session.close()
     # close: twice is once, and nothing is left

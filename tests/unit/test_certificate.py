@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nightshift.certify import certificate
 from nightshift.certify.certificate import Certificate, detectable, estimate, t_quantile
 from nightshift.errors import UsageError
+from nightshift.files import write_json
 from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
@@ -155,7 +156,7 @@ MADE = Certificate(
 
 
 def test_the_file_is_read_back_and_has_the_promised_fields(tmp_path: Path) -> None:
-    certificate.write(tmp_path, MADE)
+    write_json(tmp_path / certificate.CERTIFICATE_NAME, MADE)
     assert certificate.read(tmp_path) == MADE
     data = json.loads((tmp_path / "certificate.json").read_text())
     assert data["version"] == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model
@@ -220,7 +221,7 @@ def test_too_small_a_disk_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
-    problem = checks.data_problem(GSM8K_PRIME_RL, ROOT)
+    problem = data_problem(ROOT, GSM8K_PRIME_RL)
     assert isinstance(problem, EngineError)
     assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
-    assert checks.data_problem(ARITHMETIC_TRL, ROOT) is None
+    assert data_problem(ROOT, ARITHMETIC_TRL) is None

@@ -163,10 +163,9 @@ def checkout_problem(installation: Installation) -> EngineError | None:
                 f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
                 f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
             )
-        changed = read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
     except EngineError as error:
         return error
-    return _changed(root, changed)
+    return _changed(root, "--ignore-submodules=all")
 
 
 def submodules_problem(installation: Installation) -> EngineError | None:
@@ -175,13 +174,7 @@ def submodules_problem(installation: Installation) -> EngineError | None:
     for name in SUBMODULES:
         if not (root / name / ".git").exists():
             return EngineError(f"{root / name} is empty: a submodule is missing", f"{PREPARE}.")
-    try:
-        changed = read_git(
-            root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked", "--", *SUBMODULES
-        )
-    except EngineError as error:
-        return error
-    return _changed(root, changed)
+    return _changed(root, "--ignore-submodules=untracked", "--", *SUBMODULES)
 
 
 def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
@@ -280,10 +273,14 @@ def _version(site_packages: Path, name: str) -> str | None:
     return None
 
 
-def _changed(root: Path, status: str) -> EngineError | None:
-    if not status:
+def _changed(root: Path, *arguments: str) -> EngineError | None:
+    """The first tracked file that differs, of those that `git status` is asked for."""
+    try:
+        lines = read_git(root, "status", "--porcelain", "--untracked-files=no", *arguments).splitlines()
+    except EngineError as error:
+        return error
+    if not lines:
         return None
-    lines = status.splitlines()
     more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
     return EngineError(
         f"{root}: {lines[0][2:].strip()}{more} differs from the pinned commit",

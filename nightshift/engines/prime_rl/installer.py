@@ -18,6 +18,7 @@ from subprocess import TimeoutExpired
 
 from filelock import FileLock, Timeout
 
+from nightshift.engines import Note
 from nightshift.engines.prime_rl.git import git_config
 from nightshift.engines.prime_rl.installation import (
     SUBMODULES,
@@ -34,8 +35,6 @@ from nightshift.files import write_atomically
 from nightshift.processes.gpus import Gpu, flash_attn_extra
 from nightshift.processes.supervise import ProcessGroup, free_disk_gb
 from nightshift.rules import Rules
-
-Note = Callable[[str], None]
 
 # 274 packages: 4.1 GB of wheels of known size in uv.lock beside torch, vllm and flash-attn, about 6 GB in all.
 # Unpacked about twice that (an estimate), once more where uv's cache is on another file system, and a clone.

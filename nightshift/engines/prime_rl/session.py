@@ -40,11 +40,6 @@ from nightshift.processes.supervise import Child, ProcessGroup, engine_environme
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.train_toml.config import Config
 
-# Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
-# gets no grace at all: it would go on to delete the very weights that are to be evaluated.
-GRACE_SECONDS = 5.0
-HANG_SECONDS = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
-POLL_SECONDS = 0.5
 SETTLE_SECONDS = 1.0  # after a death
 LOG_LINES = 400  # of a log's end, for the cause of a death
 NUM_ROLLOUTS = 12  # that a run keeps for people to read
@@ -56,9 +51,11 @@ class Timing:
     """Limits of a run, in seconds of `clock`; tests choose both."""
 
     startup_seconds: float
-    hang_seconds: float = HANG_SECONDS
-    grace_seconds: float = GRACE_SECONDS
-    poll_seconds: float = POLL_SECONDS
+    hang_seconds: float = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
+    # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
+    # gets no grace at all: it would go on to delete the very weights that are to be evaluated.
+    grace_seconds: float = 5.0
+    poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
 
 

@@ -25,22 +25,18 @@ _CHECK_SECONDS = 1.0
 _PIPE_BYTES = 65536
 
 
-# What the trainer says; fields that nobody reads are left out.
+# What the trainer says, by the `event` of its line; what nobody reads of it is not named here.
 class Ready(msgspec.Struct, tag_field="event", tag="ready"):
-    """Model and trainer are loaded."""
+    pass
 
 
 class Step(msgspec.Struct, tag_field="event", tag="step"):
-    """A policy update; `time` in seconds since training began."""
-
     step: int
-    time: float
+    time: float  # seconds since training began
     reward_mean: float
 
 
 class Trained(msgspec.Struct, tag_field="event", tag="trained"):
-    """Training ended well."""
-
     outcome: Literal["finished", "budget"]
     num_steps: int
     training_seconds: float
@@ -49,25 +45,19 @@ class Trained(msgspec.Struct, tag_field="event", tag="trained"):
 
 
 class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
-    """The final policy is on disk and loaded from there."""
-
     step: int
     sha256: str
 
 
 class Completions(msgspec.Struct, tag_field="event", tag="completions"):
-    """The next completions, in the order of the prompts."""
-
-    completions: list[Completion]
+    completions: list[Completion]  # the next ones, in the order of the prompts
 
 
 class Completed(msgspec.Struct, tag_field="event", tag="completed"):
-    """There are no more."""
+    pass
 
 
 class Failed(msgspec.Struct, tag_field="event", tag="error"):
-    """The trainer's last words."""
-
     cause: str
 
 
