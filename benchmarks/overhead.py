@@ -40,6 +40,7 @@ from tests import checkouts, stand_in_campaign  # noqa: E402
 NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
 BRANCH = "autoresearch/overhead"
 EXIT = "exit"
+COMMANDS = ("report", "status", "history")
 CONFIG = "max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 REFUSED = {
     "syntax error": "[trainer\nlr = 1\n",
@@ -139,8 +140,7 @@ def measure_commands(folder: Path, num_experiments: int, repeats: int) -> Row:
         shutil.copyfile(ROOT / name, folder / name)
     stand_in_campaign.build(folder, num_experiments)
     rows = {
-        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)])
-        for name in ("report", "status", "history")
+        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)]) for name in COMMANDS
     }
     size = (folder / "runs" / "report.html").stat().st_size
     return {"num_experiments": num_experiments, "report_mb": size / 1e6, **rows}
@@ -161,8 +161,7 @@ def told(result: Row) -> str:
     lines.append(table(rows, {"refusal": "<20", **figures}))
     if "commands" not in result:
         return "\n".join(lines)
-    names = ("report", "status", "history")
-    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in names]
+    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in COMMANDS]
     lines += ["", table(rows, {"command": "<20", **figures})]
     return "\n".join(lines)
 

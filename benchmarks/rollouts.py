@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
+from env_server import MAX_IN_FLIGHT, TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
 from machine import RESULTS, machine, table, write_result
 from nightshift_arithmetic import data
 
@@ -79,7 +79,7 @@ def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Ro
         "name": route.name,
         "harness": route.harness,
         "num_rollouts": route.num_rollouts,
-        "max_in_flight": route.max_in_flight,
+        "max_in_flight": MAX_IN_FLIGHT,
         "rewards_per_second": 1 / median("wall_seconds"),
         "cpu_seconds_per_rollout": median("env_server_cpu_seconds"),
         "client_cpu_seconds_per_rollout": median("client_cpu_seconds"),
@@ -114,24 +114,20 @@ def told(result: Row) -> str:
 @click.command(help=__doc__)
 @click.option("--rollouts", default=256, show_default=True, type=click.IntRange(1), help="In-process, a repetition.")
 @click.option("--process-rollouts", default=64, show_default=True, type=click.IntRange(0), help="0: leave it out.")
-@click.option("--in-flight", default=128, show_default=True, type=click.IntRange(1), help="At once: an env worker's.")
-@click.option("--process-in-flight", default=128, show_default=True, type=click.IntRange(1), help="The same, stock.")
 @click.option("--repetitions", default=3, show_default=True, type=click.IntRange(1))
 @click.option(
     "--output", type=click.Path(path_type=Path), default=RESULTS / "rollouts.json", help="The result as JSON."
 )
-def main(
-    rollouts: int, process_rollouts: int, in_flight: int, process_in_flight: int, repetitions: int, output: Path
-) -> None:
+def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -> None:
     """Measure, print the table, write the result."""
     if sys.platform != "linux":
         sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
     kind = machine()
     fix = "Run: uv run pytest tests/integration/test_tasksets.py"
-    routes = [Route("in-process", TASKSET, rollouts, in_flight, fix)]
+    routes = [Route("in-process", TASKSET, rollouts, fix)]
     if process_rollouts:
         fix = "Make a package index reachable, or leave this path out: --process-rollouts 0"
-        routes.append(Route("process", "null", process_rollouts, process_in_flight, fix))
+        routes.append(Route("process", "null", process_rollouts, fix))
     model = "stand-in: one fixed reply, no model, no delay"
     result: Row = {"verifiers": importlib.metadata.version("verifiers"), "model": model}
     with tempfile.TemporaryDirectory(prefix="rollouts-") as name:
@@ -148,8 +144,7 @@ def main(
         finally:
             group.stop()
         result["program_packages"] = program_packages(folder)
-    flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --in-flight {in_flight} "
-    flags += f"--process-in-flight {process_in_flight} --repetitions {repetitions}"
+    flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --repetitions {repetitions}"
     write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
     print(told(result))
 
