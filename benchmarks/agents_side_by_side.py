@@ -34,7 +34,8 @@ from nightshift.rules import ARITHMETIC_TRL  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
-STORED = ("record.json", "train.toml")  # what replay, history and the page need; curves are megabytes
+# What replay, history and the page need; curves are megabytes.
+STORED = (SUMMARY_NAME, certificate.CERTIFICATE_NAME, "[0-9]*/record.json", "[0-9]*/train.toml")
 
 
 def nightshift(folder: Path, *arguments: str) -> int:
@@ -62,19 +63,12 @@ def measure(folder: Path, agent: str, seed: int, experiments: int, fresh_seeds: 
 
 def store(folder: Path) -> None:
     """Records, train.toml, summary and certificate to benchmarks/campaigns/."""
-    ledger, target = Ledger(folder), CAMPAIGNS / folder.name
+    runs_dir, target = Ledger(folder).runs_dir, CAMPAIGNS / folder.name
     shutil.rmtree(target, ignore_errors=True)
-    names = [SUMMARY_NAME, certificate.CERTIFICATE_NAME]
-    for number in ledger.numbers():
-        names += [
-            str(path.relative_to(ledger.runs_dir))
-            for pattern in STORED
-            for path in sorted(ledger.run_dir(number).glob(pattern))
-        ]
-    for name in names:
-        if (ledger.runs_dir / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ledger.runs_dir / name, target / name)
+    for path in (path for pattern in STORED for path in runs_dir.glob(pattern)):
+        copy = target / path.relative_to(runs_dir)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def row(folder: Path) -> dict[str, object]:

@@ -29,7 +29,6 @@ from machine import RESULTS, machine, table, write_result
 
 from nightshift.engines import Session
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import load, parse
 
@@ -91,7 +90,7 @@ def measure(name: str, seed: int, rules: Rules, max_steps: int | None, folder: P
     try:
         if name == "base":
             return row | base_scores(session, examples)
-        training = session.train(rules.budget_seconds, lambda progress: show(f"{name} seed {seed}", progress))
+        training = session.train(rules.budget_seconds, lambda progress: None)
         row["load"] = [load_before, os.getloadavg()[0]]
         if not training.outcome.is_success:
             return row | {"eval_score": None, "cause": training.cause, "num_steps": training.num_steps}
@@ -100,24 +99,14 @@ def measure(name: str, seed: int, rules: Rules, max_steps: int | None, folder: P
         scores = scores_of(session, examples)
     finally:
         session.close()
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return row | {
         "eval_score": statistics.fmean(scores),
         "levels": by_level(examples, scores),
         "evaluation_seconds": time.monotonic() - began,
-        "rewards": [round(step["reward_mean"], 4) for step in steps],
-        "generate_seconds": statistics.median(step["generate_seconds"] for step in steps),
-        "train_seconds": statistics.median(step["train_seconds"] for step in steps),
         "outcome": training.outcome,
         "num_steps": training.num_steps,
         "training_seconds": training.training_seconds,
     }
-
-
-def show(what: str, progress: Progress) -> None:
-    """The live line."""
-    if sys.stderr.isatty() and progress.reward is not None:
-        print(f"\r{what}: step {progress.num_steps} reward {progress.reward:.3f} ", end="", file=sys.stderr)
 
 
 def base_scores(session: Session, examples: Sequence[data.Example]) -> Row:

@@ -24,6 +24,7 @@ from nightshift.processes.supervise import Child, ProcessGroup
 
 STAND_IN = Path(__file__).with_name("stand_in_model.py")
 TASKSET = "nightshift-arithmetic"
+MAX_IN_FLIGHT = 128  # at once: an env worker's
 WARM_UP_ROLLOUTS = 4  # after the first one: byte code, file cache, connections
 STARTUP_SECONDS = 120.0
 # The call of prime-rl's entry point env-server, with one worker.
@@ -43,7 +44,6 @@ class Route:
     name: str
     harness: str
     num_rollouts: int
-    max_in_flight: int
     fix: str  # what to do when a rollout fails
 
 
@@ -71,7 +71,7 @@ class Server:
 
     async def rewards(self, num_rollouts: int) -> list[float]:
         """The rewards of that many rollouts. Raises EngineError if one fails."""
-        gate = asyncio.Semaphore(self.route.max_in_flight)
+        gate = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def rollout(task: Any) -> float:
             async with gate:

@@ -1,15 +1,14 @@
-"""What the harness itself costs: an experiment by its parts, a refusal, the report, the ledger.
+"""What the harness itself costs: an experiment by its parts, a refusal, the report.
 
 \b
     uv run benchmarks/overhead.py                       a few minutes
-    uv run benchmarks/overhead.py --experiments 2 --refusals 1 --sizes 10 --records 100
+    uv run benchmarks/overhead.py --experiments 2 --refusals 1 --sizes 10
     uv run benchmarks/overhead.py --checkout DIR        experiment and refusals of another commit, to compare with
 
 experiment   whole processes of run.py in a copy of the checkout, on a campaign branch, with a stand-in for the
              process that trains: what that takes is not the harness's and is shown apart (stopwatch.py)
 refusal      whole processes of run.py that end with exit code 2: from start to exit
 commands     `nightshift report`, `status` and `history` over stand-in campaigns of so many experiments
-ledger       one experiment's writes, and one start's reading, in a ledger of so many records
 
 Seconds are wall-clock medians; CPU seconds beside them say what a busy machine adds. Memory is the peak resident size.
 """
@@ -25,8 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,12 @@ from machine import RESULTS, machine, table, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.records import Record  # noqa: E402
 from tests import checkouts, stand_in_campaign  # noqa: E402
 
 NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
 BRANCH = "autoresearch/overhead"
 EXIT = "exit"
-REPEATS = 5
+COMMANDS = ("report", "status", "history")
 CONFIG = "max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 REFUSED = {
     "syntax error": "[trainer\nlr = 1\n",
@@ -60,11 +56,9 @@ Row = dict[str, Any]
 def make_checkout(root: Path, source: Path) -> None:
     """A copy of `source` with a config that ends after three steps, whose processes are timed."""
     checkouts.make_checkout(root, BRANCH, CONFIG.format("2e-6"), source=source, stand_in=True)
-    packages, folder = checkouts.site_packages(root), root.with_name("told")
-    folder.mkdir()
-    shutil.copyfile(stopwatch.__file__, packages / "stopwatch.py")
-    (packages / stopwatch.OUTPUT.name).write_text(str(folder))
-    (packages / "stopwatch.pth").write_text("import stopwatch\n")
+    root.with_name("told").mkdir()
+    (checkouts.site_packages(root) / stopwatch.OUTPUT.name).write_text(str(root.with_name("told")))
+    checkouts.add_startup(root, "stopwatch", Path(stopwatch.__file__).read_text())
 
 
 def measure_experiment(root: Path, name: str) -> Row:
@@ -146,44 +140,10 @@ def measure_commands(folder: Path, num_experiments: int, repeats: int) -> Row:
         shutil.copyfile(ROOT / name, folder / name)
     stand_in_campaign.build(folder, num_experiments)
     rows = {
-        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)])
-        for name in ("report", "status", "history")
+        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)]) for name in COMMANDS
     }
     size = (folder / "runs" / "report.html").stat().st_size
     return {"num_experiments": num_experiments, "report_mb": size / 1e6, **rows}
-
-
-def measure_ledger(folder: Path, num_records: int) -> Row:
-    """The writes of one experiment and the reading of one start, in a ledger of `num_records`."""
-    stand_in_campaign.build(folder, 2, with_files=False)
-    ledger = Ledger(folder)
-    record = ledger.records()[-1]
-    text = (ledger.run_dir(2) / "record.json").read_text()
-    for number in range(3, num_records + 1):
-        ledger.run_dir(number).mkdir()
-        numbered = text.replace('"number": 2,', f'"number": {number},', 1)
-        (ledger.run_dir(number) / "record.json").write_text(numbered)
-    ledger.sync_tsv()
-    seconds: dict[str, list[float]] = {}
-
-    def clock(name: str, act: Callable[..., Any], *arguments: object) -> Any:
-        began = time.perf_counter()
-        result = act(*arguments)
-        seconds.setdefault(name, []).append(time.perf_counter() - began)
-        return result
-
-    for _ in range(REPEATS):
-        fresh = Ledger(folder)
-        reserved: Record = clock("reserve", fresh.reserve, record, {"train.toml": b"x = 1\n"})
-        closed = replace(record, number=reserved.number)
-        clock("write", fresh.write, closed)
-        clock("close", fresh.close, closed)
-        clock("read all records, first time", fresh.records)
-        clock("read all records, again", fresh.records)
-        clock("compare results.tsv with all records", fresh.sync_tsv)
-    figures = {name: statistics.median(found) for name, found in seconds.items()}
-    record_kb = len(text) / 1e3
-    return {"num_records": num_records, "record_kb": record_kb, "seconds": figures}
 
 
 def told(result: Row) -> str:
@@ -201,12 +161,8 @@ def told(result: Row) -> str:
     lines.append(table(rows, {"refusal": "<20", **figures}))
     if "commands" not in result:
         return "\n".join(lines)
-    names = ("report", "status", "history")
-    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in names]
+    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in COMMANDS]
     lines += ["", table(rows, {"command": "<20", **figures})]
-    ledger = result["ledger"]
-    lines += ["", f"ledger of {ledger['num_records']:,} records of {ledger['record_kb']:.0f} kB, milliseconds"]
-    lines += [f"  {name:40}{1000 * seconds:9.1f}" for name, seconds in ledger["seconds"].items()]
     return "\n".join(lines)
 
 
@@ -214,10 +170,9 @@ def told(result: Row) -> str:
 @click.option("--experiments", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--refusals", default=10, show_default=True, type=click.IntRange(1), help="Of each kind.")
 @click.option("--sizes", default="10,100,1000", show_default=True, help="Experiments of the campaigns to report.")
-@click.option("--records", default=10_000, show_default=True, type=click.IntRange(3), help="Of the big ledger.")
 @click.option("--checkout", type=click.Path(exists=True, path_type=Path), help="Another commit; writes no result.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "overhead.json", help="Result as JSON.")
-def main(experiments: int, refusals: int, sizes: str, records: int, checkout: Path | None, output: Path) -> None:
+def main(experiments: int, refusals: int, sizes: str, checkout: Path | None, output: Path) -> None:
     """Measure, print the table, write the result."""
     kind = machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
@@ -228,8 +183,7 @@ def main(experiments: int, refusals: int, sizes: str, records: int, checkout: Pa
         if checkout is None:
             repeats = min(3, refusals)
             result["commands"] = [measure_commands(folder / n, int(n), repeats) for n in sizes.split(",")]
-            result["ledger"] = measure_ledger(folder / "ledger", records)
-            flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes} --records {records}"
+            flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes}"
             write_result(output, f"uv run benchmarks/overhead.py {flags}", result, kind)
     print(told(result))
 

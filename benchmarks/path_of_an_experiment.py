@@ -65,11 +65,9 @@ sys.setprofile(_entered)
 def make_checkout(source: Path, root: Path, output: Path) -> None:
     """A copy of `source` on a campaign branch, whose Python processes are watched."""
     checkouts.make_checkout(root, BRANCH, CONFIG.format(POOR), source=source)
-    packages = checkouts.site_packages(root)
     places = tuple(f"{root / folder}/" for folder in FOLDERS)
     code = WATCH.replace("@PLACES@", repr(places)).replace("@OUTPUT@", repr(str(output)))
-    (packages / "path_watch.py").write_text(code)
-    (packages / "path_watch.pth").write_text("import path_watch\n")
+    checkouts.add_startup(root, "path_watch", code)
 
 
 def experiment(root: Path, budget_seconds: float) -> str:

@@ -4,24 +4,18 @@
     uv run benchmarks/rollouts.py                          both paths, a few minutes
     uv run benchmarks/rollouts.py --process-rollouts 0     without the path that needs a package index
 
-Both paths are verifiers' own, and the same but for the harness: its env server (`serve_env`, one worker,
-as in a pool of prime-rl's env-server) in a process of its own, runtime `subprocess`, its EnvClient with
-the tasks loaded on the client's side as in prime-rl's orchestrator, the arithmetic tasks and their reward.
+Both paths are verifiers' own, and the same but for the harness: its env server (one worker, as in a pool of prime-rl's)
+in a process of its own, runtime `subprocess`, its EnvClient with the tasks loaded on the client's side.
 
 \b
 in-process   the ChatHarness of our environments: one HTTP request from inside the worker
 process      verifiers' stock `null` harness: `sh -c`, then a Python program, for every rollout
 
-What the stock harness needs first it prepares itself, once a worker: `pip install uv`, then
-`uv sync --script` of unpinned packages. That needs a package index; it goes into a throw-away HOME, and
-its time is reported apart, as the first rollout.
-
-The model is a stand-in (stand_in_model.py): a fixed reply without delay, in a process of its own. So the
-figures are the price of the environment alone, without tokenization, which prime-rl's env workers do for
-both paths alike. CPU seconds are those of the env server and of all processes that it started and waited
-for; the client's and the stand-in's are noted beside them. The paths take turns, and of each figure the
-median of all repetitions counts. Run it on an otherwise idle machine; it notes how many cores other work
-kept busy. Linux only: elsewhere the CPU time of children is not known.
+What the stock harness needs first it installs itself, once a worker, from a package index; that goes into a
+throw-away HOME, and its time is reported apart, as the first rollout. The model is a stand-in (stand_in_model.py): a
+fixed reply without delay. So the figures are the price of the environment alone, without tokenization, which
+both paths pay alike. CPU seconds are those of the env server and of all processes that it started and waited for.
+The paths take turns, and of each figure the median of all repetitions counts. Linux only.
 """
 
 from __future__ import annotations
@@ -39,14 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from arithmetic import data, score
-from env_server import TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
+from arithmetic import data
+from env_server import MAX_IN_FLIGHT, TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.errors import NightshiftError
 from nightshift.processes.supervise import ProcessGroup, interruptible
-
-NUM_SCORED, SCORING_PASSES = 1000, 30
 
 Row = dict[str, Any]
 
@@ -87,7 +79,7 @@ def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Ro
         "name": route.name,
         "harness": route.harness,
         "num_rollouts": route.num_rollouts,
-        "max_in_flight": route.max_in_flight,
+        "max_in_flight": MAX_IN_FLIGHT,
         "rewards_per_second": 1 / median("wall_seconds"),
         "cpu_seconds_per_rollout": median("env_server_cpu_seconds"),
         "client_cpu_seconds_per_rollout": median("client_cpu_seconds"),
@@ -96,24 +88,6 @@ def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Ro
         "cores_busy_elsewhere": statistics.median(run.other_cpu_seconds / run.wall_seconds for run in runs),
         "repetitions": [asdict(run) for run in runs],
     }
-
-
-def measure_scoring(repetitions: int) -> list[Row]:
-    """Calls of scoring.score a second: on worked solutions, and with GSM8K-like lengths of text before them."""
-    examples = data.load("train", NUM_SCORED)
-    rows = []
-    for num_chars in (0, 2000):
-        completions = [((e.question + " ") * num_chars)[:num_chars] + e.solution for e in examples]
-        pairs = list(zip(completions, [e.answer for e in examples], strict=True))
-        rates = []
-        for _ in range(repetitions):
-            began = time.perf_counter()
-            total = sum(score(text, answer) for _ in range(SCORING_PASSES) for text, answer in pairs)
-            rates.append(total / (time.perf_counter() - began))
-            assert total == SCORING_PASSES * len(pairs)  # each one is right
-        mean_chars = round(statistics.fmean(map(len, completions)))
-        rows.append({"mean_characters": mean_chars, "calls_per_second": statistics.median(rates)})
-    return rows
 
 
 def program_packages(folder: Path) -> list[str]:
@@ -134,32 +108,26 @@ def told(result: Row) -> str:
         times = ours["rewards_per_second"] / stock["rewards_per_second"]
         share = stock["cpu_seconds_per_rollout"] / ours["cpu_seconds_per_rollout"]
         lines.append(f"in-process gives {times:.0f} times the rewards per second and takes 1/{share:.0f} of the CPU")
-    for row in result["scoring"]:
-        lines.append(f"scoring, {row['mean_characters']} characters: {row['calls_per_second']:,.0f} calls a second")
     return "\n".join(lines)
 
 
 @click.command(help=__doc__)
 @click.option("--rollouts", default=256, show_default=True, type=click.IntRange(1), help="In-process, a repetition.")
 @click.option("--process-rollouts", default=64, show_default=True, type=click.IntRange(0), help="0: leave it out.")
-@click.option("--in-flight", default=128, show_default=True, type=click.IntRange(1), help="At once: an env worker's.")
-@click.option("--process-in-flight", default=128, show_default=True, type=click.IntRange(1), help="The same, stock.")
 @click.option("--repetitions", default=3, show_default=True, type=click.IntRange(1))
 @click.option(
     "--output", type=click.Path(path_type=Path), default=RESULTS / "rollouts.json", help="The result as JSON."
 )
-def main(
-    rollouts: int, process_rollouts: int, in_flight: int, process_in_flight: int, repetitions: int, output: Path
-) -> None:
+def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -> None:
     """Measure, print the table, write the result."""
     if sys.platform != "linux":
         sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
     kind = machine()
     fix = "Run: uv run pytest tests/integration/test_tasksets.py"
-    routes = [Route("in-process", TASKSET, rollouts, in_flight, fix)]
+    routes = [Route("in-process", TASKSET, rollouts, fix)]
     if process_rollouts:
         fix = "Make a package index reachable, or leave this path out: --process-rollouts 0"
-        routes.append(Route("process", "null", process_rollouts, process_in_flight, fix))
+        routes.append(Route("process", "null", process_rollouts, fix))
     model = "stand-in: one fixed reply, no model, no delay"
     result: Row = {"verifiers": importlib.metadata.version("verifiers"), "model": model}
     with tempfile.TemporaryDirectory(prefix="rollouts-") as name:
@@ -176,9 +144,7 @@ def main(
         finally:
             group.stop()
         result["program_packages"] = program_packages(folder)
-    result["scoring"] = measure_scoring(repetitions)
-    flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --in-flight {in_flight} "
-    flags += f"--process-in-flight {process_in_flight} --repetitions {repetitions}"
+    flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --repetitions {repetitions}"
     write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
     print(told(result))
 

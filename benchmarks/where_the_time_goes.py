@@ -99,10 +99,7 @@ def table(result: Row) -> str:
     lines = [f"{'phase of an experiment of one run':36}{'seconds':>9}{'share':>8}"]
     lines += [f"  {name:34}{seconds[name]:9.1f}{100 * share:7.1f}%" for name, share in shares.items()]
     lines += [f"  {'all':34}{seconds['all']:9.1f}", "", "start-up of a worker"]
-    lines += [
-        f"  {name:34}{result['start'][name]:9.2f}" for name in ("interpreter", "import", "model", "trainer", "all")
-    ]
-    lines.append(f"  {'its CPU seconds':34}{result['start']['cpu_seconds']:9.2f}")
+    lines += [f"  {name:34}{value:9.2f}" for name, value in result["start"].items()]
     saved = 100 * result["warm_parent_saves_at_most"]
     lines.append(f"a parent that has imported everything saves at most {saved:.1f} % of the wall-clock")
     return "\n".join(lines)

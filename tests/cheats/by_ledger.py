@@ -51,8 +51,8 @@ def again(c: Checkout) -> Finding:
     """Repeats the incumbent with --again, four times."""
     for _ in range(4):
         ended = c.run("--again")
-        if ended.code != 0:
-            return Finding("unclear", ended.last_line)
+        if ended.returncode != 0:
+            return Finding("unclear", ended.stderr)
     return c.rose(f"{len(c.records()) - 1} repetitions")
 
 
@@ -66,7 +66,7 @@ def forged_description(c: Checkout) -> Finding:
     trailer = c.git("log", "-1", "--format=%(trailers:key=Nightshift-Run,valueonly)").strip()
     is_whole = len(rows) == 4 and len({row.count("\t") for row in rows[:3]}) == 1 and trailer == "0002"
     is_plain = "\x1b" not in ended.stdout and "\x1b" not in rows[2]
-    outcome = "harmless" if ended.code == 0 and is_whole and is_plain else "succeeded"
+    outcome = "harmless" if ended.returncode == 0 and is_whole and is_plain else "succeeded"
     return Finding(outcome, f"one row of {rows[0].count(chr(9)) + 1} cells, one trailer: {trailer}")
 
 
@@ -94,8 +94,8 @@ def linked_tsv(c: Checkout) -> Finding:
         make(path, precious)
         c.submit(text)
         ended = c.run()
-        if ended.code != 0 or precious.read_text() != before:
-            return Finding("succeeded" if ended.code == 0 else "unclear", f"{make.__name__}: written through")
+        if ended.returncode != 0 or precious.read_text() != before:
+            return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{make.__name__}: written through")
     return Finding("harmless", "symbolic and hard link: replaced, not written through")
 
 
@@ -130,9 +130,9 @@ def edited_in_flight(c: Checkout) -> Finding:
         ended = c.run()
     last = c.records()[-1]
     why = last.judgement.why if last.judgement else ""
-    if ended.code == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
+    if ended.returncode == 1 and last.failure == "machinery" and "trl/trainer.py" in why:
         return Finding("named", f"crash: {why}")
-    return Finding("succeeded" if ended.code == 0 else "unclear", f"{c.result()}: {ended.last_line}")
+    return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{c.result()}: {ended.stderr}")
 
 
 @attempt("answers replaced in flight", "not defended")
@@ -155,7 +155,7 @@ def forged_record(c: Checkout) -> Finding:
     ended = c.run()
     verdict, score = c.result()
     outcome = "succeeded" if verdict == "keep" else "refused"
-    return Finding(outcome, f"exit {ended.code}: {verdict} at {score} against a baseline forged to 0")
+    return Finding(outcome, f"exit {ended.returncode}: {verdict} at {score} against a baseline forged to 0")
 
 
 @attempt("deleted record", "not defended")
@@ -166,5 +166,5 @@ def deleted_record(c: Checkout) -> Finding:
     c.submit(CANDIDATE)
     ended = c.run()
     numbers = [r.number for r in c.records()]
-    outcome = "succeeded" if ended.code == 0 and numbers == [1, 2] else "refused"
-    return Finding(outcome, f"experiments {numbers}: {ended.last_line}")
+    outcome = "succeeded" if ended.returncode == 0 and numbers == [1, 2] else "refused"
+    return Finding(outcome, f"experiments {numbers}: {ended.stderr}")

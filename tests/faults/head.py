@@ -175,7 +175,9 @@ def _hook(strike: Strike) -> Callable[[str, tuple[Any, ...]], None]:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal is_busy
-        if is_busy or event not in OPERATIONS or (event == "open" and not _writes(arguments)):
+        # `open` tells its flags, as a number where it is the one of os
+        reads = event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITING)
+        if is_busy or event not in OPERATIONS or reads:
             return
         step, frame = "front door", sys._getframe(1)
         while frame is not None:
@@ -189,11 +191,6 @@ def _hook(strike: Strike) -> Callable[[str, tuple[Any, ...]], None]:
             is_busy = False
 
     return hook
-
-
-def _writes(arguments: tuple[Any, ...]) -> bool:
-    flags = arguments[2] if len(arguments) > 2 else 0
-    return isinstance(flags, int) and bool(flags & _WRITING)
 
 
 def finish(pid: int, within_seconds: float = TAKES_SECONDS) -> int | None:

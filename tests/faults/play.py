@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,9 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
-    found += after + integrity.problems(root, gaps=_destroys(fault, told), foreign=_commits(fault))
+    gaps = fault.victim.startswith("runs/") or "move the damaged record away" in told
+    foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
+    found += after + integrity.problems(root, gaps=gaps, foreign=foreign)
     return asdict(fault) | {
         "struck": is_struck,
         "exit_codes": codes,
@@ -156,18 +158,6 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     if name in ("SIGTERM", "SIGINT", "SIGHUP"):
         return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
-
-
-def _destroys(fault: Fault, told: Sequence[str]) -> bool:
-    """True if a whole experiment may be missing afterwards."""
-    is_folder = fault.victim.startswith("runs/") and "." not in fault.victim.partition("/")[0]
-    return is_folder or "move the damaged record away" in told
-
-
-def _commits(fault: Fault) -> bool:
-    """True if somebody else committed to the branch."""
-    is_state = fault.family == "git state changed" and "committed" in fault.failure
-    return is_state or fault.scenario.endswith("committed")
 
 
 def _mounted(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkouts import ROOT, git
+from tests.checkouts import git, run_module
 from tests.faults import actions
 from tests.faults.matrix import FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
 from tests.faults.scenario import BRANCH
@@ -24,9 +24,8 @@ DOZEN = (
 
 
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.faults", "--folder", str(folder / "scratch"), *flags]
-    command += ["--output", str(folder / "result.json")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    places = ("--folder", str(folder / "scratch"), "--output", str(folder / "result.json"))
+    return run_module("tests.faults", *places, *flags)
 
 
 def test_a_dozen_faults_leave_nothing_and_are_not_played_twice(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def test_four_rollouts(tmp_path: Path) -> None:
     assert row["cpu_seconds_per_rollout"] > 0
     seconds = sorted(repetition["wall_seconds"] for repetition in row["repetitions"])
     assert 4 / seconds[1] <= row["rewards_per_second"] <= 4 / seconds[0]
-    assert all(scoring["calls_per_second"] > 0 for scoring in result["scoring"])
     assert "in-process" in done.stdout
     assert "in-process: 2 of 2" in done.stderr  # progress stays out of the table
     assert "2 of 2" not in done.stdout
@@ -54,7 +53,7 @@ def test_the_help_names_both_paths_and_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
-    small = ("--experiments", "1", "--refusals", "1", "--sizes", "3", "--records", "20")
+    small = ("--experiments", "1", "--refusals", "1", "--sizes", "3")
     done = run("overhead.py", tmp_path, *small)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
@@ -66,7 +65,6 @@ def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
     assert experiment["harness_seconds"] == pytest.approx(experiment["wall_seconds"] - engine)
     assert set(result["refusals"]) >= {"syntax error", "already tried"}
     assert result["commands"][0]["report_mb"] > 0
-    assert result["ledger"]["seconds"]["close"] > 0
     assert "the harness: all but the trainer" in done.stdout
 
 
