@@ -14,21 +14,25 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from machine import RESULTS, machine, write_result
 
-from nightshift.campaign.campaign import replay
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import score_of
-from nightshift.certify import certificate
-from nightshift.night import state as night_state
-from nightshift.night.text import SUMMARY_NAME
-from nightshift.records import Record
-from nightshift.rules import ARITHMETIC_TRL
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nightshift.campaign.campaign import replay  # noqa: E402
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.results import score_of  # noqa: E402
+from nightshift.certify import certificate  # noqa: E402
+from nightshift.night import state as night_state  # noqa: E402
+from nightshift.night.text import SUMMARY_NAME  # noqa: E402
+from nightshift.records import Record  # noqa: E402
+from nightshift.rules import ARITHMETIC_TRL  # noqa: E402
+from tests.checkouts import clone  # noqa: E402
+
 CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
 STORED = ("record.json", "train.toml")  # what replay, history and the page need; curves are megabytes
 
@@ -39,17 +43,14 @@ def nightshift(folder: Path, *arguments: str) -> int:
         return subprocess.run([program, *arguments], cwd=folder, stdout=log, stderr=log, check=False).returncode
 
 
-def measure(
-    folder: Path, agent: str, seed: int, experiments: int, max_runs: int, fresh_seeds: int, budget: tuple[str, ...]
-) -> None:
+def measure(folder: Path, agent: str, seed: int, experiments: int, fresh_seeds: int, budget: Sequence[str]) -> None:
     """One night and its certificate; what is done already is left as it is."""
     if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
-        subprocess.run(["git", "switch", "--quiet", "--create", f"autoresearch/{folder.name}"], cwd=folder, check=True)
+        clone(folder, f"autoresearch/{folder.name}")
     ledger = Ledger(folder)
     if len(night_state.decided(ledger.records())) < experiments:
         print(f"{folder.name}: the night", flush=True)
-        flags = ("--agent", agent, "--seed", str(seed), "--experiments", str(experiments), "--max-runs", str(max_runs))
+        flags = ("--agent", agent, "--seed", str(seed), "--experiments", str(experiments))
         if nightshift(folder, "night", "--engine", "trl", *flags, *budget) != 0:
             sys.exit(f"the night failed: see {folder}.log")
     has_keep = any(r.status == "keep" and r.parent is not None for r in ledger.records())
@@ -102,18 +103,11 @@ def row(folder: Path) -> dict[str, object]:
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clones live, or will.")
 @click.option("--experiments", default=20, show_default=True, help="Of each night, the baseline included.")
 @click.option("--seeds", "fresh_seeds", default=3, show_default=True, help="Fresh runs of baseline and of incumbent.")
-@click.option("--max-runs", default=3, show_default=True, help="Runs of an experiment, at most.")
 @click.option("--agent", "agents", multiple=True, default=("tpe", "random"), show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the agents.")
 @click.option("--budget-seconds", type=float, help="Another training budget than the default one: a rehearsal.")
 def main(
-    folder: Path,
-    experiments: int,
-    fresh_seeds: int,
-    max_runs: int,
-    agents: tuple[str, ...],
-    seed: int,
-    budget_seconds: float | None,
+    folder: Path, experiments: int, fresh_seeds: int, agents: tuple[str, ...], seed: int, budget_seconds: float | None
 ) -> None:
     """Drive, measure, store, print."""
     kind = machine()
@@ -121,11 +115,11 @@ def main(
     budget = () if budget_seconds is None else ("--budget-seconds", str(budget_seconds))
     rows = []
     for agent in agents:
-        clone = folder.resolve() / f"{agent}-{seed}"
-        measure(clone, agent, seed, experiments, max_runs, fresh_seeds, budget)
+        place = folder.resolve() / f"{agent}-{seed}"
+        measure(place, agent, seed, experiments, fresh_seeds, budget)
         if budget_seconds is None:
-            store(clone)
-        rows.append(row(clone))
+            store(place)
+        rows.append(row(place))
     if budget_seconds is None:
         command = f"uv run benchmarks/agents_side_by_side.py --folder FOLDER --experiments {experiments} --seed {seed}"
         write_result(RESULTS / "agents_side_by_side.json", command, {"nights": rows}, kind)

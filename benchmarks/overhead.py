@@ -3,10 +3,11 @@
 \b
     uv run benchmarks/overhead.py                       a few minutes
     uv run benchmarks/overhead.py --experiments 2 --refusals 1 --sizes 10 --records 100
+    uv run benchmarks/overhead.py --checkout DIR        experiment and refusals of another commit, to compare with
 
-experiment   whole processes of run.py in a clone of this checkout, on a campaign branch, with the stand-in
-             worker (timed_run.py): what the worker takes is not the harness's and is shown apart
-refusal      whole processes of the real run.py that end with exit code 2: from start to exit
+experiment   whole processes of run.py in a copy of the checkout, on a campaign branch, with a stand-in for the
+             process that trains: what that takes is not the harness's and is shown apart (stopwatch.py)
+refusal      whole processes of run.py that end with exit code 2: from start to exit
 commands     `nightshift report`, `status` and `history` over stand-in campaigns of so many experiments
 ledger       one experiment's writes, and one start's reading, in a ledger of so many records
 
@@ -23,80 +24,87 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from machine import RESULTS, machine, write_result
-from timed_run import ENGINE, PARTS
+import stopwatch
+from machine import RESULTS, machine, table, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.records import Record  # noqa: E402
-from tests import stand_in_campaign  # noqa: E402
+from tests import checkouts, stand_in_campaign  # noqa: E402
 
-TIMED_RUN = Path(__file__).with_name("timed_run.py")
 NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
 BRANCH = "autoresearch/overhead"
-STARTING, ENDING = "start Python and import", "exit"
+EXIT = "exit"
 REPEATS = 5
+CONFIG = "max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 REFUSED = {
-    "syntax error": b"[trainer\nlr = 1\n",
-    "unknown key": b"[trainer.optim]\nlrr = 1e-6\n",
-    "locked key": b"[model]\nname = 'x'\n",
-    "out of range": b"[trainer.optim]\nlr = -1.0\n",
-    "10 MB file": b"# x\n" * 2_500_000,
+    "syntax error": "[trainer\nlr = 1\n",
+    "unknown key": "[trainer.optim]\nlrr = 1e-6\n",
+    "locked key": "[model]\nname = 'x'\n",
+    "out of range": "[trainer.optim]\nlr = -1.0\n",
+    "10 MB file": "# x\n" * 2_500_000,
 }
 
 Row = dict[str, Any]
 
 
-def source_of(rate: float) -> bytes:
-    return f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {rate!r}\n".encode()
+def make_checkout(root: Path, source: Path) -> None:
+    """A copy of `source` with a config that ends after three steps, whose processes are timed."""
+    checkouts.make_checkout(root, BRANCH, CONFIG.format("2e-6"), source=source, stand_in=True)
+    packages, folder = checkouts.site_packages(root), root.with_name("told")
+    folder.mkdir()
+    shutil.copyfile(stopwatch.__file__, packages / "stopwatch.py")
+    (packages / stopwatch.OUTPUT.name).write_text(str(folder))
+    (packages / "stopwatch.pth").write_text("import stopwatch\n")
 
 
-def make_clone(folder: Path) -> Path:
-    """A clone of this checkout on a campaign branch, with a config that ends after three steps."""
-    subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
-    (folder / "train.toml").write_bytes(source_of(2e-6))
-    identity = ("-c", "user.name=Overhead", "-c", "user.email=overhead@localhost")
-    for command in (("switch", "--quiet", "--create", BRANCH), ("commit", "--quiet", "--all", "-m", "baseline config")):
-        subprocess.run(["git", *identity, *command], cwd=folder, check=True)
-    return folder
-
-
-def measure_experiments(clone: Path, num_experiments: int) -> Row:
-    """Medians of the parts over experiments of one run each, after a baseline."""
-    runs = []
-    for number in range(num_experiments + 1):
-        if number:
-            (clone / "train.toml").write_bytes(source_of(1e-6 * (3 + number)))
-        output, began = clone.parent / "parts.json", time.time()
-        flags = ["--engine", "trl", "--max-runs", "1", "-m", f"experiment {number}"]
-        command = [sys.executable, str(TIMED_RUN), str(clone), str(output), repr(began), *flags]
-        subprocess.run(command, cwd=clone, check=True, capture_output=True)
-        ended = time.time()
-        run = json.loads(output.read_text())
-        run["seconds"][ENDING] = ended - run.pop("ended")
-        run["wall_seconds"] = ended - began
-        if number:
-            runs.append(run)
-    parts = [STARTING, *dict.fromkeys(part for _, _, part in PARTS), ENDING]
-    medians = {part: statistics.median(r["seconds"].get(part, 0.0) for r in runs) for part in parts}
+def measure_experiment(root: Path, name: str) -> Row:
+    """Seconds of one experiment by its parts, those of the worker too where it is a process of its own."""
+    folder = root.with_name("told")
+    for path in folder.iterdir():
+        path.unlink()
+    began = time.time()
+    command = [checkouts.python(root), "run.py", "--engine", "trl", "-m", name]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    ended = time.time()
+    processes = [json.loads(path.read_text()) for path in folder.iterdir()]
+    (head,) = (p for p in processes if p["is_head"])
+    parts = sum((Counter(p["seconds"]) for p in processes), Counter())
+    parts[stopwatch.START] += head["began"] - began
+    parts[EXIT] += ended - head["ended"]
+    if parts[stopwatch.WAIT]:
+        parts[stopwatch.WAIT] -= sum(p["ended"] - p["began"] for p in processes if p is not head)
+    wall_seconds = ended - began
     return {
-        "num_experiments": len(runs),
-        "parts": medians,
-        "harness_seconds": statistics.median(
-            sum(seconds for part, seconds in r["seconds"].items() if part not in ENGINE) for r in runs
-        ),
-        "cpu_seconds": statistics.median(r["cpu_seconds"] for r in runs),
-        "wall_seconds": statistics.median(r["wall_seconds"] for r in runs),
-        "peak_memory_mb": max(r["peak_memory_mb"] for r in runs),
+        "parts": parts,
+        "harness_seconds": wall_seconds - sum(parts[part] for part in stopwatch.ENGINE),
+        "cpu_seconds": sum(p["cpu_seconds"] for p in processes),
+        "wall_seconds": wall_seconds,
+        "peak_memory_mb": sum(p["peak_memory_mb"] for p in processes),
     }
+
+
+def measure_experiments(root: Path, num_experiments: int) -> Row:
+    """Medians over experiments of one run each, after a baseline."""
+    measure_experiment(root, "baseline")
+    runs = []
+    for number in range(num_experiments):
+        (root / "train.toml").write_text(CONFIG.format(f"{4 + number}e-6"))
+        runs.append(measure_experiment(root, f"experiment {number}"))
+    found = {part for run in runs for part in run["parts"]}
+    order = dict.fromkeys((stopwatch.START, *stopwatch.PARTS.values(), stopwatch.WAIT, stopwatch.REST, EXIT))
+    parts = {part: statistics.median(run["parts"][part] for run in runs) for part in order if part in found}
+    rest = {name: statistics.median(run[name] for run in runs) for name in runs[0] if name != "parts"}
+    return {"num_experiments": len(runs), "parts": parts, **rest}
 
 
 def timed(command: Sequence[str], folder: Path, expected: int) -> Row:
@@ -121,14 +129,13 @@ def medians(rows: Sequence[Row]) -> Row:
     }
 
 
-def measure_refusals(clone: Path, num_refusals: int) -> Row:
+def measure_refusals(root: Path, num_refusals: int) -> Row:
     """run.py from process start to exit code 2, for each kind of bad config."""
-    tried = (clone / "runs" / "0002" / "train.toml").read_bytes()
+    command = [checkouts.python(root), "run.py", "--engine", "trl"]
     found = {}
-    for name, source in {**REFUSED, "already tried": tried}.items():
-        (clone / "train.toml").write_bytes(source)
-        command = [sys.executable, "run.py", "--engine", "trl"]
-        found[name] = medians([timed(command, clone, expected=2) for _ in range(num_refusals)])
+    for name, text in {**REFUSED, "already tried": CONFIG.format("4e-6")}.items():
+        (root / "train.toml").write_text(text)
+        found[name] = medians([timed(command, root, expected=2) for _ in range(num_refusals)])
     return found
 
 
@@ -179,28 +186,24 @@ def measure_ledger(folder: Path, num_records: int) -> Row:
     return {"num_records": num_records, "record_kb": record_kb, "seconds": figures}
 
 
-def table(result: Row) -> str:
+def told(result: Row) -> str:
     """The result for people."""
     experiment = result["experiment"]
     lines = ["one experiment of one run, seconds of wall-clock"]
     lines += [f"  {part:40}{seconds:9.3f}" for part, seconds in experiment["parts"].items()]
     lines += [
-        f"  {'the harness: all but the worker':40}{experiment['harness_seconds']:9.3f}",
+        f"  {'the harness: all but the trainer':40}{experiment['harness_seconds']:9.3f}",
         f"  {'its own CPU seconds':40}{experiment['cpu_seconds']:9.3f}",
-        f"  {'its peak memory, MB':40}{experiment['peak_memory_mb']:9.0f}",
-        "",
-        f"{'refusal':42}{'median s':>9}{'slowest s':>11}{'CPU s':>8}",
+        f"  {'its peak memory, MB':40}{experiment['peak_memory_mb']:9.0f}\n",
     ]
-    for name, row in result["refusals"].items():
-        lines.append(f"  {name:40}{row['seconds']:9.3f}{row['slowest_seconds']:11.3f}{row['cpu_seconds']:8.3f}")
-    lines += ["", f"{'command, experiments':42}{'median s':>9}{'CPU s':>8}{'MB':>7}"]
-    for row in result["commands"]:
-        for name in ("report", "status", "history"):
-            figures = row[name]
-            what = f"  {name}, {row['num_experiments']}"
-            lines.append(
-                f"{what:42}{figures['seconds']:9.2f}{figures['cpu_seconds']:8.2f}{figures['peak_memory_mb']:7.0f}"
-            )
+    figures = {"seconds": ">9.3f", "slowest_seconds": ">17.3f", "cpu_seconds": ">13.3f", "peak_memory_mb": ">16.0f"}
+    rows = [{"refusal": name, **row} for name, row in result["refusals"].items()]
+    lines.append(table(rows, {"refusal": "<20", **figures}))
+    if "commands" not in result:
+        return "\n".join(lines)
+    names = ("report", "status", "history")
+    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in names]
+    lines += ["", table(rows, {"command": "<20", **figures})]
     ledger = result["ledger"]
     lines += ["", f"ledger of {ledger['num_records']:,} records of {ledger['record_kb']:.0f} kB, milliseconds"]
     lines += [f"  {name:40}{1000 * seconds:9.1f}" for name, seconds in ledger["seconds"].items()]
@@ -212,25 +215,23 @@ def table(result: Row) -> str:
 @click.option("--refusals", default=10, show_default=True, type=click.IntRange(1), help="Of each kind.")
 @click.option("--sizes", default="10,100,1000", show_default=True, help="Experiments of the campaigns to report.")
 @click.option("--records", default=10_000, show_default=True, type=click.IntRange(3), help="Of the big ledger.")
+@click.option("--checkout", type=click.Path(exists=True, path_type=Path), help="Another commit; writes no result.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "overhead.json", help="Result as JSON.")
-def main(experiments: int, refusals: int, sizes: str, records: int, output: Path) -> None:
+def main(experiments: int, refusals: int, sizes: str, records: int, checkout: Path | None, output: Path) -> None:
     """Measure, print the table, write the result."""
     kind = machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
-        folder = Path(name)
-        clone = make_clone(folder / "clone")
-        result = {
-            "experiment": measure_experiments(clone, experiments),
-            "refusals": measure_refusals(clone, refusals),
-            "commands": [measure_commands(folder / size, int(size), min(3, refusals)) for size in sizes.split(",")],
-            "ledger": measure_ledger(folder / "ledger", records),
-        }
-    command = (
-        f"uv run benchmarks/overhead.py --experiments {experiments} --refusals {refusals} "
-        f"--sizes {sizes} --records {records}"
-    )
-    write_result(output, command, result, kind)
-    print(table(result))
+        folder = Path(name).resolve()
+        make_checkout(folder / "checkout", checkout.resolve() if checkout else ROOT)
+        result: Row = {"experiment": measure_experiments(folder / "checkout", experiments)}
+        result["refusals"] = measure_refusals(folder / "checkout", refusals)
+        if checkout is None:
+            repeats = min(3, refusals)
+            result["commands"] = [measure_commands(folder / n, int(n), repeats) for n in sizes.split(",")]
+            result["ledger"] = measure_ledger(folder / "ledger", records)
+            flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes} --records {records}"
+            write_result(output, f"uv run benchmarks/overhead.py {flags}", result, kind)
+    print(told(result))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """How much of an experiment's wall-clock is training, on the trl engine; and what a warm parent could save.
 
 \b
-    uv run benchmarks/where_the_time_goes.py                         3 experiments of 60 s, 5 minutes
+    uv run benchmarks/where_the_time_goes.py                         3 experiments of 60 s, 7 minutes
     uv run benchmarks/where_the_time_goes.py --runs 1 --budget-seconds 2
 
-Whole processes of the real run.py in a clone of this checkout, on its default train.toml: the first experiment is
-the baseline, the others repeat it with new seeds, one run each. The worker's start is taken apart once more in a
+Whole processes of the real run.py in a clone of this checkout, on its default train.toml: a baseline, then experiments
+that repeat it with new seeds, one run each. The worker's start is taken apart once more in a
 worker of its own, idle otherwise: what it imports is all that a parent which has imported everything before could
 save, whatever way it is kept warm.
 """
@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.engines.trl.engine import TRAINER, trainer_argv  # noqa: E402
+from tests import checkouts  # noqa: E402
 
-BRANCH = "autoresearch/time"
 EXIT_SECONDS = 30.0
 
 Row = dict[str, Any]
@@ -41,12 +41,11 @@ Row = dict[str, Any]
 
 def measure_experiment(clone: Path, budget_seconds: float) -> Row:
     """Seconds of one experiment by its phases, from the process's start to its exit."""
-    command = [sys.executable, "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "--max-runs", "1"]
+    command = [sys.executable, "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "--again"]
     began = time.monotonic()
-    result = subprocess.run([*command, "--again"], cwd=clone, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     wall_seconds = time.monotonic() - began
-    record = Ledger(clone).records()[-1]
-    (run,) = record.runs
+    run = Ledger(clone).records()[-1].runs[-1]
     if result.returncode != 0 or run.evaluation is None or run.training.training_seconds is None:
         sys.exit(f"run.py ended with {result.returncode}: {result.stderr}")
     assert run.startup_seconds is not None
@@ -60,7 +59,8 @@ def measure_experiment(clone: Path, budget_seconds: float) -> Row:
 
 def measure_start(clone: Path, folder: Path) -> Row:
     """The start of a worker like that of the first run: its parts, CPU seconds, and memory when it is ready."""
-    spec = json.loads((clone / "runs" / "0001" / "run-1" / "spec.json").read_text())
+    (spec_path,) = clone.glob("runs/0001/run-1/**/spec.json")
+    spec = json.loads(spec_path.read_text())
     spec |= {"metrics_path": str(folder / "metrics.jsonl"), "weights_dir": str(folder / "weights")}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
@@ -116,9 +116,8 @@ def main(runs: int, budget_seconds: float, output: Path) -> None:
     """Measure, print the table, write the result."""
     kind = machine()
     with tempfile.TemporaryDirectory(prefix="time-") as name:
-        clone = Path(name) / "clone"
-        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(clone)], check=True)
-        subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=clone, check=True)
+        clone = checkouts.clone(Path(name) / "clone", "autoresearch/time")
+        measure_experiment(clone, budget_seconds)  # the baseline, of more than one run
         experiments = [measure_experiment(clone, budget_seconds) for _ in range(runs)]
         start = measure_start(clone, Path(name))
     result = {"budget_seconds": budget_seconds, "experiments": experiments, "start": start}

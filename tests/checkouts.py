@@ -18,6 +18,8 @@ NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
     *("nightshift", "environments", "models"),
 )
+# The process that trains, here and in commits before 2026-11-22.
+TRAINERS = ("nightshift/engines/trl/trainer.py", "nightshift/engines/trl_worker.py")
 
 
 def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
@@ -34,6 +36,21 @@ def copy_project(target: Path, source: Path = ROOT, names: Sequence[str] = NAMES
         if name and (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name)
+
+
+def make_checkout(root: Path, branch: str, config: str, *, source: Path = ROOT, stand_in: bool = False) -> None:
+    """A copy of `source` with `config` as train.toml and an environment of its own, on a campaign branch.
+
+    With `stand_in` the stand-in of the tests lies in place of the process that trains: so it is found by whoever
+    starts that, in whatever process.
+    """
+    copy_project(root, source)
+    if stand_in:
+        (trainer,) = (root / name for name in TRAINERS if (root / name).exists())
+        shutil.copy2(source / "tests" / "stand_in_worker.py", trainer)
+    (root / "train.toml").write_text(config)
+    make_environment(root)
+    commit_all(root, branch)
 
 
 def commit_all(root: Path, branch: str, message: str = "the harness that was agreed") -> None:
