@@ -1,10 +1,12 @@
-"""What a result file says of the machine it was measured on: its kind, and nothing that names it."""
+"""Results: as JSON with the kind of the machine that they were measured on, which nothing names, and as a table."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,3 +34,15 @@ def write_result(output: Path, command: str, figures: dict[str, Any], kind: dict
     write_atomically(
         output, (json.dumps({**head, "python": platform.python_version(), **figures}, indent=1) + "\n").encode()
     )
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    """A head and a line for each row. `columns`: key of a row -> format, such as `>9.1f`; what is None stays empty."""
+    widths = {name: re.sub(r"[+]|,?\.\d+f", "", form) for name, form in columns.items()}
+    lines = ["".join(format(name.replace("_", " "), widths[name]) for name in columns)]
+    for row in rows:
+        cells = (
+            format("", widths[name]) if row[name] is None else format(row[name], columns[name]) for name in columns
+        )
+        lines.append("".join(cells))
+    return "\n".join(lines)

@@ -78,11 +78,13 @@ def measure_experiment(root: Path, name: str) -> Row:
     ended = time.time()
     processes = [json.loads(path.read_text()) for path in folder.iterdir()]
     (head,) = (p for p in processes if p["is_head"])
+    workers = [p for p in processes if p is not head]  # none before 2026-11-22
+    for worker in workers:
+        worker["seconds"][stopwatch.WORKER_START] = worker["seconds"].pop(stopwatch.START)
     parts = sum((Counter(p["seconds"]) for p in processes), Counter())
     parts[stopwatch.START] += head["began"] - began
     parts[EXIT] += ended - head["ended"]
-    if parts[stopwatch.WAIT]:
-        parts[stopwatch.WAIT] -= sum(p["ended"] - p["began"] for p in processes if p is not head)
+    parts[stopwatch.WAIT] -= sum(worker["ended"] - worker["began"] for worker in workers)
     wall_seconds = ended - began
     return {
         "parts": parts,
@@ -101,7 +103,7 @@ def measure_experiments(root: Path, num_experiments: int) -> Row:
         (root / "train.toml").write_text(CONFIG.format(f"{4 + number}e-6"))
         runs.append(measure_experiment(root, f"experiment {number}"))
     found = {part for run in runs for part in run["parts"]}
-    order = dict.fromkeys((stopwatch.START, *stopwatch.PARTS.values(), stopwatch.WAIT, stopwatch.REST, EXIT))
+    order = dict.fromkeys((stopwatch.START, stopwatch.WORKER_START, *stopwatch.PARTS.values(), stopwatch.REST, EXIT))
     parts = {part: statistics.median(run["parts"][part] for run in runs) for part in order if part in found}
     rest = {name: statistics.median(run[name] for run in runs) for name in runs[0] if name != "parts"}
     return {"num_experiments": len(runs), "parts": parts, **rest}
