@@ -1,14 +1,15 @@
-"""What the harness itself costs: an experiment by its parts, a refusal, the report.
+"""What the harness itself costs: an experiment by its parts, a refusal, the report, the ledger.
 
 \b
     uv run benchmarks/overhead.py                       a few minutes
-    uv run benchmarks/overhead.py --experiments 2 --refusals 1 --sizes 10
+    uv run benchmarks/overhead.py --experiments 2 --refusals 1 --sizes 10 --records 100
     uv run benchmarks/overhead.py --checkout DIR        experiment and refusals of another commit, to compare with
 
 experiment   whole processes of run.py in a copy of the checkout, on a campaign branch, with a stand-in for the
              process that trains: what that takes is not the harness's and is shown apart (stopwatch.py)
 refusal      whole processes of run.py that end with exit code 2: from start to exit
 commands     `nightshift report`, `status` and `history` over stand-in campaigns of so many experiments
+ledger       one experiment's writes, and one start's reading, in a ledger of so many records
 
 Seconds are wall-clock medians; CPU seconds beside them say what a busy machine adds. Memory is the peak resident size.
 """
@@ -24,7 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,14 @@ from machine import RESULTS, machine, table, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.records import Record  # noqa: E402
 from tests import checkouts, stand_in_campaign  # noqa: E402
 
 NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
 BRANCH = "autoresearch/overhead"
 EXIT = "exit"
-COMMANDS = ("report", "status", "history")
+REPEATS = 5
 CONFIG = "max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 REFUSED = {
     "syntax error": "[trainer\nlr = 1\n",
@@ -56,9 +60,11 @@ Row = dict[str, Any]
 def make_checkout(root: Path, source: Path) -> None:
     """A copy of `source` with a config that ends after three steps, whose processes are timed."""
     checkouts.make_checkout(root, BRANCH, CONFIG.format("2e-6"), source=source, stand_in=True)
-    root.with_name("told").mkdir()
-    (checkouts.site_packages(root) / stopwatch.OUTPUT.name).write_text(str(root.with_name("told")))
-    checkouts.add_startup(root, "stopwatch", Path(stopwatch.__file__).read_text())
+    packages, folder = checkouts.site_packages(root), root.with_name("told")
+    folder.mkdir()
+    shutil.copyfile(stopwatch.__file__, packages / "stopwatch.py")
+    (packages / stopwatch.OUTPUT.name).write_text(str(folder))
+    (packages / "stopwatch.pth").write_text("import stopwatch\n")
 
 
 def measure_experiment(root: Path, name: str) -> Row:
@@ -72,11 +78,13 @@ def measure_experiment(root: Path, name: str) -> Row:
     ended = time.time()
     processes = [json.loads(path.read_text()) for path in folder.iterdir()]
     (head,) = (p for p in processes if p["is_head"])
+    workers = [p for p in processes if p is not head]  # none before 2026-11-22
+    for worker in workers:
+        worker["seconds"][stopwatch.WORKER_START] = worker["seconds"].pop(stopwatch.START)
     parts = sum((Counter(p["seconds"]) for p in processes), Counter())
     parts[stopwatch.START] += head["began"] - began
     parts[EXIT] += ended - head["ended"]
-    if parts[stopwatch.WAIT]:
-        parts[stopwatch.WAIT] -= sum(p["ended"] - p["began"] for p in processes if p is not head)
+    parts[stopwatch.WAIT] -= sum(worker["ended"] - worker["began"] for worker in workers)
     wall_seconds = ended - began
     return {
         "parts": parts,
@@ -95,7 +103,7 @@ def measure_experiments(root: Path, num_experiments: int) -> Row:
         (root / "train.toml").write_text(CONFIG.format(f"{4 + number}e-6"))
         runs.append(measure_experiment(root, f"experiment {number}"))
     found = {part for run in runs for part in run["parts"]}
-    order = dict.fromkeys((stopwatch.START, *stopwatch.PARTS.values(), stopwatch.WAIT, stopwatch.REST, EXIT))
+    order = dict.fromkeys((stopwatch.START, stopwatch.WORKER_START, *stopwatch.PARTS.values(), stopwatch.REST, EXIT))
     parts = {part: statistics.median(run["parts"][part] for run in runs) for part in order if part in found}
     rest = {name: statistics.median(run[name] for run in runs) for name in runs[0] if name != "parts"}
     return {"num_experiments": len(runs), "parts": parts, **rest}
@@ -140,10 +148,44 @@ def measure_commands(folder: Path, num_experiments: int, repeats: int) -> Row:
         shutil.copyfile(ROOT / name, folder / name)
     stand_in_campaign.build(folder, num_experiments)
     rows = {
-        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)]) for name in COMMANDS
+        name: medians([timed([str(NIGHTSHIFT), name], folder, expected=0) for _ in range(repeats)])
+        for name in ("report", "status", "history")
     }
     size = (folder / "runs" / "report.html").stat().st_size
     return {"num_experiments": num_experiments, "report_mb": size / 1e6, **rows}
+
+
+def measure_ledger(folder: Path, num_records: int) -> Row:
+    """The writes of one experiment and the reading of one start, in a ledger of `num_records`."""
+    stand_in_campaign.build(folder, 2, with_files=False)
+    ledger = Ledger(folder)
+    record = ledger.records()[-1]
+    text = (ledger.run_dir(2) / "record.json").read_text()
+    for number in range(3, num_records + 1):
+        ledger.run_dir(number).mkdir()
+        numbered = text.replace('"number": 2,', f'"number": {number},', 1)
+        (ledger.run_dir(number) / "record.json").write_text(numbered)
+    ledger.sync_tsv()
+    seconds: dict[str, list[float]] = {}
+
+    def clock(name: str, act: Callable[..., Any], *arguments: object) -> Any:
+        began = time.perf_counter()
+        result = act(*arguments)
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    for _ in range(REPEATS):
+        fresh = Ledger(folder)
+        reserved: Record = clock("reserve", fresh.reserve, record, {"train.toml": b"x = 1\n"})
+        closed = replace(record, number=reserved.number)
+        clock("write", fresh.write, closed)
+        clock("close", fresh.close, closed)
+        clock("read all records, first time", fresh.records)
+        clock("read all records, again", fresh.records)
+        clock("compare results.tsv with all records", fresh.sync_tsv)
+    figures = {name: statistics.median(found) for name, found in seconds.items()}
+    record_kb = len(text) / 1e3
+    return {"num_records": num_records, "record_kb": record_kb, "seconds": figures}
 
 
 def told(result: Row) -> str:
@@ -161,8 +203,12 @@ def told(result: Row) -> str:
     lines.append(table(rows, {"refusal": "<20", **figures}))
     if "commands" not in result:
         return "\n".join(lines)
-    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in COMMANDS]
+    names = ("report", "status", "history")
+    rows = [{"command": f"{name}, {r['num_experiments']}", **r[name]} for r in result["commands"] for name in names]
     lines += ["", table(rows, {"command": "<20", **figures})]
+    ledger = result["ledger"]
+    lines += ["", f"ledger of {ledger['num_records']:,} records of {ledger['record_kb']:.0f} kB, milliseconds"]
+    lines += [f"  {name:40}{1000 * seconds:9.1f}" for name, seconds in ledger["seconds"].items()]
     return "\n".join(lines)
 
 
@@ -170,9 +216,10 @@ def told(result: Row) -> str:
 @click.option("--experiments", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--refusals", default=10, show_default=True, type=click.IntRange(1), help="Of each kind.")
 @click.option("--sizes", default="10,100,1000", show_default=True, help="Experiments of the campaigns to report.")
+@click.option("--records", default=10_000, show_default=True, type=click.IntRange(3), help="Of the big ledger.")
 @click.option("--checkout", type=click.Path(exists=True, path_type=Path), help="Another commit; writes no result.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "overhead.json", help="Result as JSON.")
-def main(experiments: int, refusals: int, sizes: str, checkout: Path | None, output: Path) -> None:
+def main(experiments: int, refusals: int, sizes: str, records: int, checkout: Path | None, output: Path) -> None:
     """Measure, print the table, write the result."""
     kind = machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
@@ -183,7 +230,8 @@ def main(experiments: int, refusals: int, sizes: str, checkout: Path | None, out
         if checkout is None:
             repeats = min(3, refusals)
             result["commands"] = [measure_commands(folder / n, int(n), repeats) for n in sizes.split(",")]
-            flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes}"
+            result["ledger"] = measure_ledger(folder / "ledger", records)
+            flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes} --records {records}"
             write_result(output, f"uv run benchmarks/overhead.py {flags}", result, kind)
     print(told(result))
 

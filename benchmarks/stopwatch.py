@@ -21,29 +21,42 @@ from typing import Any
 
 # What the harness waits for: the trainer's start, its training, its answers.
 ENGINE = ("trainer starts", "trainer trains", "trainer completes")
-START, REST, WAIT = "start Python and import", "the rest", "between head and worker"
+START, WORKER_START, REST = "start Python and import", "the same in the worker", "the rest"
+WAIT = "between head and worker"  # the system's start of a process, and until its end is noticed
 # Functions and methods by name, whatever module they stand in; also those of other commits, to compare with.
 PARTS = {
-    "open_lab": "put the setup together, hash the rules",
-    "open_setup": "put the setup together, hash the rules",
+    "open_lab": "put the setup together",
+    "open_setup": "put the setup together",
+    "Rules.hash": "hash the rules",
+    "Rules.harness_tree": "hash the harness",
     "prepare_missing": "prepare what is missing",
+    "TrlEngine.prepare_at_start": "prepare what is missing",
     "run_experiment": "the rest of run_experiment",
     "finish_earlier": "finish what was interrupted",
-    "admit": "compare with campaign and branch",
+    "resume": "finish what was interrupted",
+    "admit": "compare with the campaign",
+    "changed_harness_files": "compare the harness with git",
     "require_ready": "engine.check",
+    "LocalPool.submit": "start the worker",
+    "LocalPool.wait": WAIT,
+    "LocalPool.result": "take the result",
     "selection_set": "load the selection set",
+    "examples_of": "load the selection set",
     "evaluate": "score and write the evaluation",
+    "judge": "decide",
     "examine": "health of the curves",
     "settle": "settle in git",
     "Ledger.reserve": "ledger: reserve",
     "Ledger.write": "ledger: write",
     "Ledger.close": "ledger: close and results.tsv",
     "Ledger.keep_model": "ledger: keep one model",
+    "keep_model": "ledger: keep one model",
     "TrlEngine.open": ENGINE[0],
     "TrlSession.train": ENGINE[1],
     "TrlSession.load_final_weights": ENGINE[2],
     "TrlSession.complete": ENGINE[2],
     "TrlSession.close": "stop the processes",
+    "ProcessGroup.stop": "stop the processes",
     "print_summary": "print the summary",
 }
 OUTPUT = Path(__file__).with_name("stopwatch-output")  # holds the path of a folder: a file a process is left there

@@ -5,9 +5,9 @@
     uv run benchmarks/where_the_time_goes.py --runs 1 --budget-seconds 2
 
 Whole processes of the real run.py in a clone of this checkout, on its default train.toml: a baseline, then experiments
-that repeat it with new seeds, one run each. The worker's start is taken apart once more in a
-worker of its own, idle otherwise: what it imports is all that a parent which has imported everything before could
-save, whatever way it is kept warm.
+that repeat it with new seeds, one run each. `harness` is all that head and worker take beside the trainer's start,
+training and evaluation: their own starts too. The trainer's start is taken apart once more in one that does nothing
+else: what it imports is all that a parent which has imported everything before could save, whatever keeps it warm.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure_experiment(clone: Path, budget_seconds: float) -> Row:
         sys.exit(f"run.py ended with {result.returncode}: {result.stderr}")
     assert run.startup_seconds is not None
     parts = {
-        "start-up of the worker": run.startup_seconds,
+        "start-up of the trainer": run.startup_seconds,
         "training": run.training.training_seconds,
         "evaluation": run.evaluation.seconds,
     }
@@ -58,23 +58,23 @@ def measure_experiment(clone: Path, budget_seconds: float) -> Row:
 
 
 def measure_start(clone: Path, folder: Path) -> Row:
-    """The start of a worker like that of the first run: its parts, CPU seconds, and memory when it is ready."""
-    (spec_path,) = clone.glob("runs/0001/run-1/**/spec.json")
+    """The start of a trainer like that of the first run: its parts, CPU seconds, and memory when it is ready."""
+    (spec_path,) = clone.glob("runs/0001/run-1/attempt-0/spec.json")
     spec = json.loads(spec_path.read_text())
     spec |= {"metrics_path": str(folder / "metrics.jsonl"), "weights_dir": str(folder / "weights")}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
     began = time.monotonic()
-    with subprocess.Popen(trainer_argv(TRAINER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        ready = json.loads(worker.stdout.readline())
+    with subprocess.Popen(trainer_argv(TRAINER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as trainer:
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        ready = json.loads(trainer.stdout.readline())
         seconds = time.monotonic() - began
-        process = psutil.Process(worker.pid)
+        process = psutil.Process(trainer.pid)
         times, memory = process.cpu_times(), process.memory_info().rss
-        worker.stdin.write(b'{"command": "exit"}\n')
-        worker.stdin.close()
-        worker.wait(EXIT_SECONDS)
+        trainer.stdin.write(b'{"command": "exit"}\n')
+        trainer.stdin.close()
+        trainer.wait(EXIT_SECONDS)
     parts = ready["seconds"]
     return {
         "interpreter": seconds - sum(parts.values()),
@@ -89,7 +89,7 @@ def summarize(experiments: Sequence[Row], start: Row) -> Row:
     """Medians, shares of the whole, and the most that a warm parent could save of it."""
     medians = {name: statistics.median(row[name] for row in experiments) for name in experiments[0]}
     shares = {name: seconds / medians["all"] for name, seconds in medians.items() if name != "all"}
-    could_save = min(start["import"] + start["interpreter"], medians["start-up of the worker"])
+    could_save = min(start["import"] + start["interpreter"], medians["start-up of the trainer"])
     return {"seconds": medians, "shares": shares, "warm_parent_saves_at_most": could_save / medians["all"]}
 
 
@@ -98,8 +98,11 @@ def table(result: Row) -> str:
     seconds, shares = result["seconds"], result["shares"]
     lines = [f"{'phase of an experiment of one run':36}{'seconds':>9}{'share':>8}"]
     lines += [f"  {name:34}{seconds[name]:9.1f}{100 * share:7.1f}%" for name, share in shares.items()]
-    lines += [f"  {'all':34}{seconds['all']:9.1f}", "", "start-up of a worker"]
-    lines += [f"  {name:34}{value:9.2f}" for name, value in result["start"].items()]
+    lines += [f"  {'all':34}{seconds['all']:9.1f}", "", "start-up of a trainer"]
+    lines += [
+        f"  {name:34}{result['start'][name]:9.2f}" for name in ("interpreter", "import", "model", "trainer", "all")
+    ]
+    lines.append(f"  {'its CPU seconds':34}{result['start']['cpu_seconds']:9.2f}")
     saved = 100 * result["warm_parent_saves_at_most"]
     lines.append(f"a parent that has imported everything saves at most {saved:.1f} % of the wall-clock")
     return "\n".join(lines)

@@ -18,8 +18,11 @@ NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
     *("nightshift", "environments", "models"),
 )
-# The process that trains, here and in commits before 2026-11-22.
-TRAINERS = ("nightshift/engines/trl/trainer.py", "nightshift/engines/trl_worker.py")
+# The process that trains and its stand-in, here and in version 0.1.0.
+TRAINERS = {
+    "nightshift/engines/trl/trainer.py": "tests/stand_in_trainer.py",
+    "nightshift/engines/trl_worker.py": "tests/stand_in_worker.py",
+}
 
 
 def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
@@ -46,8 +49,8 @@ def make_checkout(root: Path, branch: str, config: str, *, source: Path = ROOT, 
     """
     copy_project(root, source)
     if stand_in:
-        (trainer,) = (root / name for name in TRAINERS if (root / name).exists())
-        shutil.copy2(source / "tests" / "stand_in_worker.py", trainer)
+        (trainer,) = (name for name in TRAINERS if (root / name).exists())
+        shutil.copy2(source / TRAINERS[trainer], root / trainer)
     (root / "train.toml").write_text(config)
     make_environment(root)
     commit_all(root, branch)

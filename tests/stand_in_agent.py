@@ -61,7 +61,7 @@ def hang(sign: Path) -> None:
     time.sleep(600)
 
 
-def misdeeds(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
+def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
     """What a step can ask for, beside `edit` and `answer`; `hangs` is touched by one that hangs."""
     return {
         "other files": lambda: (Path("rules.toml").write_text("environments = 1\n"), Path("new\x1b[2J.py").touch()),
@@ -101,16 +101,16 @@ def main() -> None:
     script.with_suffix(f".brief-{call}").write_text(brief)
     script.with_suffix(f".env-{call}").write_text(json.dumps({**os.environ, "cwd": str(Path.cwd())}))
     step = told["steps"][call] if call < len(told["steps"]) else ["edit", "answer"]
-    others = misdeeds(Path(told["checkout"]), script.with_suffix(f".hangs-{call}"))
-    for deed in step:
-        if deed == "edit":
+    others = actions(Path(told["checkout"]), script.with_suffix(f".hangs-{call}"))
+    for name in step:
+        if name == "edit":
             edit(rate(call))
-        elif deed == "answer":
+        elif name == "answer":
             answer(call)
-        elif deed == "say":
+        elif name == "say":
             print("I thought about it.\n**HYPOTHESIS:** said aloud  PREDICTION: +2 pp\nLESSON: <what it taught>")
         else:
-            others[deed]()
+            others[name]()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from nightshift_arithmetic import data as arithmetic
 
+from nightshift import environments
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
@@ -99,7 +99,9 @@ def build(
     Without `with_files` the runs have neither metrics nor rollouts.
     """
     rng = np.random.default_rng(seed)
-    examples = arithmetic.load("selection", num_examples)
+    (rules,) = ARITHMETIC_TRL.environments
+    (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
+    examples = environment.examples("selection")
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):

@@ -11,12 +11,13 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.seal import digest
+from nightshift.guard.untracked import files_below
 from nightshift.train_toml.values import quoted, shorten
 
 ANSWER_NAME = "hypothesis.txt"
@@ -83,25 +84,10 @@ class Clone:
     def _listing(self) -> dict[str, str]:
         """Relative name -> kind and content, of the files of the clone and of its git history."""
         found = {}
-        for path in _files(self._top):
-            name = os.path.relpath(path, self._top)
+        for entry in files_below(self._top):
+            name = os.path.relpath(entry.path, self._top)
             if not name.startswith(".git/") or name.startswith(_HISTORY):
-                found[name] = digest(path)
+                found[name] = digest(Path(entry.path))
             if len(found) >= _MAX_FILES:
                 break
         return found
-
-
-def _files(top: Path) -> Iterator[Path]:
-    """Everything below `top` that is no folder. Folders that cannot be read are passed over."""
-    folders = [top]
-    while folders:
-        try:
-            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
-            else:
-                yield Path(entry.path)

@@ -11,14 +11,11 @@ outside this checkout.
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import os
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ConfigError, UsageError
@@ -30,7 +27,6 @@ from nightshift.train_toml.text import read_source
 
 _MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +108,9 @@ def digest(path: Path) -> str:
     """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link."""
     if path.is_symlink():
         return f"link to {path.readlink()}"
-    found = _opened(path, _content)
-    return "absent, or no readable file" if found is None else found
-
-
-def _content(file: BufferedReader) -> str:
-    status = os.fstat(file.fileno())
-    if status.st_size > _MAX_HASHED_BYTES:
-        return f"{status.st_size} bytes of {status.st_mtime_ns}"
-    return f"{status.st_mode & 0o777:o} {hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def _opened(path: Path, read: Callable[[BufferedReader], T]) -> T | None:
-    """What `read` makes of a regular file; None for anything else."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        return read(file) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        status = path.lstat()
+        return f"{status.st_mode & 0o777:o} {hashlib.sha256(read_file(path, _MAX_HASHED_BYTES)).hexdigest()}"
+    except OSError as error:
+        is_big = error.errno == errno.EFBIG
+        return f"{status.st_size} bytes of {status.st_mtime_ns}" if is_big else "absent, or no readable file"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.errors import UsageError
-from nightshift.guard.untracked import is_forged
+from nightshift.guard.untracked import files_below, is_forged
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
-_PACKAGES = ("site-packages", "dist-packages")
+_PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
 _MAX_NAMES = 3
 
 
@@ -88,19 +88,6 @@ def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
         yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
         yield Path(sys.prefix, "pyvenv.cfg")
     for folder in folders:
-        yield from _below(str(folder))
-
-
-def _below(top: str) -> Iterator[os.DirEntry[str]]:
-    folders = [top]
-    while folders:
-        try:
-            entries = os.scandir(folders.pop())
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _PACKAGES:  # of the interpreter that the environment was made from
-                    folders.append(entry.path)
-            elif entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
+        for entry in files_below(folder, _PACKAGES):
+            if entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
                 yield entry

@@ -43,14 +43,27 @@ def top_modules(root: Path) -> list[Path]:
     return sorted(path for path in (*root.glob("*.*"), *inside) if path.name.endswith(suffixes))
 
 
+def files_below(top: Path, passed_over: Sequence[str] = ()) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, in a fixed order; without what lies in folders of these names, or cannot be read."""
+    folders = [os.fspath(top)]
+    while folders:  # os.walk recurses, and a tree that is deep enough ends it
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry
+            elif entry.name not in passed_over:
+                folders.append(entry.path)
+
+
 def _importable(top: Path, folder: str) -> Iterator[str]:
-    """Files that can be imported, and links, which may lead to more of them; compiled ones have their own check."""
+    """Files that can be imported, and links to folders of more of them; compiled ones have their own check."""
     suffixes = tuple(importlib.machinery.all_suffixes())
-    for place, folders, files in os.walk(top / folder):
-        here = Path(place).relative_to(top).as_posix()
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        folders[:] = [name for name in folders if name != _CACHE]
-        yield from (f"{here}/{name}" for name in (*links, *files) if name in links or name.endswith(suffixes))
+    for entry in files_below(top / folder, (_CACHE,)):
+        if entry.name.endswith(suffixes) or Path(entry.path).is_dir():
+            yield Path(entry.path).relative_to(top).as_posix()
 
 
 def _forged(top: Path, code: Collection[str]) -> Iterator[str]:

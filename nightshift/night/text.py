@@ -9,7 +9,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import score_of
 from nightshift.night.state import STOP_NAME, NightState, decided, is_running, load, num_since_keep
-from nightshift.proposers.brief import clean
+from nightshift.proposers.history import clean
 from nightshift.records import Record
 
 SUMMARY_NAME = "night.txt"

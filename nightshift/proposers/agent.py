@@ -31,7 +31,9 @@ from nightshift.guard import seal, surroundings
 from nightshift.guard.clone import ANSWER_NAME, Clone
 from nightshift.guard.seal import Checkout
 from nightshift.processes.supervise import Child, ProcessGroup
-from nightshift.proposers import Context, Proposal, brief
+from nightshift.proposers import Context, Proposal
+from nightshift.proposers.brief import MAX_SENTENCE, compose
+from nightshift.proposers.history import clean
 from nightshift.train_toml.text import read_source
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI
@@ -88,7 +90,7 @@ def parse_answer(text: str) -> Answer:
     for line in text.splitlines():
         pieces = _ANSWER.split(line)
         for name, value in zip(pieces[1::2], pieces[2::2], strict=True):
-            cleaned = brief.clean(value.strip(" \t*`|"), brief.MAX_SENTENCE)
+            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
             if cleaned and not cleaned.startswith("<"):  # a program that prints its prompt repeats the form
                 found[name.lower()] = cleaned
     return Answer(**found)
@@ -111,7 +113,7 @@ class AgentProposer:
         before, environment = seal.take(self.checkout), surroundings.take(self.checkout.root)
         try:
             listing = self.clone.open(context.source)
-            prompt = brief.compose(context)
+            prompt = compose(context)
             log_path = self._log_path(context)
             cause, tail = self._run(prompt, log_path, context, is_stopping)
             notes = self.clone.changes(listing)
@@ -258,5 +260,5 @@ def _wait(
 
 
 def _last_words(tail: str) -> str:
-    lines = [line for line in (brief.clean(line, 120) for line in tail.splitlines()) if line]
+    lines = [line for line in (clean(line, 120) for line in tail.splitlines()) if line]
     return f"; its last words: {lines[-1]}" if lines else ""

@@ -7,16 +7,15 @@ lines that begin with `| `, cleaned: it can neither forge a line of the brief no
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nightshift.campaign.results import score_of
 from nightshift.proposers import Context
-from nightshift.proposers.history import brief_lines, history, load_configs, untried
+from nightshift.proposers.history import brief_lines, clean, history, load_configs, untried
 from nightshift.records import Record
 from nightshift.train_toml.config import parse
-from nightshift.train_toml.values import shorten, value_text
+from nightshift.train_toml.values import value_text
 
 MAX_CHARACTERS = 6_000
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
@@ -93,12 +92,6 @@ def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
         shown[index] = text
         room -= len(text)
     return head + "".join(shown[index] for index in sorted(shown)) + "\n" + tail if shown else head + tail
-
-
-def clean(text: str, limit: int) -> str:
-    """One line of foreign text: no control or format characters, no line of its own, at most `limit` long."""
-    visible = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
-    return shorten(" ".join(visible.split()), limit)
 
 
 def _sections(context: Context) -> list[Section]:

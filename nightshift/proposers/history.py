@@ -135,8 +135,8 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
                 others=tuple(other for other in touched if other != key),
-                description=_clean(record.description),
-                lesson=_clean(record.lesson) if record.lesson else None,
+                description=clean(record.description, _TEXT),
+                lesson=clean(record.lesson, _TEXT) if record.lesson else None,
                 is_taken_back=record.number in gone,
             )
             trials.setdefault(key, []).append(trial)
@@ -222,6 +222,11 @@ def of_last_campaign(ledger: Ledger, used_keys: AbstractSet[str] | None = None) 
     return describe(histories, untried(histories, now, used_keys))
 
 
+def clean(text: str, limit: int) -> str:
+    """One line of foreign text: no control or format characters, no line of its own, at most `limit` long."""
+    return shorten(" ".join("".join(c if c.isprintable() else " " for c in text).split()), limit)
+
+
 def _rows(each: KeyHistory) -> Iterator[str]:
     changes = [f"{trial.before} -> {trial.after}" for trial in each.trials]
     width = min(max(map(len, changes)), 40)
@@ -280,8 +285,3 @@ def _choices(key: str) -> set[str]:
     return {Kind.BOOL: {"true", "false"}, Kind.TABLE: {"on", "None"}, Kind.CHOICE: set(entry.choices)}.get(
         entry.kind, set()
     )
-
-
-def _clean(text: str) -> str:
-    """Foreign text on one line, without control characters."""
-    return shorten(" ".join("".join(c if c.isprintable() else " " for c in text).split()), _TEXT)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
 from tests.conftest import git
@@ -131,15 +132,15 @@ def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path
 
 
 @pytest.mark.parametrize(
-    ("deed", "name"),
+    ("action", "name"),
     [
         ("real harness", "rules.toml, the measuring code or the shipped model"),
         ("real record", "runs/0001/record.json"),
         ("push", "branches"),
     ],
 )
-def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Path, deed: str, name: str) -> None:
-    code, _, stderr = drive(root, [["edit", "answer", deed]], experiments=3)
+def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Path, action: str, name: str) -> None:
+    code, _, stderr = drive(root, [["edit", "answer", action]], experiments=3)
     assert code == 2
     assert f"{name} changed in this checkout while the agent was at work" in stderr
     assert len(list((root / "runs").glob("0*"))) == 1
@@ -182,6 +183,7 @@ def test_ctrl_c_and_sigkill_while_an_agent_works_leave_no_process_and_no_clone(r
     agent = root.parent / "agent"
     night = start(root, experiments=2, **asked)
     wait_for(lambda: (agent / "script.env-0").exists())
+    assert Ledger(root).is_running()  # a night is the head for its whole life, whatever it does
     night.kill()
     night.communicate()
     wait_for(lambda: not leftovers(root))

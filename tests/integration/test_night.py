@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CAMPAIGN, git
+from tests.checkouts import ROOT, git
+from tests.conftest import CAMPAIGN
 from tests.night_checkout import BASELINE, finish, furnish, leftovers, problems, records, start, whole_night
 from tests.waiting import wait_for
 
@@ -236,13 +237,19 @@ def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(r
     assert problems(root) == []
 
 
-def test_two_nights_in_one_checkout_are_refused_and_status_tells_of_the_one(root: Path) -> None:
+def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(root: Path) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
     wait_for(lambda: is_running(root, 1))
-    code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=9)
-    assert code == 2
-    assert "another night is running" in stderr
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl"]
+    one_run = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    for code, stdout, stderr in (
+        whole_night(root, agent="lr", proposer="lr", experiments=9),
+        (one_run.returncode, one_run.stdout, one_run.stderr),
+    ):
+        assert (code, stdout) == (2, "")
+        assert stderr.startswith("another experiment is running in this checkout. ")
+        assert len(stderr.splitlines()) == 1
     status = status_of(root)
     assert "night:    lr since " in status
     assert "experiment 0001: baseline, for " in status

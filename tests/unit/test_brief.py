@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.proposers import Context
-from nightshift.proposers.brief import MAX_CHARACTERS, Section, clean, compose, describe, fit
+from nightshift.proposers.brief import MAX_CHARACTERS, Section, compose, describe, fit
+from nightshift.proposers.history import clean
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BASELINE, campaign

@@ -134,11 +134,11 @@ def test_overhead() -> None:
 def test_where_the_time_goes() -> None:
     data = result("where_the_time_goes")
     seconds = data["seconds"]
-    start, score = (f"{seconds[name]:.1f}" for name in ("start-up of the worker", "evaluation"))
+    start, score = (f"{seconds[name]:.1f}" for name in ("start-up of the trainer", "evaluation"))
     row = row_of("where_the_time_goes", f"share of an experiment that is training, {data['budget_seconds']:.0f} s")
     share = f"{100 * data['shares']['training']:.0f} %"
-    assert row == f"{share}; {start} s start the worker, {score} s score 1,000 problems"
-    for name in ("start-up of the worker", "training", "evaluation", "harness"):
+    assert row == f"{share}; {start} s start the trainer, {score} s score 1,000 problems"
+    for name in ("start-up of the trainer", "training", "evaluation", "harness"):
         (line,) = (line for line in KEEP_WARM.splitlines() if line.startswith(f"| {name}"))
         assert line.endswith(f"| {seconds[name]:.1f} | {100 * data['shares'][name]:.1f} % |")
     for name in ("import", "model", "trainer"):
