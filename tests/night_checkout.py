@@ -13,8 +13,10 @@ import psutil
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.git.repo import Repo
+from nightshift.guard.freeze import changed_harness_files
 from nightshift.processes.watchdog import MARKER_NAME
 from nightshift.records import Record
+from nightshift.rules import ARITHMETIC_TRL
 from tests.conftest import git
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +110,7 @@ def problems(root: Path) -> list[str]:
     status = git(root, "status", "--porcelain")
     if status.strip() not in ("", "M train.toml"):
         found.append(f"git status: {status}")
-    if head.commit is None or repo.changed_harness_files(head.commit):
+    if head.commit is None or changed_harness_files(repo, head.commit, ARITHMETIC_TRL):
         found.append("the harness changed")
     found += [f"left behind: {path}" for path in (root.parent / "temporary").glob("nightshift-*/*")]
     found += [f"left behind: {path}" for path in root.rglob("*.tmp")]

@@ -20,8 +20,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from nightshift_arithmetic import data as arithmetic
 
+from nightshift import environments
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Belief
 from nightshift.campaign.ledger import Ledger
@@ -31,6 +31,7 @@ from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml import config
 from nightshift.train_toml.config import Config
 
+ROOT = Path(__file__).parents[1]
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
 _BEGAN = datetime(2026, 11, 20, 21, 4, tzinfo=UTC)
@@ -96,7 +97,10 @@ def build(
     Without `with_files` the runs have neither metrics nor rollouts.
     """
     rng = np.random.default_rng(seed)
-    examples = arithmetic.load("selection", num_examples)
+    wanted = replace(ARITHMETIC_TRL.environments[0], num_selection=num_examples)
+    examples = environments.load(ROOT, [wanted])[0].examples("selection")
+    if with_files and not (root / "environments").exists():  # the page shows what was asked
+        (root / "environments").symlink_to(ROOT / "environments")
     state = Campaign(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):

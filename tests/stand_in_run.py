@@ -36,7 +36,7 @@ def stand_in_prime_rl_engine(folder: Path) -> PrimeRlEngine:
     prime_rl.problems = lambda *arguments: []
     made = stand_in_prime_rl.installation(folder, rules)
     timing = Timing(startup_seconds=20.0, grace_seconds=1.0, poll_seconds=0.05)
-    return PrimeRlEngine(rules, folder, dict(os.environ), made, gpu_ids=(), timing=timing)
+    return PrimeRlEngine(rules, HERE.parent, dict(os.environ), made, gpu_ids=(), timing=timing)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     rules = replace(SMALL, budget_seconds=0.0)
     engine = TrlEngine(rules, ROOT, dict(os.environ), worker=STAND_IN_WORKER)
     with pytest.raises(EngineError, match=r"arithmetic-trl: 0 steps in 0 s"):
-        preparation.rehearse(engine, rules, CONFIG, tmp_path / "run", lambda line: None)
+        preparation.rehearse(engine, rules, ROOT, CONFIG, tmp_path / "run", lambda line: None)
     assert living_children() == []
 
 
