@@ -56,7 +56,8 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
 
 def test_one_engine_does_not_load_the_other() -> None:
     code = (
-        "import sys; from pathlib import Path; from nightshift import engines, rules; cheap = 'psutil' not in sys.modules; "
+        "import sys; from pathlib import Path; from nightshift import engines, rules; "
+        "cheap = 'psutil' not in sys.modules; "
         "engines.open_engine(rules.pick_rules('trl', 0), Path(), {}); print(cheap, 'httpx' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
