@@ -18,8 +18,9 @@ NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
     *("nightshift", "environments", "models"),
 )
-# The process that trains, here and in commits before 2026-11-22.
+# The process that trains and its stand-in, here and in commits before 2026-11-22.
 TRAINERS = ("nightshift/engines/trl/trainer.py", "nightshift/engines/trl_worker.py")
+STAND_INS = ("tests/stand_in_trainer.py", "tests/stand_in_worker.py")
 
 
 def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
@@ -47,7 +48,8 @@ def make_checkout(root: Path, branch: str, config: str, *, source: Path = ROOT, 
     copy_project(root, source)
     if stand_in:
         (trainer,) = (root / name for name in TRAINERS if (root / name).exists())
-        shutil.copy2(source / "tests" / "stand_in_worker.py", trainer)
+        (stand_in_trainer,) = (source / name for name in STAND_INS if (source / name).exists())
+        shutil.copy2(stand_in_trainer, trainer)
     (root / "train.toml").write_text(config)
     make_environment(root)
     commit_all(root, branch)
