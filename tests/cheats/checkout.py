@@ -181,7 +181,7 @@ class Checkout:
     def result(self) -> tuple[str, float | None]:
         """Verdict and score of the last experiment."""
         last = self.records()[-1]
-        return last.status, score_of([run for run in last.runs if run.side == "candidate"])[0]
+        return last.status, score_of(last.runs)[0]
 
     def rose(self, how: str) -> Finding:
         """Harmless if the score that is reported for the incumbent rose by less than 0.02 since the baseline."""

@@ -35,6 +35,7 @@ from hypothesis import HealthCheck, Phase, configuration
 
 from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift import command
+from nightshift.records import Request
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts
@@ -89,11 +90,10 @@ def files(root: Path) -> dict[str, tuple[int, int, int]]:
 
 def in_process(root: Path) -> Answer:
     """What run.py does with --dry-run, in this process."""
-    flags = command.Flags("", "trl", None, 3, None, None, False, False, False, dry_run=True, keys=False)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = command.run(root, flags)
+            code = command.run(root, Request(engine="trl", dry_run=True))
         except Exception:
             return 1, "", traceback.format_exc()
     return int(code), out.getvalue(), err.getvalue()

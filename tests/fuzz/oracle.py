@@ -23,6 +23,7 @@ from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 
+PROMPT_TOKENS = 448  # room for a question of GSM8K
 _TYPES: dict[Kind, tuple[type, ...]] = {
     Kind.INT: (int,), Kind.FLOAT: (int, float), Kind.BOOL: (bool,), Kind.CHOICE: (str,), Kind.LIST: (list,),
     Kind.TABLE: (dict,),
@@ -112,7 +113,7 @@ def _uses(source: bytes) -> Iterator[str]:
     engine = TrlEngine(ARITHMETIC_TRL, Path(), {})
     for name, settings in (
         ("trl", lambda: engine.validate(parsed).settings),
-        ("prime-rl", lambda: effective(parsed, GSM8K_PRIME_RL)),
+        ("prime-rl", lambda: effective(parsed, GSM8K_PRIME_RL, PROMPT_TOKENS)),
     ):
         try:
             json.dumps(settings(), allow_nan=False)

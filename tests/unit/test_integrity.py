@@ -19,7 +19,7 @@ def break_tsv(root: Path) -> None:
 
 def open_a_record(root: Path) -> None:
     path = root / "runs" / "0002" / "record.json"
-    path.write_text(path.read_text().replace('"status": "keep"', '"status": "started"'))
+    path.write_text(path.read_text().replace('"status":"keep"', '"status":"started"'))
 
 
 @pytest.mark.parametrize(
