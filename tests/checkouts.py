@@ -14,7 +14,10 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 # What an experiment needs of the project.
-NAMES = ("run.py", "train.toml", "program.md", "pyproject.toml", ".gitignore", "nightshift", "environments", "models")
+NAMES = (
+    *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
+    *("nightshift", "environments", "models"),
+)
 # The process that trains, here and in commits before 2026-11-22.
 TRAINERS = ("nightshift/engines/trl/trainer.py", "nightshift/engines/trl_worker.py")
 
@@ -64,7 +67,12 @@ def make_environment(root: Path) -> None:
     venv.create(folder, symlinks=True, with_pip=False)
     packages = site_packages(root)
     paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
-    paths |= {f"nightshift_{path.name}": str(path) for path in (root / "environments").iterdir() if path.is_dir()}
+    project = (
+        root / "pyproject.toml"
+    ).read_text()  # the environments were dependencies before they were found by folder
+    for path in (root / "environments").iterdir():
+        if f'"nightshift-{path.name}"' in project:
+            paths[f"nightshift_{path.name}"] = str(path)
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"
