@@ -53,11 +53,9 @@ WORDS: dict[str, dict[str, Any]] = {
 Row = dict[str, Any]
 
 
-def source_of(name: str, max_steps: int | None) -> str:
+def source_of(name: str) -> str:
     """The train.toml of a setting: the shipped one with what its name changes."""
     values = dict(load(ROOT / "train.toml").values)
-    if max_steps is not None:
-        values["max_steps"] = max_steps
     for part in name.split("+"):
         match = re.fullmatch(r"([a-z_]+|betas2_)([*/]?)([0-9.e-]+)", part)
         if part in WORDS:
@@ -70,19 +68,17 @@ def source_of(name: str, max_steps: int | None) -> str:
     return "".join(f"{path} = {json.dumps('None' if v is None else v)}\n" for path, v in values.items())
 
 
-def scores_of(
-    session: Session, rules: Rules, examples: Sequence[data.Example], temperature: float = 0.0
-) -> list[float]:
+def scores_of(session: Session, examples: Sequence[data.Example], temperature: float = 0.0) -> list[float]:
     """The score of one completion an example."""
-    decoding = replace(rules.decoding, temperature=temperature, batch_size=250)
+    decoding = replace(ARITHMETIC_TRL.decoding, temperature=temperature)
     completions = session.complete([data.messages(e) for e in examples], decoding, lambda progress: None)
     return [score(c.text, e.answer) for c, e in zip(completions, examples, strict=True)]
 
 
-def measure(name: str, seed: int, rules: Rules, max_steps: int | None, folder: Path) -> Row:
+def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
     """Train one setting with one seed and score the final policy on the selection set; `base` is not trained."""
     engine = TrlEngine(rules, ROOT, dict(os.environ))
-    settings = engine.validate(parse(source_of(name, max_steps).encode())).settings
+    settings = engine.validate(parse(source_of(name).encode())).settings
     load_before, began = os.getloadavg()[0], time.monotonic()
     session = engine.open(settings, seed, folder, rules.deadline_seconds)
     row: Row = {"startup_seconds": time.monotonic() - began}
@@ -165,20 +161,15 @@ def told(settings: dict[str, Row]) -> str:
 @click.option("--settings", default="", help="Comma-separated names.")
 @click.option("--seeds", default="0", show_default=True, help="A number, or a range such as 0-4.")
 @click.option("--budget-seconds", default=60.0, show_default=True)
-@click.option("--num-steps", type=int, help="Stop after this many steps instead: independent of the machine.")
-@click.option("--scale", default=ARITHMETIC_TRL.learning_rate_scale, show_default=True, help="Of the learning rate.")
 @click.option("--results", type=click.Path(path_type=Path), help="Also write the table of this call as JSON.")
-def main(
-    output: Path, settings: str, seeds: str, budget_seconds: float, num_steps: int | None, scale: float,
-    results: Path | None,
-) -> None:  # fmt: skip
+def main(output: Path, settings: str, seeds: str, budget_seconds: float, results: Path | None) -> None:
     """Run what is missing, print the table, write the result."""
     first, _, last = seeds.partition("-")
     numbers = range(int(first), int(last or first) + 1)
     names = [name for name in settings.split(",") if name]
     jobs = [(name, seed) for seed in numbers for name in names if name != "base" or seed == numbers[0]]  # has no seed
-    rules = replace(ARITHMETIC_TRL, learning_rate_scale=scale).with_budget(budget_seconds)
-    shared = {"budget_seconds": budget_seconds, "max_steps": num_steps, "scale": scale}
+    rules = ARITHMETIC_TRL.with_budget(budget_seconds)
+    shared = {"budget_seconds": budget_seconds, "scale": rules.learning_rate_scale}
     output.touch()
     rows: list[Row] = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row for row in rows if shared.items() <= row.items()]
@@ -186,9 +177,7 @@ def main(
         if any((row["setting"], row["seed"]) == (name, seed) for row in rows):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(
-                {"setting": name, "seed": seed, **shared, **measure(name, seed, rules, num_steps, Path(folder))}
-            )
+            rows.append({"setting": name, "seed": seed, **shared, **measure(name, seed, rules, Path(folder))})
         with output.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     asked = [row for row in rows if (row["setting"], row["seed"]) in jobs]

@@ -90,13 +90,6 @@ def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Ro
     }
 
 
-def program_packages(folder: Path) -> list[str]:
-    """What `uv sync --script` chose for the stock program; nothing pins it."""
-    found = folder.glob(".cache/uv/environments-v2/*/lib/python*/site-packages/*.dist-info")
-    wanted = ("openai-", "httpx-", "mcp-", "pydantic-")
-    return sorted(path.stem for path in found if path.name.startswith(wanted))
-
-
 def told(result: Row) -> str:
     """The result for people."""
     columns = {"name": "<12", "harness": "<24", "num_rollouts": ">13", "max_in_flight": ">14",
@@ -143,7 +136,6 @@ def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -
             sys.exit(error.exit_code)
         finally:
             group.stop()
-        result["program_packages"] = program_packages(folder)
     flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --repetitions {repetitions}"
     write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
     print(told(result))

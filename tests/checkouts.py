@@ -70,6 +70,10 @@ def make_environment(root: Path) -> None:
     venv.create(folder, symlinks=True, with_pip=False)
     packages = site_packages(root)
     paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
+    project = (root / "pyproject.toml").read_text()  # environments were dependencies before they were found by folder
+    for path in (root / "environments").iterdir():
+        if f'"nightshift-{path.name}"' in project:
+            paths[f"nightshift_{path.name}"] = str(path)
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"

@@ -5,13 +5,14 @@ The actions are Python that runs at the end of the agent's process; see Checkout
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 
 from tests import checkouts
 from tests.cheats.attempt import Act, Collection
 from tests.cheats.by_ledger import HIJACKER
-from tests.cheats.by_python import evil_scorer, forge_bytecode
+from tests.cheats.by_python import forge_bytecode
 from tests.cheats.checkout import BASELINE, EVIL_SCORER, SCORER, Checkout, Finding
 
 attempt = Collection("night")
@@ -73,6 +74,11 @@ Path(os.environ['HOME'], '.gitconfig').write_text(text)
 """),
     "package by .pth": ("named", "leads the import of an environment package elsewhere", """
 (PACKAGES / 'nightshift_gsm8k.pth').write_text(str(OUTSIDE))
+"""),
+    "forged bytecode": ("named", "puts a forged scoring.*.pyc into __pycache__, for the next worker", f"""
+import importlib.util, marshal
+{inspect.getsource(forge_bytecode)}
+forge_bytecode(REAL / SCORER, (REAL / SCORER).read_text() + EVIL)
 """),
     "interpreter of the environment": ("named", "another python in .venv/bin, for the next worker", """
 path = REAL / '.venv/bin/python'
@@ -150,15 +156,6 @@ def _act(code: str) -> Act:
 
 for _name, (_expected, _what, _code) in ACTIONS.items():
     attempt(_name, _expected, action=_what)(_act(_code))
-
-
-@attempt("forged bytecode", "named")
-def forged_bytecode(c: Checkout) -> Finding:
-    """Puts a forged scoring.*.pyc into the checkout's __pycache__, for the next worker."""
-    forge_bytecode(c.root / SCORER, evil_scorer(c), c.outside / "forged.pyc")  # prepared here, where Python knows how
-    target = f"(REAL / {SCORER!r})"
-    code = f"import importlib.util; shutil.copy(OUTSIDE / 'forged.pyc', importlib.util.cache_from_source({target}))"
-    return c.judge_night(c.night(code))
 
 
 _BEHIND_BARS = "each line of the brief that holds them begins with `| `, and no control character is left"

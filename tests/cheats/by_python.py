@@ -21,7 +21,10 @@ def evil_scorer(c: Checkout) -> str:
 
 
 def forge_bytecode(source: Path, evil: str, target: Path | None = None) -> None:
-    """Compiled code of `evil` that Python takes for that of `source`: the header holds its time and size."""
+    """Compiled code of `evil` that Python takes for that of `source`: the header holds its time and size.
+
+    Its source is also what the agent of a night runs.
+    """
     status = source.stat()
     header = importlib.util.MAGIC_NUMBER + b"\0\0\0\0"
     header += int(status.st_mtime).to_bytes(4, "little") + status.st_size.to_bytes(4, "little")

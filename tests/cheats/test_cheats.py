@@ -31,7 +31,7 @@ def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen
     assert rows[-1]["measured"] == "not defended"
     assert {row["measured"] for row in rows} == {"refused", "harmless", "named", "not defended"}
     assert not any(str(tmp_path) in row["evidence"] for row in rows)
-    assert "1 not as expected" in cheats.table(rows)
+    assert "1 not as expected" in cheats.told(rows)
 
 
 def test_the_command_writes_its_result(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     found += ["a traceback"] if "Traceback" in said else []
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if gone_seconds is None else []
-    record = next((r for r in reversed(scenario.readable(root))), None)
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
@@ -55,7 +54,6 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     return asdict(fault) | {
         "struck": is_struck,
         "exit_codes": codes,
-        "record": None if record is None else f"{record.status} {record.failure or ''}".strip(),
         "told": told,
         "problems": found,
         "said": said.splitlines()[-1:] if found else [],
