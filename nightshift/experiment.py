@@ -39,10 +39,10 @@ def run_experiment(request: Request, setup: Setup) -> Record:
     Call as the head (Ledger.head). Raises ConfigError or UsageError before anything is recorded, EngineError when the
     machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
     """
-    record = start(request, load(setup.root / CONFIG_NAME), setup)
+    record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
     try:
         while (done := collect(record.number, request, setup)) is None:
-            setup.wait()
+            setup.wait()  # a worker makes 6 and 7; collect is 8 and 9
     except Interrupted as error:
         cancel(record.number, error.cause, setup)
         raise
@@ -53,9 +53,10 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
     with setup.ledger.lock():
         resume.resume(setup.ledger, setup.repo, setup.reporter.note)
-        record = admit(config, request, setup)
-        require_ready(setup.engine)
-        files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
+    record = admit(config, request, setup)
+    require_ready(setup.engine)
+    files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
+    with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
     setup.reporter.note(f"experiment {record.number:04d}: {_expectation(record, setup)}")
     try:
