@@ -22,7 +22,7 @@ from nightshift.git.repo import Repo
 from nightshift.records import Record, Run, Side, Verdict
 from nightshift.rules import ARITHMETIC_TRL, DecisionRules
 from nightshift.setup import Lab
-from tests.conftest import git
+from tests.conftest import ROOT, git
 
 STAND_IN = Path(__file__).parents[1] / "stand_in_worker.py"
 RULES = replace(ARITHMETIC_TRL, budget_seconds=0.1, startup_seconds=30.0, evaluation_seconds=30.0)
@@ -46,7 +46,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("campaign") / "checkout"
     root.mkdir()
     git(root, "init", "--quiet", "--initial-branch", "main")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nmodels/\nstand-in.json\n")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nmodels/\nenvironments\nstand-in.json\n")
+    (root / "environments").symlink_to(ROOT / "environments")
     (root / "models" / "arithmetic-base").mkdir(parents=True)
     (root / "models" / "arithmetic-base" / "model.safetensors").touch()
     lab = Lab(
