@@ -116,10 +116,10 @@ def main(checkout: Path, budget_seconds: float, output: Path | None) -> None:
         if "\ndecision:         keep\n" not in summary:
             sys.exit(f"the better learning rate was not kept; try a longer --budget-seconds:\n{summary}")
         rows = entered(root, told)
-    print(table(rows, {"lines": ">6", "file": " <60", "by": ""}))
+    print(table(rows, {"lines": "<8", "file": "<60", "by": ""}))
     for folder in (*FOLDERS, ""):
         chosen = [row["lines"] for row in rows if row["file"].startswith(folder)]
-        print(f"{sum(chosen):>6} lines of {len(chosen)} files: {folder or 'all'}")
+        print(f"{sum(chosen):<8}lines of {len(chosen)} files: {folder or 'all'}")
     if output is not None:
         output.write_text(json.dumps({"lines": sum(row["lines"] for row in rows), "files": rows}, indent=1))
 
