@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.models import keep_model
 from nightshift.campaign.results import COLUMNS, row, score_of
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Run, Side, Training, Verdict, Weights
+from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 
 
-def a_run(index: int = 1, score: float = 0.5, side: Side = Side.CANDIDATE) -> Run:
+def a_run(index: int = 1, score: float = 0.5) -> Result:
     evaluation = Evaluation(score, 0.01, (1.0, 0.0), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
     training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
-    return Run(index, side, 1000 + index, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
+    return Result(1000 + index, training, evaluation, (0.5, None), startup_seconds=9.0, total_seconds=75.0)
 
 
 def a_record(**changes: object) -> Record:
@@ -42,6 +43,7 @@ def a_record(**changes: object) -> Record:
         commit="0" * 40,
         versions={"python": "3.11"},
         hardware="cpu",
+        decision=DecisionRules(),
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 
@@ -123,15 +125,6 @@ def test_results_tsv_is_rebuilt_from_runs(ledger: Ledger, damage: str) -> None:
     assert not ledger.sync_tsv()
 
 
-def test_an_open_record_is_closed_as_an_interrupted_crash(ledger: Ledger) -> None:
-    ledger.reserve(a_record(), {})
-    (done,) = ledger.close_interrupted()
-    assert done.status == "crash"
-    assert done.failure == "interrupted"
-    assert table(ledger)[0]["status"] == "crash"
-    assert ledger.close_interrupted() == []
-
-
 def test_a_folder_whose_record_was_never_written_is_passed_over(ledger: Ledger) -> None:
     closed(ledger)
     ledger.run_dir(2).mkdir()
@@ -180,7 +173,8 @@ def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> 
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     root = ledger.tsv_path.parent
-    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1) / f".progress.json.{dead.pid}.tmp"]
+    ledger.run_dir(1, 1).mkdir()
+    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1, 1) / f".job.json.{dead.pid}.tmp"]
     theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
     kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
@@ -200,15 +194,21 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-@pytest.mark.parametrize("how", ["torn", "a folder"])
+@pytest.mark.parametrize("how", ["torn", "a folder", "a pipe", "a link", "a score of text"])
 def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
     record = closed(ledger)
     path = ledger.run_dir(record.number) / "record.json"
-    if how == "torn":
-        path.write_bytes(path.read_bytes()[:100])
-    else:
-        path.unlink()
+    data = path.read_bytes()
+    path.unlink()
+    if how == "a folder":
         path.mkdir()
+    elif how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a link":
+        path.with_name("other.json").write_bytes(data)
+        path.symlink_to("other.json")
+    else:
+        path.write_bytes(data[:100] if how == "torn" else data.replace(b'"eval_score":0.5', b'"eval_score":"0.5"'))
     with pytest.raises(UsageError, match=r"record\.json is damaged"):
         ledger.records()
 
@@ -227,35 +227,40 @@ def test_scores_of_several_runs(ledger: Ledger) -> None:
     assert stderr == pytest.approx(0.01 / 2**0.5)
 
 
-def test_one_experiment_at_a_time_and_the_lock_dies_with_its_holder(ledger: Ledger) -> None:
+@pytest.mark.parametrize(("lock", "refusal"), [("head", "another experiment is running"), ("lock", None)])
+def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
+    ledger: Ledger, lock: str, refusal: str | None
+) -> None:
     code = (
         "import sys, time; from pathlib import Path; from nightshift.campaign.ledger import Ledger\n"
-        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).lock(): print('held', flush=True); time.sleep(60)"
+        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).{lock}(): print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert ledger.is_locked()
-        with pytest.raises(UsageError, match="another experiment is running"), ledger.lock():
-            pass
+        assert ledger.is_running() == (lock == "head")
+        if refusal:
+            with pytest.raises(UsageError, match=refusal), ledger.head():
+                pass
+            with ledger.lock():  # which is free: a head writes now and then
+                assert ledger.is_running()
     finally:
         holder.kill()
-        holder.wait()
-        holder.stdout.close()  # type: ignore[union-attr]
-    assert not ledger.is_locked()
-    with ledger.lock():
-        assert ledger.is_locked()
+        holder.communicate()
+    assert not ledger.is_running()
+    with ledger.head():
+        assert ledger.is_running()
 
 
 def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     record = closed(ledger)
-    weights = ledger.run_dir(1) / "run-1" / "weights"
+    weights = ledger.run_dir(1) / "run-1" / "attempt-0" / "weights"
     weights.mkdir(parents=True)
     (ledger.runs_dir / "notes").mkdir()
     (ledger.runs_dir / "notes" / "model").write_text("a file\n")
-    ledger.keep_model(record)
-    ledger.keep_model(closed(ledger, runs=()))
+    keep_model(ledger, record)
+    keep_model(ledger, closed(ledger, runs=()))
     assert (ledger.run_dir(1) / "model").is_dir()
     assert not weights.exists()
 
@@ -267,7 +272,7 @@ def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Led
     for run, place in (("run-1", target), ("run-2", tmp_path / "nowhere")):
         (ledger.run_dir(1) / run).mkdir()
         (ledger.run_dir(1) / run / "weights").symlink_to(place)
-    ledger.keep_model(record)
+    keep_model(ledger, record)
     assert list(ledger.run_dir(1).glob("run-*/weights")) == []
     assert target.is_dir()
 
@@ -275,7 +280,7 @@ def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Led
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     ledger = Ledger(tmp_path)
-    with pytest.raises(NightshiftError, match="cannot write"), ledger.lock():
+    with pytest.raises(NightshiftError, match="cannot write"), ledger.head():
         pass
 
 
