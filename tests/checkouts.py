@@ -70,6 +70,10 @@ def make_environment(root: Path) -> None:
     venv.create(folder, symlinks=True, with_pip=False)
     packages = site_packages(root)
     paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
+    project = (root / "pyproject.toml").read_text()  # environments were dependencies before they were found by folder
+    for path in (root / "environments").iterdir():
+        if f'"nightshift-{path.name}"' in project:
+            paths[f"nightshift_{path.name}"] = str(path)
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"
@@ -85,6 +89,17 @@ def python(root: Path) -> str:
 def site_packages(root: Path) -> Path:
     """Of a checkout's own environment."""
     return next((root / ".venv" / "lib").glob("python*/site-packages"))
+
+
+def add_startup(root: Path, name: str, code: str) -> None:
+    """Have every Python process of a checkout's own environment run `code` first, as the module `name`."""
+    (site_packages(root) / f"{name}.py").write_text(code)
+    (site_packages(root) / f"{name}.pth").write_text(f"import {name}\n")
+
+
+def run_module(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`python -m` of one of the commands in tests/."""
+    return subprocess.run([sys.executable, "-m", name, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def clone(folder: Path, branch: str) -> Path:
