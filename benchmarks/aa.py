@@ -24,19 +24,21 @@ from machine import RESULTS, machine, write_result
 from posterior_interval import Campaigns
 from simulated_nights import Floats
 
-from nightshift.campaign.ledger import Ledger
-from nightshift.records import DecisionRules, Record
-from nightshift.rules import ARITHMETIC_TRL
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.records import DecisionRules, Record  # noqa: E402
+from nightshift.rules import ARITHMETIC_TRL  # noqa: E402
+from tests.checkouts import clone  # noqa: E402
+
 BRANCH = "autoresearch/aa"
 
 
 def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> list[Record]:
     """A baseline and `num_decisions` repetitions of it; goes on where an earlier call stopped."""
     if not folder.exists():
-        subprocess.run(["git", "clone", "--quiet", "--no-local", str(ROOT), str(folder)], check=True)
-        subprocess.run(["git", "switch", "--quiet", "--create", BRANCH], cwd=folder, check=True)
+        clone(folder, BRANCH)
     ledger = Ledger(folder)
     while True:
         records = [r for r in ledger.records() if r.status in ("keep", "discard")]

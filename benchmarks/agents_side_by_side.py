@@ -23,14 +23,13 @@ from machine import RESULTS, machine, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.campaign import replay  # noqa: E402
+from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.results import score_of  # noqa: E402
 from nightshift.certify import certificate  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
 from nightshift.night.text import SUMMARY_NAME  # noqa: E402
 from nightshift.records import Record  # noqa: E402
-from nightshift.rules import ARITHMETIC_TRL  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
@@ -75,7 +74,7 @@ def row(folder: Path) -> dict[str, object]:
     """What one night came to."""
     records = Ledger(folder).records()
     decided: list[Record] = night_state.decided(records)
-    campaign = replay(records, ARITHMETIC_TRL)
+    standing = Campaign.last(records).standing
     sealed = certificate.read(Ledger(folder).runs_dir)
     seconds = sum(r.total_seconds or 0.0 for r in records)
     return {
@@ -85,7 +84,7 @@ def row(folder: Path) -> dict[str, object]:
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(seconds / 60, 1),
         "best raw score": max(score for r in decided if (score := score_of(r.runs)[0]) is not None),
-        "expected score": round(campaign.belief.mean, 4) if campaign.belief else None,
+        "expected score": round(standing.incumbent, 4) if standing else None,
         "baseline, fresh seeds": round(sealed.baseline_score, 4) if sealed else None,
         "incumbent, fresh seeds": round(sealed.incumbent_score, 4) if sealed else None,
         "difference": round(sealed.difference, 4) if sealed else None,

@@ -18,7 +18,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.night import state as states
-from nightshift.night.loop import PROPOSAL_NAME
+from nightshift.night.memory import PROPOSAL_NAME
 from tests.checkouts import ROOT, clone, leftovers, wait_for
 from tests.night_checkout import problems
 
