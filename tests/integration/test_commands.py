@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.processes.watchdog import MARKER_NAME
+from nightshift.records import Phase
 from tests.conftest import git
 from tests.waiting import POLL_SECONDS, wait_for
 
@@ -132,16 +132,16 @@ def test_sigkill_of_the_harness_leaves_no_process_and_the_next_start_closes_the_
     assert [r.status for r in Ledger(root).records()] == ["crash", "keep"]
 
 
-@pytest.mark.parametrize("victim", ["run.py", "worker"])
-def test_sigkill_with_the_real_worker_leaves_no_process(root: Path, victim: str) -> None:
-    process = start(root, "--real-worker", "--budget-seconds", "60")
+@pytest.mark.parametrize("victim", ["run.py", "trainer"])
+def test_sigkill_with_the_real_engine_leaves_no_process(root: Path, victim: str) -> None:
+    process = start(root, "--stand-in", "real", "--budget-seconds", "60")
     until_training(root, process)
     if victim == "run.py":
         process.kill()
         assert finish(process)[0] == -signal.SIGKILL
     else:
-        (worker,) = [p for p in processes_of(root) if any("trl/trainer.py" in word for word in p.cmdline())]
-        worker.kill()
+        (trainer,) = [p for p in processes_of(root) if any("trl/trainer.py" in word for word in p.cmdline())]
+        trainer.kill()
         code, stdout, _ = finish(process)
         assert code == 1
         assert "killed by SIGKILL" in stdout
@@ -180,10 +180,10 @@ def test_wait_and_status(root: Path) -> None:
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
     hold(root)
-    code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "1", "--max-runs", "1"))
+    code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "1"))
     assert code == 0, stderr
     assert "uv run nightshift wait" in stdout
-    assert Ledger(root).is_locked()
+    assert Ledger(root).is_running()
     (root / "stand-in.json").unlink()
     done = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0
@@ -204,7 +204,7 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
     (root / ".gitignore").write_text((root / ".gitignore").read_text().replace("environments\n", "__pycache__\n"))
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "environments of its own")
-    flags = ("--budget-seconds", "1", "--max-runs", "1")
+    flags = ("--budget-seconds", "1")
     assert finish(start(root, *flags))[0] == 0
     for name in ("committed", "untracked"):
         package = root / "environments" / name / f"nightshift_{name}"
@@ -275,7 +275,7 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
 def test_wrong_flags_teach(root: Path) -> None:
     for flags, word in (
         (("--until", "yesterday"), "07:30"),
-        (("--max-runs", "0"), "1<=x<=6"),
+        (("--max-runs", "3"), "--max-runs 3 is gone: an experiment is one run"),
         (("--nonsense",), "such"),
     ):
         code, _, stderr = finish(start(root, *flags))
@@ -285,8 +285,9 @@ def test_wrong_flags_teach(root: Path) -> None:
 
 def test_the_last_reading_is_left_for_status(root: Path) -> None:
     assert finish(start(root, "--budget-seconds", "1"))[0] == 0
-    progress = json.loads((root / "runs" / "0001" / "progress.json").read_text())
-    assert progress["run"] == 2
+    reading = read_progress(root / "runs" / "0001" / "run-2")
+    assert reading is not None
+    assert (reading.phase, reading.num_done) == (Phase.EVALUATING, 1000)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
@@ -317,6 +318,6 @@ def test_a_full_disk_is_one_line_or_a_recorded_crash(small_disk: Path, free_kilo
     assert "Traceback" not in stderr
     no_process_left(small_disk)
     ballast.unlink()
-    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1", "--max-runs", "1"))
+    code, _, stderr = finish(start(small_disk, "--budget-seconds", "1"))
     assert code == 0, stderr
     assert {r.status for r in Ledger(small_disk).records()} <= {"crash", "keep"}

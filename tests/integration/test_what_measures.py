@@ -61,7 +61,7 @@ def checkout_of(folder: Path) -> Path:
 def test_what_a_run_loads_is_hashed_or_named(tmp_path: Path) -> None:
     root = checkout_of(tmp_path)
     command = [tmp_path / "venv" / "bin" / "python", "run.py", "--engine", "trl", "--budget-seconds", "1"]
-    done = subprocess.run([*command, "--max-runs", "1"], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Ledger(root).records()[0].status == "keep"
     compiled = {path.relative_to(root) for path in root.rglob("__pycache__/*.pyc")}
