@@ -123,8 +123,8 @@ def _experiment(root: Path, request: Request, reporter: console.TerminalReporter
         if request.dry_run:
             console.print_text(_dry_run(setup))
             return ExitCode.MEASURED
+        experiment.require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
-            experiment.require_ready(setup.engine)  # before anything is downloaded for an engine that cannot run
             setup.engine.prepare_at_start(reporter.note)
             record = experiment.run_experiment(request, setup)
     reporter.close()

@@ -13,6 +13,7 @@ import pytest
 
 from nightshift import worker
 from nightshift.campaign.ledger import Ledger
+from nightshift.engines import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.git.repo import Repo
 from nightshift.records import Progress, Request
@@ -49,9 +50,15 @@ def furnish(checkout: Path) -> None:
     git(checkout, "branch", "--force", "main")
 
 
-def make_setup(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch, trainer: Path | None = TRAINER) -> Setup:
-    """`trainer` None: the real one."""
-    engine = TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
+def make_setup(
+    checkout: Path,
+    rules: Rules,
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: Path | None = TRAINER,
+    engine: Engine | None = None,
+) -> Setup:
+    """`trainer` None: the real one; `engine`: another than TRL."""
+    engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
     monkeypatch.setattr(worker, "rules_named", lambda name: rules)
     return Setup(

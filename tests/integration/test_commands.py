@@ -258,7 +258,7 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     (root / "models").unlink()
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
-    assert "No such file or directory" in stderr
+    assert "models/arithmetic-base is missing" in stderr
 
 
 def test_dry_run_and_keys_run_nothing(root: Path) -> None:
