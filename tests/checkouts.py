@@ -18,9 +18,11 @@ NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
     *("nightshift", "environments", "models"),
 )
-# The process that trains and its stand-in, here and in commits before 2026-11-22.
-TRAINERS = ("nightshift/engines/trl/trainer.py", "nightshift/engines/trl_worker.py")
-STAND_INS = ("tests/stand_in_trainer.py", "tests/stand_in_worker.py")
+# The process that trains and its stand-in, here and in version 0.1.0.
+TRAINERS = {
+    "nightshift/engines/trl/trainer.py": "tests/stand_in_trainer.py",
+    "nightshift/engines/trl_worker.py": "tests/stand_in_worker.py",
+}
 
 
 def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
@@ -47,9 +49,8 @@ def make_checkout(root: Path, branch: str, config: str, *, source: Path = ROOT, 
     """
     copy_project(root, source)
     if stand_in:
-        (trainer,) = (root / name for name in TRAINERS if (root / name).exists())
-        (stand_in_trainer,) = (source / name for name in STAND_INS if (source / name).exists())
-        shutil.copy2(stand_in_trainer, trainer)
+        (trainer,) = (name for name in TRAINERS if (root / name).exists())
+        shutil.copy2(source / TRAINERS[trainer], root / trainer)
     (root / "train.toml").write_text(config)
     make_environment(root)
     commit_all(root, branch)
@@ -69,6 +70,10 @@ def make_environment(root: Path) -> None:
     venv.create(folder, symlinks=True, with_pip=False)
     packages = site_packages(root)
     paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
+    project = (root / "pyproject.toml").read_text()  # environments were dependencies before they were found by folder
+    for path in (root / "environments").iterdir():
+        if f'"nightshift-{path.name}"' in project:
+            paths[f"nightshift_{path.name}"] = str(path)
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"
@@ -84,6 +89,17 @@ def python(root: Path) -> str:
 def site_packages(root: Path) -> Path:
     """Of a checkout's own environment."""
     return next((root / ".venv" / "lib").glob("python*/site-packages"))
+
+
+def add_startup(root: Path, name: str, code: str) -> None:
+    """Have every Python process of a checkout's own environment run `code` first, as the module `name`."""
+    (site_packages(root) / f"{name}.py").write_text(code)
+    (site_packages(root) / f"{name}.pth").write_text(f"import {name}\n")
+
+
+def run_module(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`python -m` of one of the commands in tests/."""
+    return subprocess.run([sys.executable, "-m", name, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def clone(folder: Path, branch: str) -> Path:

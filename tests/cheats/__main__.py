@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from benchmarks.machine import RESULTS, machine, write_result
+from benchmarks.machine import RESULTS, machine, table, write_result
 from tests.cheats import by_agent, by_config, by_files, by_ledger, by_python
 from tests.cheats.attempt import Attempt
 from tests.cheats.checkout import Checkout
@@ -52,24 +52,21 @@ def attempt_all(attempts: Sequence[Attempt], folder: Path) -> list[Row]:
             "evidence": checkout.free_of_places(" ".join(finding.evidence.split())[:400]),
             "seconds": round(time.perf_counter() - began, 2),
         })  # fmt: skip
-        print(f"{len(rows)} of {len(attempts)}: {line(rows[-1])}", file=sys.stderr, flush=True)
+        last = rows[-1]
+        said = last["measured"] if last["holds"] else f"{last['measured']}, NOT {last['expected']}: {last['evidence']}"
+        print(f"{len(rows)} of {len(attempts)}: {last['setting']}, {last['name']}: {said}", file=sys.stderr, flush=True)
     checkout.restore()
     return rows
 
 
-def line(row: Row) -> str:
-    """One row for people."""
-    mark = "" if row["holds"] else f"   <-- not as expected: {row['evidence']}"
-    return f"{row['setting']:<11}{row['name']:<42}{row['expected']:<14}{row['measured']:<14}{mark}"
-
-
-def table(rows: Sequence[Row]) -> str:
+def told(rows: Sequence[Row]) -> str:
     """All rows, then the counts."""
+    columns = {"setting": "<11", "name": "<42", "expected": "<14", "measured": "<14"}
     counts = Counter((row["setting"], row["measured"]) for row in rows)
     totals = [f"{setting:<11}{outcome:<14}{number}" for (setting, outcome), number in sorted(counts.items())]
-    head = f"{'setting':<11}{'attempt':<42}{'expected':<14}{'measured':<14}"
-    unexpected = sum(not row["holds"] for row in rows)
-    return "\n".join([head, *map(line, rows), "", *totals, f"{len(rows)} attempts, {unexpected} not as expected"])
+    unexpected = [f"not as expected: {row['name']}: {row['evidence']}" for row in rows if not row["holds"]]
+    last = f"{len(rows)} attempts, {len(unexpected)} not as expected"
+    return "\n".join([table(rows, columns), "", *totals, *unexpected, last])
 
 
 @click.command(help=__doc__)
@@ -89,7 +86,7 @@ def main(only: str | None, output: Path) -> None:
         "attempts": rows,
     }
     write_result(output, "uv run python -m tests.cheats" + (f" --only {only}" if only else ""), figures, kind)
-    print(table(rows))
+    print(told(rows))
     sys.exit(0 if figures["num_as_expected"] == len(rows) else 1)
 
 

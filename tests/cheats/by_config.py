@@ -125,11 +125,11 @@ def huge_max_steps(c: Checkout) -> Finding:
     c.submit(BASELINE.replace("max_steps = 3", "max_steps = 1_000_000"))
     ended = c.run()
     seconds = c.records()[-1].runs[0].training.training_seconds or 0.0
-    if ended.code != 0 or seconds > BUDGET_SECONDS + 0.5:
-        return Finding("succeeded" if ended.code == 0 else "unclear", f"{seconds:.2f} s of training: {ended.last_line}")
+    if ended.returncode != 0 or seconds > BUDGET_SECONDS + 0.5:
+        return Finding("unclear" if ended.returncode else "succeeded", f"{seconds:.2f} s of training: {ended.stderr}")
     c.submit(BASELINE.replace("max_steps = 3", "max_steps = 1_000_000_000_000_000_000"))
     beyond = c.run()
-    return Finding("harmless", f"{seconds:.2f} s of training in a budget of {BUDGET_SECONDS:g} s; {beyond.last_line}")
+    return Finding("harmless", f"{seconds:.2f} s of training in a budget of {BUDGET_SECONDS:g} s; {beyond.stderr}")
 
 
 @attempt("longer answers", "harmless")
@@ -156,8 +156,8 @@ def lottery(c: Checkout) -> Finding:
     for number in range(6):  # the stand-in's true score of all of them is the baseline's
         c.submit(BASELINE.replace("6e-7", f"6.000{number + 1}e-7"))
         ended = c.run()
-        if ended.code != 0:
-            return Finding("unclear", ended.last_line)
+        if ended.returncode != 0:
+            return Finding("unclear", ended.stderr)
     return c.rose(f"six draws, {sum(r.status == 'keep' for r in c.records()) - 1} of them kept")
 
 
@@ -221,8 +221,8 @@ def hard_link(c: Checkout) -> Finding:
     os.link(other, c.root / "train.toml")
     before = other.read_bytes()
     ended = c.run()
-    if ended.code != 0 or c.result()[0] != "discard":
-        return Finding("unclear", ended.last_line)
+    if ended.returncode != 0 or c.result()[0] != "discard":
+        return Finding("unclear", ended.stderr)
     intact = other.read_bytes() == before
     return Finding("harmless" if intact else "succeeded", "the incumbent was put back beside the link, not through it")
 

@@ -111,8 +111,8 @@ def _in_a_campaign_of_its_own(c: Checkout, name: str, evil: str) -> Finding:
     (c.root / name).write_text(evil)
     c.git("commit", "--quiet", "--all", "-m", "a better one")
     ended = c.run()
-    if ended.code != 0:
-        return Finding("refused" if ended.code == 2 else "unclear", ended.last_line)
+    if ended.returncode != 0:
+        return Finding("refused" if ended.returncode == 2 else "unclear", ended.stderr)
     last, rows = c.records()[-1], (c.root / "results.tsv").read_text().splitlines()
     is_told = last.rules_hash in rows[-1] and before.rules_hash in rows[-2]
     is_compared = last.parent is not None or last.rules_hash == before.rules_hash
@@ -180,8 +180,8 @@ def hooks_and_programs(c: Checkout) -> Finding:
     c.append(".git/info/attributes", "* filter=evil\n")
     c.submit(BETTER)
     ended = c.run()
-    if ended.code != 0 or c.result()[0] != "keep":
-        return Finding("unclear", ended.last_line)
+    if ended.returncode != 0 or c.result()[0] != "keep":
+        return Finding("unclear", ended.stderr)
     kept = subprocess.run(["/usr/bin/git", "cat-file", "blob", "HEAD:train.toml"], cwd=c.root, capture_output=True)
     is_honest = kept.stdout.decode() == BETTER
     return Finding("harmless" if is_honest else "succeeded", f"kept and committed; {c.records()[-1].settled}")
@@ -221,8 +221,9 @@ def doctored_data(c: Checkout) -> Finding:
         (c.outside / name).write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 3000)
     code = "from nightshift_gsm8k import data; print(len(data.load('selection', 1319)))"
     ended = c.call([f"{c.root}/.venv/bin/python", "-c", code], {"NIGHTSHIFT_GSM8K": str(c.outside)})
-    is_refused = ended.code == 1 and "Error: " in ended.last_line and "sha256" in ended.last_line
-    return Finding("refused" if is_refused else "succeeded", ended.last_line)
+    cause = ended.stderr.strip().rpartition("\n")[2]
+    is_refused = ended.returncode == 1 and "Error: " in cause and "sha256" in cause
+    return Finding("refused" if is_refused else "succeeded", cause)
 
 
 @attempt("late writer", "refused")

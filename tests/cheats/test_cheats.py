@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tests.cheats import __main__ as cheats
 from tests.cheats.attempt import Attempt
 from tests.cheats.by_python import own_program
-from tests.checkouts import ROOT, names_no_place
+from tests.checkouts import names_no_place, run_module
 
 # Of every setting and kind, those that are quick.
 NAMES = (
@@ -33,17 +31,12 @@ def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen
     assert rows[-1]["measured"] == "not defended"
     assert {row["measured"] for row in rows} == {"refused", "harmless", "named", "not defended"}
     assert not any(str(tmp_path) in row["evidence"] for row in rows)
-    assert "1 not as expected" in cheats.table(rows)
-
-
-def run(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.cheats", *flags, "--output", str(output)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "1 not as expected" in cheats.told(rows)
 
 
 def test_the_command_writes_its_result(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    done = run(output, "--only", "arrays of tables")
+    done = run_module("tests.cheats", "--only", "arrays of tables", "--output", str(output))
     assert done.returncode == 0, done.stderr
     result = json.loads(output.read_text())
     assert (result["num_attempts"], result["num_as_expected"]) == (1, 1)
@@ -54,7 +47,7 @@ def test_the_command_writes_its_result(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_attempt_comes_to_what_is_expected(tmp_path: Path) -> None:
-    done = run(tmp_path / "result.json")
+    done = run_module("tests.cheats", "--output", str(tmp_path / "result.json"))
     assert done.returncode == 0, done.stdout
 
 

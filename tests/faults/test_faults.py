@@ -9,24 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkouts import ROOT, git
+from tests.checkouts import git, run_module
 from tests.faults import actions
-from tests.faults.matrix import FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
-from tests.faults.scenario import BRANCH
+from tests.faults.matrix import BRANCH, FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
-MOMENTS = {scenario: [("admit", 3), ("settle", 2)] for scenario in SCENARIOS}
+MOMENTS = {scenario: [("admit", 3), ("settle", 2), ("worker train", 2)] for scenario in SCENARIOS}
 DOZEN = (
-    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "trainer killed",
-    "trainer exits", "trainer talks nonsense", "watchdog killed or stopped", "file damaged in flight", "clock jump",
-    "two run.py at once", "git state changed",
+    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "worker killed",
+    "worker hangs", "result forged", "trainer killed", "two killed at once", "file damaged in flight", "clock jump",
+    "git state changed",
 )  # fmt: skip
 
 
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.faults", "--folder", str(folder / "scratch"), *flags]
-    command += ["--output", str(folder / "result.json")]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    places = ("--folder", str(folder / "scratch"), "--output", str(folder / "result.json"))
+    return run_module("tests.faults", *places, *flags)
 
 
 def test_a_dozen_faults_leave_nothing_and_are_not_played_twice(tmp_path: Path) -> None:

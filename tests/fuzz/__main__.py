@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -45,7 +43,7 @@ from tests.fuzz.oracle import doubts
 MAX_LINE = 600
 MAX_FAILURES = 20
 _LINKS = ("nightshift", "environments", "models", "run.py")
-COLUMNS = {"class": "<22", "cases": ">7", "accepted": ">10", "refused": ">9", "kinds_of_refusal": ">18", "wrong": ">7",
+COLUMNS = {"class": "<22", "cases": ">7", "accepted": ">10", "refused": ">9", "wrong": ">7",
            "slowest_milliseconds": ">22.0f"}  # fmt: skip
 Row = dict[str, Any]
 Answer = tuple[int, str, str]  # exit code, stdout, stderr
@@ -58,7 +56,6 @@ class Tally:
     name: str
     accepted: list[bytes] = field(default_factory=list)
     refused: list[bytes] = field(default_factory=list)
-    kinds: Counter[str] = field(default_factory=Counter)  # of refusals, values and names aside
     wrong: list[tuple[str, bytes]] = field(default_factory=list)
     slowest_seconds: float = 0.0
 
@@ -69,7 +66,6 @@ class Tally:
             "cases": len(self.accepted) + len(self.refused),
             "accepted": len(self.accepted),
             "refused": len(self.refused),
-            "kinds_of_refusal": len(self.kinds),
             "wrong": len(self.wrong),
             "slowest_milliseconds": round(1000 * self.slowest_seconds, 1),
         }
@@ -143,17 +139,9 @@ def try_one(root: Path, tally: Tally, ask: Callable[[Path], Answer], source: byt
         wrong = wrong or f"changed {', '.join(sorted(changed)) or 'train.toml'}"
     if is_accepted:
         wrong = wrong or next(iter(doubts(source)), None)
-    elif wrong is None:
-        tally.kinds[_kind(answer[2])] += 1
     (tally.accepted if is_accepted else tally.refused).append(source)
     if wrong is not None:
         tally.wrong.append((wrong, source))
-
-
-def _kind(line: str) -> str:
-    """A refusal without its names, values and numbers."""
-    plain = re.sub(r'"(?:\\.|[^"\\])*"|\[[^\]]*\]|[\w.*-]*[._\d][\w.*-]*', "_", line)
-    return " ".join(plain.split())
 
 
 def _tried(root: Path, tally: Tally) -> Callable[[bytes], None]:

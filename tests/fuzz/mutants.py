@@ -107,8 +107,8 @@ def _arrays(assignments: Sequence[Assignment], style: int) -> str:
     )
 
 
-_RENDERERS = (_dotted, _with_headers)
-_renderer = st.sampled_from(_RENDERERS)
+_renderer = st.sampled_from((_dotted, _with_headers))
+_any_renderer = st.sampled_from((_dotted, _with_headers, _inline, _arrays))
 _style = st.integers(0, 2)
 
 
@@ -137,7 +137,7 @@ def locked_keys(draw: st.DrawFn) -> bytes:
         path = tuple(draw(st.sampled_from(KEYS)).path.replace(ANY, "a").split("."))
         path = (*path[: draw(st.integers(0, len(path)))], draw(st.sampled_from(sorted(LOCKED_ANYWHERE))))
     below = (draw(_NAMES),) if draw(st.booleans()) else ()
-    render = draw(st.sampled_from((_dotted, _with_headers, _inline, _arrays)))
+    render = draw(_any_renderer)
     locked = render([((*path, *below), draw(_ANY_VALUE))], draw(_style))
     before = draw(st.booleans())
     own = _dotted(draw(_careful()), 0)
@@ -163,9 +163,9 @@ def misspelt_keys(draw: st.DrawFn) -> bytes:
 @st.composite
 def odd_structures(draw: st.DrawFn) -> bytes:
     """Open keys in several structures at once, which may clash: dotted, inline, arrays of tables, deep nesting."""
-    assignments, render = draw(_careful()), st.sampled_from((_dotted, _with_headers, _inline, _arrays))
+    assignments = draw(_careful())
     pieces = [assignments[::2], assignments[1::2]] if draw(st.booleans()) else [assignments, assignments[-1:]]
-    text = "".join(draw(render)(piece, draw(_style)) for piece in pieces)
+    text = "".join(draw(_any_renderer)(piece, draw(_style)) for piece in pieces)
     depth = draw(st.sampled_from((0, 0, 0, 0, 5, 20, 300, 2000)))
     deep = f"{'.'.join(['a'] * depth)} = 1\n" if draw(st.booleans()) else f"a = {'[' * depth}{']' * depth}\n"
     return (text + deep if depth else text).encode()

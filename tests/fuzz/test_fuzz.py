@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.checkouts import ROOT, names_no_place
+from tests.checkouts import names_no_place, run_module
 from tests.fuzz.__main__ import Answer, Tally, make_checkout, try_one
 from tests.fuzz.mutants import SHIPPED
 from tests.fuzz.oracle import doubts, doubts_of_values
 
 
-def run(output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.fuzz", *flags, "--output", str(output)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_ten_mutants_and_a_whole_process(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    done = run(output, "--cases", "10", "--processes", "1")
+    done = run_module("tests.fuzz", "--cases", "10", "--processes", "1", "--output", str(output))
     assert done.returncode == 0, done.stderr
     result = json.loads(output.read_text())
     assert [row["cases"] for row in result["classes"]] == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
@@ -36,7 +29,7 @@ def test_ten_mutants_and_a_whole_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_mutants(tmp_path: Path) -> None:
-    done = run(tmp_path / "result.json")
+    done = run_module("tests.fuzz", "--output", str(tmp_path / "result.json"))
     assert done.returncode == 0, done.stderr
 
 
