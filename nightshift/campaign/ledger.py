@@ -181,8 +181,10 @@ class Ledger:
     def sweep(self) -> None:
         """Delete the temporary files of writers that were killed (call as the head)."""
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
-        for folder in (self.runs_dir, *(self.run_dir(number) for number in self.numbers()[-1:])):
-            sweep_folder(folder)
+        sweep_folder(self.runs_dir)
+        for number in self.numbers()[-1:]:
+            for folder in self.run_dir(number).glob("**/"):  # its own, and those of its runs and their attempts
+                sweep_folder(folder)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""
