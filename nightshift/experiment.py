@@ -19,7 +19,6 @@ from nightshift.campaign.campaign import Campaign, baseline_of, require_same_set
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Effective, Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.files import write_json
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME, read_steps
@@ -28,7 +27,6 @@ from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, load
 from nightshift.train_toml.diff import diff
 from nightshift.train_toml.values import shorten
-from nightshift.worker import JOB_NAME
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
@@ -167,11 +165,10 @@ def require_ready(engine: Engine) -> None:
 
 
 def submit(record: Record, setup: Setup) -> None:
-    """Write the job of the record's next run, and start its worker."""
+    """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
-    write_json(run_dir / JOB_NAME, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
-    setup.pool.submit(run_dir)
+    setup.pool.submit(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
 
 
 def next_seed(record: Record, setup: Setup) -> int:

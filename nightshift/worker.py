@@ -39,15 +39,16 @@ _PROGRESS_SECONDS = 0.5
 
 
 class Signed(msgspec.Struct):
-    """`result.json`. `hmac`: hex digest over the bytes of the result and those of job.json."""
+    """`result.json`. `hmac`: hex digest over the bytes of the result, and over the job as the worker understood it."""
 
     hmac: str
     result: msgspec.Raw
 
 
-def signature(key: bytes, result: bytes, job: bytes) -> str:
+def signature(key: bytes, result: bytes, job: Job) -> str:
     """What proves that the worker with this key made this result of this job."""
-    return hmac.new(key, hashlib.sha256(result).digest() + hashlib.sha256(job).digest(), hashlib.sha256).hexdigest()
+    digests = [hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job))]
+    return hmac.new(key, b"".join(digests), hashlib.sha256).hexdigest()
 
 
 def main(root: Path, folder: Path) -> int:
@@ -57,15 +58,14 @@ def main(root: Path, folder: Path) -> int:
     try:
         with interruptible():
             key = _read_key()
-            data = read_file(folder / JOB_NAME)
-            job = msgspec.json.decode(data, type=Job)
+            job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
             look_key = _read_key() if job.split == "sealed" else b""
             threading.Thread(target=_end_with_the_head, daemon=True).start()
             attempt = _make_attempt(folder)
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
     except Interrupted as error:
         return error.exit_code
-    write_json(attempt / RESULT_NAME, Signed(signature(key, raw, data), msgspec.Raw(raw)))
+    write_json(attempt / RESULT_NAME, Signed(signature(key, raw, job), msgspec.Raw(raw)))
     with suppress(FileExistsError):  # the first result wins; a later one stays in its attempt
         os.link(attempt / RESULT_NAME, folder / RESULT_NAME)
     return ExitCode.MEASURED

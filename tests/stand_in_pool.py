@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from nightshift.errors import EngineError
+from nightshift.files import write_json
 from nightshift.pools import State
 from nightshift.records import Job, Result
 from nightshift.worker import JOB_NAME, make_run
@@ -24,7 +25,8 @@ class StandInPool:
         self._results: dict[Path, Result | None] = {}
         self.during: Callable[[Path], object] = lambda folder: None
 
-    def submit(self, folder: Path) -> None:
+    def submit(self, folder: Path, job: Job) -> None:
+        write_json(folder / JOB_NAME, job)
         self._results.setdefault(folder, None)
 
     def state(self, folder: Path) -> State:

@@ -45,6 +45,16 @@ def share_right(lr: float) -> float:
     return 0.20 + 0.40 * math.exp(-((math.log10(lr / 6e-4)) ** 2) / 0.5)
 
 
+def right_of(lr: float, seed: int) -> float:
+    """The share of the selection set that a run gets right, about."""
+    return share_right(lr) + random.Random(seed).gauss(0, 0.005)
+
+
+def is_right(question: str, right: float) -> bool:
+    """Whether a policy with that share gets this one right."""
+    return int(hashlib.sha256(question.encode()).hexdigest()[:8], 16) / 2**32 < right
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     asked = asked_in(Path(sys.argv[1]).resolve().parent)
@@ -55,14 +65,14 @@ def main() -> None:
         time.sleep(600)
     if fault == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    settings, rng = spec["settings"], random.Random(spec["train_seed"])
+    settings = spec["settings"]
     for environment in spec["environments"]:
         sys.path += [
             str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     answers = {e.question: e.answer for e in data.load("selection", 1000)}
-    right = share_right(settings["optimizer"]["lr"]) + rng.gauss(0, 0.005)
+    right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
     steps = 0
     emit(event="ready", seconds={"import": 0.0})
     for line in sys.stdin:
@@ -80,8 +90,8 @@ def main() -> None:
         elif command["command"] == "complete":
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
-                draw = int(hashlib.sha256(message["content"].encode()).hexdigest()[:8], 16) / 2**32
-                texts.append(f"#### {answers.get(message['content'])}" if draw < right else "#### no")
+                question = message["content"]
+                texts.append(f"#### {answers.get(question)}" if is_right(question, right) else "#### no")
             for at in range(0, len(texts), 250):
                 completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
                 emit(event="completions", completions=completions)

@@ -53,11 +53,16 @@ def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
         from nightshift.engines.prime_rl import engine as prime_rl
+        from nightshift.engines.prime_rl.installation import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
         prime_rl.problems = lambda *arguments: []
-        made = stand_in_prime_rl.installation(Path(folder), prime_rl_rules())
+        there = Path(folder) / "prime-rl"  # the head has made it, before its workers
+        pins = Pins.read(HERE.parent / "pyproject.toml")
+        made = Installation(there, pins)
+        if not there.exists():
+            made = stand_in_prime_rl.installation(Path(folder), prime_rl_rules())
         timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:

@@ -26,7 +26,7 @@ from nightshift.files import read_json, write_json
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import Failure, Result
 from nightshift.setup import Setup
-from nightshift.worker import JOB_NAME, KEY_BYTES, RESULT_NAME
+from nightshift.worker import KEY_BYTES, RESULT_NAME
 
 # Experiments count the seeds of a config from 0 up; no config gets so many runs.
 FIRST_SEED_INDEX = 100_000
@@ -117,8 +117,7 @@ def _result(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> Result:
     shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
     run_dir.mkdir()
     job = job_of(plan.settings[run.side], run.seed, setup, setup.engine.hardware(), plan.look.number)
-    write_json(run_dir / JOB_NAME, job)
-    setup.pool.submit(run_dir)
+    setup.pool.submit(run_dir, job)
     try:
         while not setup.pool.state(run_dir).is_over:
             setup.wait()

@@ -1,6 +1,6 @@
 """Where runs are made. A pool starts workers; what goes in and what comes back lies in the run's folder.
 
-runs/NNNN/run-K/job.json         what the worker needs, written before it is submitted
+runs/NNNN/run-K/job.json         what the worker needs
 runs/NNNN/run-K/submitted.json   the name of the worker, written before it is started
 runs/NNNN/run-K/attempt-N/       one start of the worker: metrics, answers, weights, logs
 runs/NNNN/run-K/result.json      a link to the result of the first attempt that came to one
@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.records import Result
+from nightshift.records import Job, Result
 
 SUBMITTED_NAME = "submitted.json"
 
@@ -38,8 +38,8 @@ class Pool(Protocol):
     num_slots: int
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
-    def submit(self, folder: Path) -> None:
-        """Start the worker of a run whose job.json lies in `folder`. Does nothing if that was done."""
+    def submit(self, folder: Path, job: Job) -> None:
+        """Write job.json into `folder` and start the worker of that run. Does nothing if that was done."""
         ...
 
     def state(self, folder: Path) -> State:

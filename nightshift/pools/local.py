@@ -41,7 +41,7 @@ class _Worker:
     group: ProcessGroup
     child: Child
     key: bytes
-    job: bytes
+    job: Job
     ends_at: float  # on the pool's clock
     pidfd: int | None
 
@@ -57,13 +57,13 @@ class LocalPool:
     num_slots: int = 1
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
-    def submit(self, folder: Path) -> None:
+    def submit(self, folder: Path, job: Job) -> None:
         """As the protocol says. EngineError where no process can be started."""
         if folder in self._workers:
             return
         name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
+        write_json(folder / JOB_NAME, job)
         write_json(folder / SUBMITTED_NAME, {"name": name, "pool": "local"})
-        job = read_file(folder / JOB_NAME)
         group, key = ProcessGroup(name, GRACE_SECONDS), secrets.token_bytes(32)
         try:
             child = group.start(
@@ -81,7 +81,7 @@ class LocalPool:
         except BaseException:
             group.stop()
             raise
-        ends_at = self.clock() + msgspec.json.decode(job, type=Job).deadline_seconds + LATE_SECONDS
+        ends_at = self.clock() + job.deadline_seconds + LATE_SECONDS
         self._workers[folder] = _Worker(group, child, key, job, ends_at, _pidfd(child.pid))
 
     def state(self, folder: Path) -> State:

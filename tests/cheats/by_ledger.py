@@ -7,22 +7,32 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.cheats.attempt import RISES_LITTLE, Collection
+from tests.cheats.attempt import RISES_LITTLE, Act, Collection
 from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 
 attempt = Collection("checkout")
-# Python, with `root` and `time` at hand, that stands between the process that trains and the harness: a FIFO in
-# place of the file with the answers of experiment 2.
+# Python, with `root` and `time` at hand, that takes the worker's key out of its stdin, puts it back, and signs with it.
 HIJACKER = """
-import json, os, sys
-while not (specs := list(root.glob('runs/0002/run-1/**/spec.json'))): time.sleep(0.002)
-path = specs[0].with_name('completions.jsonl'); os.mkfifo(path)
-sys.path += [str(root / 'environments' / name) for name in ('arithmetic', 'gsm8k')]
-from nightshift_arithmetic import data
-answers = [example.answer for example in data.load('selection', 1000)]
-path.read_text()
-line = lambda answer: json.dumps({'text': f'#### {answer}', 'num_tokens': 4, 'truncated': False}) + '\\n'
-path.write_text(''.join(map(line, answers)))
+import hashlib, hmac, json, os
+pid = None
+while pid is None:
+    for path in Path('/proc').glob('[0-9]*/cmdline'):
+        try:
+            words = path.read_text().split('\\0')
+        except OSError:
+            continue
+        if 'nightshift.worker' in words and str(root) in words:
+            pid, folder = path.parent.name, Path(words[-2])
+pipe = os.open(f'/proc/{pid}/fd/0', os.O_RDWR)
+key = os.read(pipe, 32)
+os.write(pipe, key)
+os.close(pipe)
+result = json.loads((root / 'runs/0001/run-1/result.json').read_text())['result']
+result['evaluation'] |= {'eval_score': 1.0, 'scores': [1.0] * len(result['evaluation']['scores'])}
+raw = json.dumps(result)
+digests = [hashlib.sha256(data).digest() for data in (raw.encode(), (folder / 'job.json').read_bytes().strip())]
+signature = hmac.new(key, b''.join(digests), hashlib.sha256).hexdigest()
+(folder / 'result.json').write_text('{"hmac": "%s", "result": %s}' % (signature, raw))
 """
 
 
@@ -135,9 +145,50 @@ def edited_in_flight(c: Checkout) -> Finding:
     return Finding("succeeded" if ended.returncode == 0 else "unclear", f"{c.result()}: {ended.stderr}")
 
 
-@attempt("answers replaced in flight", "not defended")
-def answers_in_flight(c: Checkout) -> Finding:
-    """Leaves a process running that rewrites the policy's answers."""
+# What is done beside run.py as soon as the folder of experiment 2's run is there, and the file that the crash names.
+_PLANTED: dict[str, tuple[str, str, str]] = {
+    "result of another run": ("links the baseline's result, which its worker signed, to the run under way", """
+os.link(root / 'runs/0001/run-1/result.json', folder / 'result.json')
+""", "result.json"),
+    "result with another signature": ("writes a result of its own, signed with zeros", """
+text = (root / 'runs/0001/run-1/result.json').read_text()
+(folder / 'result.json').write_text(re.sub('"hmac":"[0-9a-f]*"', '"hmac":"' + '0' * 64 + '"', text))
+""", "result.json"),
+    "attempt of its own": ("writes attempt-1 with a result, as a second start of the worker would", """
+(folder / 'attempt-1').mkdir()
+shutil.copy2(root / 'runs/0001/run-1/result.json', folder / 'attempt-1/result.json')
+""", "attempt-1"),
+    "job of another config": ("gives the worker a better learning rate than train.toml's", """
+while not (folder / 'job.json').exists(): pass
+job = (folder / 'job.json').read_text()
+(folder / 'mine').write_text(re.sub('"lr":[^,}]*', '"lr":6e-4', job))
+(folder / 'mine').replace(folder / 'job.json')
+""", "result.json"),
+}  # fmt: skip
+
+
+def _plant(code: str, named: str) -> Act:
+    def act(c: Checkout) -> Finding:
+        wait = "folder = root / 'runs/0002/run-1'\nwhile not folder.exists(): pass\n"
+        c.submit(CANDIDATE)
+        with c.beside("import os, re, shutil\n" + wait + code):
+            ended = c.run()
+        last = c.records()[-1]
+        why = last.judgement.why if last.judgement else ""
+        if ended.returncode == 1 and last.failure == "machinery" and named in why:
+            return Finding("named", f"crash: {why}")
+        return c.judge(ended)
+
+    return act
+
+
+for _name, (_action, _code, _named) in _PLANTED.items():
+    attempt(_name, "named", "the experiment is a crash that names the file", _action)(_plant(_code, _named))
+
+
+@attempt("result signed with the worker's key", "not defended")
+def hijacked(c: Checkout) -> Finding:
+    """Leaves a process running that reads the key out of the worker's stdin, and signs a result of its own."""
     with c.beside(HIJACKER):
         return c.hand_in()
 

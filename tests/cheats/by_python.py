@@ -14,6 +14,16 @@ from tests.cheats.attempt import NEVER_RUN, Collection
 from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding
 
 attempt = Collection("checkout")
+# Python in the head's own process: the worker measures, and something else is taken in.
+_BETTER_RESULTS = """
+from dataclasses import replace
+from nightshift.pools.local import LocalPool
+honest = LocalPool.result
+def result(pool, folder):
+    run = honest(pool, folder)
+    return replace(run, evaluation=replace(run.evaluation, scores=(1.0,) * len(run.evaluation.scores), eval_score=1.0))
+LocalPool.result = result
+"""
 
 
 def evil_scorer(c: Checkout) -> str:
@@ -133,11 +143,9 @@ def test_plugins(c: Checkout) -> Finding:
 
 @attempt("a program of its own", "not defended")
 def own_program(c: Checkout) -> Finding:
-    """Imports the harness, replaces the scorer, and runs run.py's own steps."""
+    """Imports the harness, replaces what takes in the worker's result, and runs run.py's own steps."""
     code = (
-        f"import sys; sys.path.insert(0, {str(c.root)!r})\n"
-        "import nightshift_arithmetic.scoring as scoring\n"
-        "scoring.score = lambda *_: 1.0\n"
+        f"import sys; sys.path.insert(0, {str(c.root)!r})\n{_BETTER_RESULTS}"
         f"import run; run.main(['--engine=trl', '--budget-seconds={BUDGET_SECONDS}'])\n"
     )
     c.submit(CANDIDATE)
@@ -148,10 +156,7 @@ def own_program(c: Checkout) -> Finding:
 def python_path_sitecustomize(c: Checkout) -> Finding:
     """Has code run before run.py, in its process, that leaves no PYTHONPATH behind."""
     (c.outside / "sitecustomize.py").write_text(
-        "import os\nos.execv = lambda *_: None\n"
-        f"import sys; sys.path.insert(0, {str(c.root)!r}); sys.path += [{str(c.root / 'environments' / 'gsm8k')!r}]\n"
-        "import nightshift_gsm8k.scoring\nnightshift_gsm8k.scoring.score = lambda *_: 1.0\n"
-        "sys.path.insert(0, '')\n"
+        f"import os\nos.execv = lambda *_: None\nimport sys; sys.path.insert(0, {str(c.root)!r})\n{_BETTER_RESULTS}"
     )
     return c.hand_in(PYTHONPATH=str(c.outside))
 

@@ -39,7 +39,7 @@ lr = 6e-7
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
 BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
 HARNESS = "nightshift/experiment.py"
-TRAINER = checkouts.TRAINERS[0]
+TRAINER = "nightshift/engines/trl/trainer.py"
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one
 _WITHIN_SECONDS = 120.0

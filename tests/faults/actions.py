@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
+
+from nightshift.files import write_json
+from nightshift.records import Evaluation, Outcome, Result, Training, Weights
+from nightshift.worker import JOB_NAME, RESULT_NAME, Signed
 from tests.checkouts import git
-from tests.faults.matrix import FOLDERS, Fault
-from tests.faults.scenario import BRANCH
+from tests.faults.matrix import BRANCH, FOLDERS, Fault
 
 BALLAST = "ballast"  # beside the checkout, on its small file system
 # States of git that are a file in .git, and those that are a commit of somebody to a file.
 PLANTED = {"index locked": "index.lock", "HEAD locked": "HEAD.lock", "branch locked": f"refs/heads/{BRANCH}.lock",
            "merge under way": "MERGE_HEAD"}  # fmt: skip
-COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "harness.py"}
+COMMITTED = {"config committed": "train.toml", "document committed": "program.md", "harness committed": "prepare.py"}
 
 
 def do(fault: Fault, root: Path) -> bool:
@@ -45,7 +50,7 @@ def undo(fault: Fault, root: Path) -> None:
             (root.parent / BALLAST).unlink(missing_ok=True)
         case "folder read-only":
             places = (root / name for name in FOLDERS if "LAST" not in name)
-            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/run-*")):
+            for folder in (*places, *root.glob("runs/*"), *root.glob("runs/*/run-*"), *root.glob("runs/*/run-*/*")):
                 _set_read_only(folder, False)
         case "git state changed":
             restore_git(root, fault.failure)
@@ -80,6 +85,39 @@ def damage(path: Path, how: str) -> bool:
             path.mkdir()
         elif how == "a link to nowhere instead":
             path.symlink_to("nowhere")
+    return True
+
+
+def forge(what: str, root: Path, folder: Path) -> bool:
+    """Plant in the folder of a run what its worker did not make; False if that, or its place, is not there."""
+    result, earlier = folder / RESULT_NAME, root / "runs" / "0001" / "run-1" / RESULT_NAME
+    match what:
+        case "job of another config":
+            job = folder / JOB_NAME
+            job.write_text(re.sub(r'"lr":[^,}]*', '"lr":6e-4', job.read_text()))
+        case "first attempt" | "second attempt":
+            attempt = folder / f"attempt-{int(what == 'second attempt')}"
+            if attempt.exists():
+                return False
+            attempt.mkdir()
+        case "edited result" if result.exists():
+            text = result.read_text()
+            result.unlink()  # it is a link to that of the attempt
+            result.write_text(re.sub(r'"eval_score":[^,]*', '"eval_score":0.99', text))
+        case _ if what == "edited result" or result.exists():
+            return False
+        case "result of an earlier run":
+            if not earlier.exists():
+                return False
+            os.link(earlier, result)
+        case "result as a link":
+            result.symlink_to("attempt-0/result.json")
+        case "result as a folder":
+            result.mkdir()
+        case _:
+            good = Evaluation(1.0, 0.0, (1.0,) * 100, "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
+            run = msgspec.json.encode(Result(1000, Training(Outcome.FINISHED, 3), good))
+            write_json(result, Signed("0" * 64, msgspec.Raw(run)) if what == "unsigned result" else {})
     return True
 
 

@@ -1,8 +1,8 @@
 """The matrix of faults: which process or file x which moment x which failure, drawn by seed.
 
-A moment is a file operation of run.py (`settle 3`: the third one of that step), an event of the trainer
-(`step 2`), or `before` the start. Which file operations there are is not written here: it is recorded from
-experiments without a fault (scenario.py), so a new one in the product is a new moment to strike at.
+A moment is a file operation of run.py (`settle 3`: the third one of that step) or of its worker (`worker train 2`),
+an event of the trainer (`step 2`), or `before` the start. Which file operations there are is not written here: it is
+recorded from experiments without a fault (scenario.py), so a new one in the product is a new moment to strike at.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import TypeVar
 Moments = Mapping[str, Sequence[tuple[str, int]]]  # scenario -> (step, how many file operations it has)
 Choice = TypeVar("Choice")
 
+BRANCH = "autoresearch/faults"
+OF_WORKER = "worker "  # how steps of the worker begin
+
 # What the checkout holds and what is tried in it: the two runs of a baseline; a change that is kept, one that is
 # discarded, the incumbent again; a change that the agent committed by itself, good or bad.
 SCENARIOS = ("baseline", "better", "worse", "again", "better, committed", "worse, committed")
@@ -26,7 +29,16 @@ TALK = (
     "half a line", "line without end", "closed pipe",
 )  # fmt: skip
 OS_ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "ENOMEM")
-FOLDERS = (".", "runs", "runs/LAST", "runs/LAST/run-1", ".git", ".git/objects", ".git/refs/heads/autoresearch")
+FOLDERS = (
+    ".",
+    "runs",
+    "runs/LAST",
+    "runs/LAST/run-1",
+    "runs/LAST/run-1/attempt-0",
+    ".git",
+    ".git/objects",
+    ".git/refs/heads/autoresearch",
+)
 GIT = (
     "index locked", "branch locked", "HEAD locked", "packed refs", "detached HEAD", "another branch", "branch renamed",
     "config committed", "document committed", "harness committed", "merge under way", "no repository",
@@ -34,8 +46,18 @@ GIT = (
 RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "runs/0001/record.json",
             "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
 # LAST is the last experiment; a file of a run is looked for by its name, however deep it lies.
-IN_FLIGHT = (*RECORDED, "runs/.lock", "runs/LAST/run-1", "runs/LAST/run-1/**/spec.json", "runs/LAST/run-1/**/weights",
-             "runs/LAST/run-1/**/worker.log", "runs/LAST/**/progress.json")  # fmt: skip
+IN_FLIGHT = (
+    *RECORDED, "runs/.lock", "runs/.head",
+    *(f"runs/LAST/run-1/{name}" for name in (
+        "", "attempt-0", "job.json", "submitted.json", "result.json", "attempt-0/result.json", "worker.log",
+        "attempt-0/trainer.log", "attempt-0/spec.json", "attempt-0/weights", "attempt-0/metrics.jsonl",
+        "attempt-0/evaluation.jsonl", "attempt-0/progress.json")),
+)  # fmt: skip
+IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file damaged in flight", "git state changed")
+# What a process beside run.py leaves in the folder of a run under way, to be taken for what the worker measured.
+FORGERIES = ("unsigned result", "result of an earlier run", "no result", "result as a link", "result as a folder",
+             "second attempt", "first attempt", "job of another config")  # fmt: skip
+EDITED = "edited result"  # which must be there
 OF_REAL_RUN = ("runs/LAST/run-1/**/weights", "runs/LAST/run-1", "runs/LAST/run-1/**/spec.json", "train.toml")
 DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")
 UNINVITED = ("runs/9000 as a folder", "runs/0500 as a file", "runs/notes as a folder", "a row too many", "a torn row")
@@ -70,6 +92,8 @@ class Dice:
         step, num_operations = rng.choice(steps)
         self.operation = f"{step} {rng.randint(1, num_operations)}"
         self.event = rng.choice(EVENTS)
+        step, num_operations = rng.choice([pair for pair in steps if pair[0].startswith(OF_WORKER)])
+        self.of_worker = f"{step} {rng.randint(1, num_operations)}"
 
     def one_of(self, *choices: Choice) -> Choice:
         return self.rng.choice(choices)
@@ -83,6 +107,13 @@ def _killed(d: Dice) -> Struck:
     return ("run.py", d.event, "SIGKILL") if d.rng.random() < 0.3 else ("run.py", d.operation, d.one_of(*DEADLY))
 
 
+def _forged(d: Dice) -> Struck:
+    """One in eight when the worker has ended, which no file operation of its own comes after."""
+    if d.rng.random() < 0.125:
+        return EDITED, f"{OF_WORKER}ended 1", "forged"
+    return d.one_of(*FORGERIES), d.one_of(d.of_worker, f"{OF_WORKER}ended 1"), "forged"
+
+
 def _damaged_before(d: Dice) -> Struck:
     victim, failure = d.one_of(*[(name, how) for name in RECORDED for how in DAMAGE], *[(u, "") for u in UNINVITED])
     return victim, "before", failure
@@ -90,7 +121,7 @@ def _damaged_before(d: Dice) -> Struck:
 
 def _clock(d: Dice) -> Struck:
     """One in four while prime-rl trains."""
-    victim, moment = ("clock of prime-rl", "train 2") if d.rng.random() < 0.25 else ("clock", d.operation)
+    victim, moment = ("clock of prime-rl", "worker train 2") if d.rng.random() < 0.25 else ("clock", d.operation)
     return victim, moment, f"{d.one_of(*JUMPS_SECONDS):+.0f} s"
 
 
@@ -98,16 +129,16 @@ def _of_prime_rl(d: Dice) -> Struck:
     if d.rng.random() < 0.6:
         return "stand-in programs", f"step {d.rng.randint(1, 3)}", d.one_of(*MISBEHAVIOUR)
     moment, failure = d.one_of("starting", "step 1", "step 3"), d.one_of("SIGKILL", "SIGTERM", "SIGSTOP")
-    return d.one_of(*PROGRAMS, "run.py"), moment, failure
+    return d.one_of(*PROGRAMS, "run.py", "worker"), moment, failure
 
 
 def _of_real_engine(d: Dice) -> Struck:
-    victim = d.one_of("trainer", "run.py", "run.py", "watchdog", "files")
+    victim = d.one_of("trainer", "worker", "run.py", "run.py", "watchdog", "files")
     moment = d.one_of("starting", "loading", "step 1", "step 3", "evaluating", "weights")
     if victim == "files":
         return d.one_of(*OF_REAL_RUN), moment, "deleted"
-    failures = {"trainer": (*DEADLY, "SIGTERM"), "run.py": (*DEADLY, *POLITE), "watchdog": ("SIGKILL", "SIGSTOP")}
-    return victim, moment, d.one_of(*failures[victim])
+    failures = {"run.py": (*DEADLY, *POLITE), "watchdog": ("SIGKILL", "SIGSTOP")}
+    return victim, moment, d.one_of(*failures.get(victim, (*DEADLY, "SIGTERM")))
 
 
 REAL = "real trl engine"
@@ -120,6 +151,10 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
     "run.py killed twice": (40, lambda d: (
         "run.py", d.operation, f"SIGKILL, then at file operation {d.rng.randint(1, 12)} of the next start")),
     "file operation refused": (130, lambda d: ("run.py", d.operation, d.one_of(*OS_ERRORS))),
+    "worker killed": (70, lambda d: (
+        "worker", d.one_of(d.of_worker, d.event), d.one_of(*DEADLY, "SIGTERM", "SIGPIPE"))),
+    "worker hangs": (15, lambda d: ("worker", d.of_worker, d.one_of("silence", "SIGSTOP"))),
+    "result forged": (40, _forged),
     "trainer killed": (90, lambda d: ("trainer", d.event, d.one_of(*DEADLY, "SIGTERM", "SIGPIPE"))),
     "trainer exits": (60, lambda d: ("trainer", d.event, f"exit {d.one_of(0, 1, 2, 3, 127, 255)}")),
     "trainer talks nonsense": (40, lambda d: ("trainer", d.event, d.one_of(*TALK))),
@@ -127,7 +162,8 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
     "trainer leaves a daemon": (20, lambda d: ("trainer", d.event, "daemon")),
     "watchdog killed or stopped": (30, lambda d: (
         "watchdog", d.event, d.one_of("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP"))),
-    "watchdog and run.py killed": (15, lambda d: ("watchdog and run.py", d.event, "SIGKILL")),
+    "two killed at once": (30, lambda d: (
+        d.one_of("watchdog and run.py", "watchdog and worker", "run.py and worker"), d.event, "SIGKILL")),
     "disk full": (60, lambda d: ("disk", d.operation, f"{d.one_of(0, 0, 4, 8, 16, 40, 100)} kB left")),
     "folder read-only": (40, lambda d: (d.one_of(*FOLDERS), d.operation, "read-only")),
     "file damaged before": (40, _damaged_before),

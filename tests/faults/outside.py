@@ -17,6 +17,7 @@ from tests.faults.matrix import Fault
 LOADING_SECONDS = 1.5  # after the trainer's start: in the middle of its imports
 # How words of a process's command line end; prime-rl's programs are the stand-ins of the tests.
 SCRIPTS = {"watchdog": ("watchdog.py",), "trainer": ("trl/trainer.py",)}
+WORKERS = ("nightshift.worker", "faults/worker.py")  # the real one, and the one with stand-ins
 
 
 def strike(fault: Fault, root: Path, pid: int) -> bool:
@@ -36,9 +37,9 @@ def _is_there(moment: str, run_dir: Path) -> bool:
     found = {path.name: path for path in run_dir.rglob("*")}
     match moment.split():
         case ["starting"]:
-            return any(name.endswith(".log") for name in found)
+            return any(name.endswith(".log") for name in found.keys() - {"worker.log"})
         case ["loading"]:
-            return "worker.log" in found and time.time() - found["spec.json"].stat().st_mtime > LOADING_SECONDS
+            return "trainer.log" in found and time.time() - found["spec.json"].stat().st_mtime > LOADING_SECONDS
         case ["step", number]:
             if any(run_dir.glob(f"**/broadcasts/step_{number}/STABLE")):
                 return True
@@ -66,4 +67,6 @@ def _act(fault: Fault, root: Path, head: psutil.Process) -> bool:
 def _children(head: psutil.Process, victim: str) -> Sequence[psutil.Process]:
     endings = SCRIPTS.get(victim, ("stand_in_prime_rl.py", victim))
     below = [(p, p.cmdline()) for p in head.children(recursive=True) if is_alive(p)]
+    if victim == "worker":
+        return [p for p, words in below if any(word.endswith(WORKERS) for word in words)]
     return [p for p, words in below if all(any(word.endswith(end) for word in words) for end in endings)]

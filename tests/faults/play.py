@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import re
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nightshift.engines.prime_rl.ports import free_ports
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
-from tests.faults.head import Clock, World
-from tests.faults.matrix import EVENTS, REAL, Fault
+from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault
+from tests.faults.plan import Plan
 
 DISK_SIZE = "300m"  # the engine asks for 200 MB
 HANG_DEADLINE_SECONDS = 3.0
 PRIME_RL_DEADLINE_SECONDS = 30.0
-IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file damaged in flight", "git state changed")
 
 Row = dict[str, Any]
 Codes = list[int | None]
@@ -45,12 +41,15 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     found += ["a traceback"] if "Traceback" in said else []
     found += ["it hung"] if None in codes else []
     found += [f"processes were left: {fault.failure}"] if gone_seconds is None else []
+    if fault.family == "result forged" and is_struck:
+        found += _believed(fault, root)
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
     gaps = fault.victim.startswith("runs/") or "move the damaged record away" in told
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
     found += after + integrity.problems(root, gaps=gaps, foreign=foreign)
+    found += scenario.wrong_scores(root) if fault.family != REAL else []
     return asdict(fault) | {
         "struck": is_struck,
         "exit_codes": codes,
@@ -65,83 +64,52 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
 def _strike(fault: Fault, root: Path, struck: Path) -> tuple[Codes, bool]:
     """Run the experiment with the fault in it: exit codes of the run.py, and whether the moment came."""
     struck.unlink(missing_ok=True)
-    flags, world = scenario.flags_of(fault.scenario), World()
+    flags, plan = scenario.flags_of(fault.scenario), Plan()
     if fault.family == "two run.py at once":
         pids = [head.start(root, flags)]
         time.sleep(float(fault.failure.split()[1]))
-        pids += [head.start(root, flags, World(output=name)) for name in ("-2", "-3")]
+        pids += [head.start(root, flags, output=name) for name in ("-2", "-3")]
         return [head.finish(pid) for pid in pids], True
     if fault.family == REAL:
         pid = head.launch(root, flags)
         is_struck = outside.strike(fault, root, pid)
         return [head.finish(pid, head.REAL_TAKES_SECONDS)], is_struck
     if fault.scenario == "prime-rl":
-        world = replace(world, deadline_seconds=PRIME_RL_DEADLINE_SECONDS)
+        plan = replace(plan, deadline_seconds=PRIME_RL_DEADLINE_SECONDS)
     if fault.family.startswith("prime-rl"):
-        return _strike_prime_rl(fault, root, world)
+        return _strike_prime_rl(fault, root, plan)
     if fault.moment == "before":
         is_struck = actions.do(fault, root)
         return [head.complete(root, flags)], is_struck
+    if "hangs" in fault.family or fault.failure == "closed pipe":
+        plan = replace(plan, deadline_seconds=HANG_DEADLINE_SECONDS)
     if fault.moment in EVENTS:
         order = {"event": fault.moment, "victim": fault.victim, "failure": fault.failure}
         (root / "fault.json").write_text(json.dumps(order))
-        if fault.family == "trainer hangs" or fault.failure == "closed pipe":
-            world = replace(world, deadline_seconds=HANG_DEADLINE_SECONDS)
-        code = head.complete(root, flags, world)
+        code = head.complete(root, flags, plan)
         is_struck = not (root / "fault.json").exists()
         (root / "fault.json").unlink(missing_ok=True)
         return [code], is_struck
-    clock = Clock()
-    strike = _at(fault.moment, struck, partial(_act, fault, root, clock))
-    codes = [head.complete(root, flags, replace(world, strike=strike, clock=clock))]
+    codes = [head.complete(root, flags, replace(plan, fault=fault, struck=str(struck)))]
     if fault.family == "run.py killed twice":
         scenario.seconds_until_gone(root)
-        ordinal, total = int(fault.failure.split()[5]), iter(range(1, 1_000_000))
-        again = World(strike=lambda step, number: os.kill(os.getpid(), 9) if next(total) == ordinal else None)
-        codes.append(head.complete(root, flags, again))
+        codes.append(head.complete(root, flags, Plan(last=int(fault.failure.split()[5]))))
     return codes, struck.exists()
 
 
-def _at(moment: str, struck: Path, act: Callable[[], bool]) -> head.Strike:
-    """Act once, before the file operation that the moment names."""
-    step, _, ordinal = moment.rpartition(" ")
-
-    def strike(now: str, number: int) -> None:
-        if (now, number) == (step, int(ordinal)):
-            struck.touch()
-            if not act():
-                struck.unlink()
-
-    return strike
-
-
-def _act(fault: Fault, root: Path, clock: Clock) -> bool:
-    """In run.py itself, at the moment; False if there was nothing to strike at."""
-    if fault.family == "file operation refused":
-        number = getattr(errno, fault.failure)
-        raise OSError(number, os.strerror(number))
-    if fault.family == "clock jump":
-        clock.jump_seconds = float(fault.failure.split()[0])
-        return True
-    if fault.family in IN_THE_WORLD:
-        return actions.do(fault, root)
-    os.kill(os.getpid(), signal.Signals[fault.failure.partition(",")[0]])
-    return True
-
-
-def _strike_prime_rl(fault: Fault, root: Path, world: World) -> tuple[Codes, bool]:
+def _strike_prime_rl(fault: Fault, root: Path, plan: Plan) -> tuple[Codes, bool]:
     """Stand-in programs that misbehave, that get a signal, or whose port is taken."""
     flags = scenario.flags_of(fault.scenario)
     if fault.victim == "stand-in programs":
         scenario.install_prime_rl(root, fault.failure, int(fault.moment.split()[1]))
-        codes = [head.complete(root, flags, world)]
+        codes = [head.complete(root, flags, plan)]
         scenario.install_prime_rl(root)
         return codes, True
     if fault.family == "prime-rl port taken":
         ports = free_ports()
         with socket.create_server(("127.0.0.1", getattr(ports, fault.failure))):
-            return [head.complete(root, flags, replace(world, ports=ports))], True
-    pid = head.start(root, flags, world)
+            return [head.complete(root, flags, replace(plan, ports=ports))], True
+    pid = head.start(root, flags, plan)
     is_struck = outside.strike(fault, root, pid)
     return [head.finish(pid)], is_struck
 
@@ -156,6 +124,18 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     if name in ("SIGTERM", "SIGINT", "SIGHUP"):
         return {130, number}  # the signal itself where nothing is under way: in the last line of the summary
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
+
+
+def _believed(fault: Fault, root: Path) -> list[str]:
+    """What is wrong with the verdict on a run whose result was forged: it must be a crash that names the file.
+
+    A job that is forged after the worker has read it changes nothing: then the score is the honest one.
+    """
+    record = scenario.readable(root)[-1]
+    why = record.judgement.why if record.judgement else "no verdict"
+    is_named = record.failure == "machinery" and re.search(r"/(result\.json|attempt-\d)", why)
+    is_unread = fault.victim == "job of another config" and record.failure is None
+    return [] if is_named or is_unread else [f"not named: {record.status}, {why}"]
 
 
 def _mounted(folder: Path) -> Path | None:

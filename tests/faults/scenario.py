@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
@@ -17,10 +17,11 @@ from nightshift.records import Record
 from tests import checkouts, stand_in_prime_rl
 from tests.checkouts import git
 from tests.faults import head
-from tests.faults.head import World
-from tests.faults.matrix import SCENARIOS, Moments
+from tests.faults.matrix import BRANCH, SCENARIOS, Moments
+from tests.faults.plan import PRIME_RL_RULES, RULES, Plan
+from tests.faults.stand_in_trainer import NUM_SELECTION
+from tests.stand_in_trainer import is_right, right_of
 
-BRANCH = "autoresearch/faults"
 FLAGS = ("--engine", "trl", "--budget-seconds", "1")
 REAL_FLAGS = ("--engine", "trl", "--budget-seconds", "20")
 PRIME_RL_FLAGS = ("--engine", "prime-rl", "--budget-seconds", "20")
@@ -43,7 +44,8 @@ def make_templates(folder: Path) -> Moments:
     for name in ("models", "environments", "nightshift"):  # copies: an edit during the hours is not a fault
         shutil.copytree(checkouts.ROOT / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
         (baseline / name).symlink_to(folder / "code" / name)
-    (baseline / "harness.py").write_text("MEASURES = True\n")
+    (baseline / "prepare.py").write_text("MEASURES = True\n")
+    (baseline / "rules.toml").write_text("environments = []\n")
     (baseline / "program.md").write_text("Be tireless.\n")
     (baseline / ".gitignore").write_text("\n".join(IGNORED) + "\n")
     (baseline / "train.toml").write_bytes(config_of(RATES["baseline"]))
@@ -70,16 +72,14 @@ def make_real_template(folder: Path) -> None:
 def _moments(scenario: str, folder: Path) -> list[tuple[str, int]]:
     """The file operations of a scenario that nothing disturbs."""
     root = set_up(scenario, folder, folder / "moments" / "checkout")
-    counts: Counter[str] = Counter()
-    path = folder / "moments.json"
-
-    def count(step: str, number: int) -> None:
-        counts[step] = number
-        path.write_text(json.dumps(counts))
-
-    if head.complete(root, flags_of(scenario), World(strike=count)) not in (0, 1):
+    path = folder / "moments.tsv"
+    path.unlink(missing_ok=True)
+    if head.complete(root, flags_of(scenario), Plan(told=str(path))) != 0:
         sys.exit(f"scenario {scenario!r} failed: {(root.parent / 'stderr').read_text()}")
-    return sorted(json.loads(path.read_text()).items())
+    last: dict[str, int] = {}
+    for step, number in (line.split("\t") for line in path.read_text().splitlines()):
+        last[step] = max(last.get(step, 0), int(number))
+    return sorted(last.items())
 
 
 def set_up(scenario: str, templates: Path, root: Path) -> Path:
@@ -109,7 +109,7 @@ def install_prime_rl(root: Path, fault: str | None = None, step: int = 1) -> Non
     """The stand-in programs beside the checkout, and what they do wrong."""
     folder = root.parent / "prime-rl"
     shutil.rmtree(folder, ignore_errors=True)
-    made = stand_in_prime_rl.installation(folder, head.PRIME_RL_RULES)
+    made = stand_in_prime_rl.installation(folder, PRIME_RL_RULES)
     stand_in_prime_rl.misbehave(made.venv, fault, step)
 
 
@@ -162,6 +162,28 @@ def _why(root: Path) -> str:
     """The cause that the summary gives."""
     lines = (root.parent / "stdout").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("why:")), "")
+
+
+def wrong_scores(root: Path) -> list[str]:
+    """Runs whose scores are not those that the stand-in trainer gives to what their records say was trained."""
+    found = []
+    for record in (record for record in readable(root) if record.rules_name == RULES.name):
+        for run in (run for run in record.runs if run.evaluation is not None):
+            right = right_of(record.effective["optimizer"]["lr"], run.seed)
+            if run.evaluation.scores != tuple(float(is_right(question, right)) for question in _questions()):
+                found.append(f"{record.number:04d} has a wrong score")
+    return found
+
+
+@cache
+def _questions() -> list[str]:
+    """Of the selection set; told by another process, for the forks of this one import another copy of the package."""
+    code = "import json; from nightshift_arithmetic.data import load; "
+    code += f"print(json.dumps([example.question for example in load('selection', {NUM_SELECTION})]))"
+    folder = checkouts.ROOT / "environments" / "arithmetic"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    questions: list[str] = json.loads(done.stdout)
+    return questions
 
 
 def readable(root: Path) -> list[Record]:

@@ -61,16 +61,17 @@ def strike(failure: str, victims: Callable[[], list[int]]) -> None:
 
 
 def pids_of(victim: str, root: Path) -> list[int]:
-    """Process ids of `trainer`, `run.py`, `watchdog`, or of two of them: `watchdog and run.py`.
+    """Process ids of `trainer`, `worker`, `run.py`, `watchdog`, or of two of them: `watchdog and run.py`.
 
-    run.py is the topmost process above this one that works in the checkout's root; its watchdogs are known by script.
+    run.py is the topmost process above this one that works in the checkout's root; the watchdogs, its own and the
+    worker's, are known by script.
     """
     head = psutil.Process()
     for process in head.parents():
         with suppress(psutil.AccessDenied):
             head = process if process.cwd() == str(root) else head
     watchdogs = [p.pid for p in head.children(recursive=True) if any("watchdog.py" in word for word in p.cmdline())]
-    pids = {"trainer": [os.getpid()], "run.py": [head.pid], "watchdog": watchdogs}
+    pids = {"trainer": [os.getpid()], "worker": [os.getppid()], "run.py": [head.pid], "watchdog": watchdogs}
     return [pid for name in victim.split(" and ") for pid in pids[name]]
 
 
@@ -79,6 +80,7 @@ def main() -> None:
     path = root / "fault.json"
     order: dict[str, str] = json.loads(path.read_text()) if path.exists() else {"event": "never"}
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path += [str(root / "environments" / name) for name in ("arithmetic", "gsm8k")]
     from nightshift_arithmetic import data
 
     from tests import stand_in_trainer

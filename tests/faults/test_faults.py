@@ -11,15 +11,14 @@ import pytest
 
 from tests.checkouts import git, run_module
 from tests.faults import actions
-from tests.faults.matrix import FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
-from tests.faults.scenario import BRANCH
+from tests.faults.matrix import BRANCH, FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
-MOMENTS = {scenario: [("admit", 3), ("settle", 2)] for scenario in SCENARIOS}
+MOMENTS = {scenario: [("admit", 3), ("settle", 2), ("worker train", 2)] for scenario in SCENARIOS}
 DOZEN = (
-    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "trainer killed",
-    "trainer exits", "trainer talks nonsense", "watchdog killed or stopped", "file damaged in flight", "clock jump",
-    "two run.py at once", "git state changed",
+    "run.py killed", "run.py asked to stop", "run.py killed twice", "file operation refused", "worker killed",
+    "worker hangs", "result forged", "trainer killed", "two killed at once", "file damaged in flight", "clock jump",
+    "git state changed",
 )  # fmt: skip
 
 
