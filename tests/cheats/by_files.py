@@ -129,7 +129,7 @@ def other_campaign(c: Checkout) -> Finding:
     return _in_a_campaign_of_its_own(c, SCORER, (c.root / SCORER).read_text() + EVIL_SCORER)
 
 
-@attempt("another trainer in a campaign of its own", "not defended", _OTHER_HASH)
+@attempt("another trainer in a campaign of its own", "named", _OTHER_HASH)
 def other_trainer(c: Checkout) -> Finding:
     """Commits another trainer there."""
     evil = (c.root / TRAINER).read_text().replace("return 0.20 +", "return 0.90 +")
