@@ -111,7 +111,7 @@ def _forged(d: Dice) -> Struck:
     """One in eight when the worker has ended, which no file operation of its own comes after."""
     if d.rng.random() < 0.125:
         return EDITED, f"{OF_WORKER}ended 1", "forged"
-    return d.one_of(*FORGERIES), d.one_of(d.of_worker, f"{OF_WORKER}ended 1"), "forged"
+    return d.one_of(*FORGERIES), d.of_worker, "forged"
 
 
 def _damaged_before(d: Dice) -> Struck:
@@ -167,7 +167,8 @@ FAMILIES: dict[str, tuple[int, Callable[[Dice], Struck]]] = {
     "disk full": (60, lambda d: ("disk", d.operation, f"{d.one_of(0, 0, 4, 8, 16, 40, 100)} kB left")),
     "folder read-only": (40, lambda d: (d.one_of(*FOLDERS), d.operation, "read-only")),
     "file damaged before": (40, _damaged_before),
-    "file damaged in flight": (50, lambda d: (d.one_of(*IN_FLIGHT), d.operation, d.one_of(*DAMAGE))),
+    "file damaged in flight": (50, lambda d: (
+        d.one_of(*IN_FLIGHT), d.one_of(d.operation, d.of_worker), d.one_of(*DAMAGE))),
     "clock jump": (30, _clock),
     "two run.py at once": (20, lambda d: ("run.py", "together", f"after {d.one_of(0.0, 0.0, 0.1, 0.3, 0.6)} s")),
     "git state changed": (70, lambda d: ("git", d.one_of(d.operation, "before"), d.one_of(*GIT))),
