@@ -76,7 +76,7 @@ def shadow_package(c: Checkout) -> None:
     """Adds an untracked decision/ that Python prefers to decision.py."""
     folder = c.root / "nightshift" / "campaign" / "decision"
     folder.mkdir()
-    evil = "\n_decide = decide\ndef decide(*args):\n    return replace(_decide(*args), keep=True)\n"
+    evil = "\n_judge = judge\ndef judge(*args):\n    return replace(_judge(*args), verdict=Verdict.KEEP)\n"
     (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)  # it has imported `replace`
 
 

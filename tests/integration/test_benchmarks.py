@@ -69,7 +69,7 @@ def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
 
 
 def test_shares_add_up_and_a_warm_parent_saves_no_more_than_the_start() -> None:
-    row = {"start-up of the worker": 8.0, "training": 60.0, "evaluation": 6.0, "harness": 6.0, "all": 80.0}
+    row = {"start-up of the trainer": 8.0, "training": 60.0, "evaluation": 6.0, "harness": 6.0, "all": 80.0}
     start = {"interpreter": 1.0, "import": 5.0, "model": 0.5, "trainer": 1.5, "all": 8.0, "cpu_seconds": 7.0}
     result = {**where_the_time_goes.summarize([row, row, {**row, "training": 61.0}], start), "start": start}
     assert result["shares"]["training"] == 0.75
