@@ -116,7 +116,7 @@ def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -
     if sys.platform != "linux":
         sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
     kind = machine()
-    fix = "Run: uv run pytest tests/integration/test_tasksets.py"
+    fix = "Run: uv run --group dev pytest tests/integration/test_tasksets.py"
     routes = [Route("in-process", TASKSET, rollouts, fix)]
     if process_rollouts:
         fix = "Make a package index reachable, or leave this path out: --process-rollouts 0"

@@ -1,8 +1,8 @@
 """Attempts of an adversarial agent to get a better number without a better policy.
 
 \b
-    uv run python -m tests.cheats                     all of them, a few minutes
-    uv run python -m tests.cheats --only forged       those whose name holds the word
+    uv run --group dev python -m tests.cheats                     all of them, a few minutes
+    uv run --group dev python -m tests.cheats --only forged       those whose name holds the word
 
 Each attempt is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`,
 real processes and real git; only the process that trains is a stand-in, so that equal settings score equally and
@@ -85,7 +85,8 @@ def main(only: str | None, output: Path) -> None:
         "num_spellings_of_locked_keys": by_config.NUM_SPELLINGS,
         "attempts": rows,
     }
-    write_result(output, "uv run python -m tests.cheats" + (f" --only {only}" if only else ""), figures, kind)
+    command = "uv run --group dev python -m tests.cheats" + (f" --only {only}" if only else "")
+    write_result(output, command, figures, kind)
     print(told(rows))
     sys.exit(0 if figures["num_as_expected"] == len(rows) else 1)
 

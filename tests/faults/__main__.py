@@ -1,8 +1,8 @@
 """A thousand faults: after each one, is anything left behind, lost, doubled or half done, and does the next run work?
 
 \b
-    uv run python -m tests.faults --folder FOLDER                       1,000 faults, 18 minutes on 2 cores
-    uv run python -m tests.faults --folder FOLDER --num 20 --only "trainer killed"
+    uv run --group dev python -m tests.faults --folder FOLDER                       1,000 faults, 18 minutes on 2 cores
+    uv run --group dev python -m tests.faults --folder FOLDER --num 20 --only "trainer killed"
 
 Draws faults by seed from a matrix (matrix.py): which process or file x which moment x which failure.
 Each strikes a real run.py in a fresh checkout in mid-campaign, then a person sets right what was broken from
@@ -116,7 +116,7 @@ def main(num: int, seed: int, only: tuple[str, ...], folder: Path, slots: int, r
     by_family = {family: [r for r in rows if r["family"] == family] for family in FAMILIES}
     summary = [summarize(family, ours) for family, ours in by_family.items() if ours]
     findings = [r for r in rows if r.get("problems")]
-    command = f"uv run python -m tests.faults --num {num} --seed {seed}"
+    command = f"uv run --group dev python -m tests.faults --num {num} --seed {seed}"
     command += "".join(f' --only "{name}"' for name in only)
     figures = {"seed": seed, "num": len(rows), "families": summary, "findings": findings}
     write_result(output, command, figures, kind)

@@ -1,7 +1,7 @@
 """A driven night on the real engine, killed by SIGKILL at random moments and resumed: is anything lost, doubled or
 half done? That it decides as an unbroken night does is tested in tests/integration/test_night.py.
 
-    uv run pytest -n 0 -s -m slow tests/faults/test_night_kill.py       half an hour
+    uv run --group dev pytest -n 0 -s -m slow tests/faults/test_night_kill.py       half an hour
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A thousand mutated train.toml through the front door: each is valid, or one line and exit code 2.
 
 \b
-    uv run python -m tests.fuzz                 1,000 in this process and 30 as whole processes
-    uv run python -m tests.fuzz --seed 7        another thousand
+    uv run --group dev python -m tests.fuzz                 1,000 in this process and 30 as whole processes
+    uv run --group dev python -m tests.fuzz --seed 7        another thousand
 
 The mutants come from hypothesis, by class (mutants.py). In this process they go through what run.py calls, up to
 the moment before an experiment would start (--dry-run); the 30 go through run.py with a stand-in for the
@@ -207,7 +207,7 @@ def main(cases: int, processes: int, seed: int, output: Path) -> None:
         ],
     }
     flags = f"--cases {cases} --processes {processes} --seed {seed}"
-    write_result(output, f"uv run python -m tests.fuzz {flags}", figures, kind)
+    write_result(output, f"uv run --group dev python -m tests.fuzz {flags}", figures, kind)
     print(table(figures["classes"], COLUMNS))
     for found in figures["wrong"]:
         print(f"WRONG {found['class']}: {found['cause']}\n  {found['file'][:300]}", file=sys.stderr)

@@ -25,7 +25,7 @@ def test_the_page_is_short_and_names_files_that_exist() -> None:
 
 
 def test_the_commands_of_the_page_exist() -> None:
-    found = re.findall(r"uv run ([^`\n]+)", PAGE) + re.findall(r"`(nightshift [^`]+)`", PAGE)
+    found = re.findall(r"uv run (?:--group dev )?([^`\n]+)", PAGE) + re.findall(r"`(nightshift [^`]+)`", PAGE)
     assert found
     for command in found:
         program, *rest = shlex.split(command)
