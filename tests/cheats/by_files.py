@@ -220,7 +220,8 @@ def doctored_data(c: Checkout) -> Finding:
     for name in ("train.jsonl", "test.jsonl"):
         (c.outside / name).write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 3000)
     code = "from nightshift_gsm8k import data; print(len(data.load('selection', 1319)))"
-    ended = c.call([f"{c.root}/.venv/bin/python", "-c", code], {"NIGHTSHIFT_GSM8K": str(c.outside)})
+    environ = {"NIGHTSHIFT_GSM8K": str(c.outside), "PYTHONPATH": str((c.root / SCORER).parents[1])}
+    ended = c.call([f"{c.root}/.venv/bin/python", "-c", code], environ)
     cause = ended.stderr.strip().rpartition("\n")[2]
     is_refused = ended.returncode == 1 and "Error: " in cause and "sha256" in cause
     return Finding("refused" if is_refused else "succeeded", cause)
