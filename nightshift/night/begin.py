@@ -14,8 +14,6 @@ from nightshift.guard.seal import Checkout
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, ended, load, save
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
-from nightshift.proposers.random import RandomProposer
-from nightshift.proposers.search import TpeProposer
 from nightshift.setup import Setup
 from nightshift.train_toml.text import read_source
 
@@ -58,10 +56,10 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
-    if request.agent == "tpe":
-        return TpeProposer(request.seed)
-    if request.agent == "random":
-        return RandomProposer(request.seed)
+    if request.agent in ("tpe", "random"):
+        from nightshift.proposers.search import SearchProposer  # Optuna takes half a second to load
+
+        return SearchProposer(request.agent, request.seed)
     command = command_of(request.agent)
     name = request.agent if request.agent in PRESETS else Path(command[0]).name
     return AgentProposer(
