@@ -40,7 +40,7 @@ def wait(timeout: float | None) -> None:
 
 @commands.command()
 def history() -> None:
-    """What the last campaign tried, by key: values, deltas, lessons; covered values, dead ends, untried keys."""
+    """What the last campaign tried: near misses, dead ends, covered values, untried keys; every trial, by key."""
     from nightshift.proposers.history import of_last_campaign
 
     console.print_text(of_last_campaign(Ledger(command.process_root())))

@@ -45,8 +45,8 @@ class Trial:
     def __str__(self) -> str:
         """One line."""
         verdict = "taken back" if self.is_taken_back else self.verdict
-        beside = f"(with {', '.join(self.others)})" if self.others else ""
-        return f"{self.number:04d}  {self.before} -> {self.after}  {verdict} {self.effect} {beside}".rstrip()
+        words = [verdict, self.effect, f"(with {', '.join(self.others)})" if self.others else ""]
+        return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
     @property
     def is_near_miss(self) -> bool:
