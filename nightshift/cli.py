@@ -40,7 +40,7 @@ def wait(timeout: float | None) -> None:
 
 @commands.command()
 def history() -> None:
-    """What the last campaign tried, by key: values, deltas, lessons; covered values, dead ends, untried keys."""
+    """What the last campaign tried: near misses, dead ends, covered values, untried keys; every trial, by key."""
     from nightshift.proposers.history import of_last_campaign
 
     console.print_text(of_last_campaign(Ledger(command.process_root())))
@@ -70,7 +70,7 @@ def night(**flags: Any) -> None:
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
     run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
     """
-    from nightshift.night.command import night
+    from nightshift.night.begin import night
     from nightshift.night.state import NightRequest
 
     sys.exit(night(command.process_root(), NightRequest(**flags)))

@@ -107,8 +107,6 @@ def main() -> None:
             edit(rate(call))
         elif name == "answer":
             answer(call)
-        elif name == "say":
-            print("I thought about it.\n**HYPOTHESIS:** said aloud  PREDICTION: +2 pp\nLESSON: <what it taught>")
         else:
             others[name]()
 

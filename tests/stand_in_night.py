@@ -18,8 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift.night import begin, loop  # noqa: E402
-from nightshift.night import command as night_command  # noqa: E402
+from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
 from nightshift.train_toml.edit import set_values  # noqa: E402
@@ -51,8 +50,8 @@ def main() -> None:
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
     install("real" if asked.pop("real_trainer", False) else "night")
-    loop.Night = partial(loop.Night, pauses=loop.Pauses(tuple(pauses), tuple(pauses[:2])))
-    sys.exit(night_command.night(Path(sys.argv[1]), NightRequest(**asked)))
+    begin.Night = partial(begin.Night, pauses=tuple(pauses))
+    sys.exit(begin.night(Path(sys.argv[1]), NightRequest(**asked)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Before the first step: which night a request means, on which branch, and who proposes."""
+"""`uv run nightshift night`: which night a request means, on which branch, who proposes, and the exit code."""
 
 from __future__ import annotations
 
@@ -6,18 +6,41 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.errors import UsageError
+from nightshift import console
+from nightshift.campaign.ledger import Ledger
+from nightshift.errors import ExitCode, NightshiftError, UsageError
+from nightshift.experiment import require_ready
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
 from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, ended, load, save
+from nightshift.night.loop import Night
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, load
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
-from nightshift.proposers.random import RandomProposer
-from nightshift.proposers.search import TpeProposer
-from nightshift.setup import Setup
+from nightshift.setup import Setup, open_setup
 from nightshift.train_toml.text import read_source
+
+
+def night(root: Path, request: NightRequest) -> int:
+    """A night from its start or from where it was cut off, to its end; the exit code.
+
+    0: a stop rule or a person ended it; 1: it could not go on; 2: wrong use or broken set-up; 130: stopped now.
+    """
+    reporter = console.TerminalReporter()
+    try:
+        with Ledger(root).head():
+            setup = open_setup(root, request.request, reporter)
+            proposer = proposer_of(request, setup)
+            require_ready(setup.engine)  # a person is still there to put it right
+            setup.engine.prepare_at_start(reporter.note)
+            stop = Night(begin(request, setup), setup, proposer, console.print_text).run()
+    except NightshiftError as error:
+        reporter.close()
+        console.print_error(error)
+        return error.exit_code
+    reporter.close()
+    return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
 
 def begin(request: NightRequest, setup: Setup) -> NightState:
@@ -33,9 +56,9 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         if is_same and (old.deadline is None or now < old.deadline):
             setup.reporter.note(f"going on with the night of {old.started}")
             return replace(old, pid=os.getpid())
-        cause = "its hours passed while it was cut off" if is_same else "another night was started"
-        save(setup.ledger, ended(old, cause, now))
-        setup.reporter.note(f"the night of {old.started} was cut off and is over: {cause}")
+        setup.reporter.note(
+            f"the night of {old.started} was cut off and is over: this is another one, or its hours passed"
+        )
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
@@ -43,29 +66,19 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
-    # What an agent thought of is not thrown away with its night.
-    agent = (request.agent, head.branch, setup.rules_hash)
-    is_its = old is not None and (old.request.agent, old.branch, old.rules_hash) == agent
-    return NightState(
-        request=request,
-        branch=head.branch,
-        rules_hash=setup.rules_hash,
-        started=now.isoformat(timespec="seconds"),
-        first=setup.ledger.next_number(),
-        pending=old.pending if old is not None and is_its else None,
-    )
+    started, first = now.isoformat(timespec="seconds"), setup.ledger.next_number()
+    return NightState(request, head.branch, setup.rules_hash, started, first)
 
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
-    if request.agent == "tpe":
-        return TpeProposer(request.seed)
-    if request.agent == "random":
-        return RandomProposer(request.seed)
+    if request.agent in ("tpe", "random"):
+        from nightshift.proposers.search import SearchProposer  # Optuna takes half a second to load
+
+        return SearchProposer(request.agent, request.seed)
     command = command_of(request.agent)
-    name = request.agent if request.agent in PRESETS else Path(command[0]).name
     return AgentProposer(
-        name,
+        request.agent if request.agent in PRESETS else Path(command[0]).name,
         command,
         Checkout(setup.root, setup.rules, setup.ledger, setup.repo),
         dict(os.environ),

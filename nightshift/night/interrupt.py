@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-from nightshift.errors import Interrupted
-from nightshift.processes.supervise import STOP_SIGNALS
+from nightshift.processes.supervise import interruptible
 
 
 class Interrupt:
@@ -18,22 +16,10 @@ class Interrupt:
         self.asked = False
         self._note = note
         self._has_told = False
-        self._raised = False
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Take over SIGINT, SIGTERM and SIGHUP; those that the caller ignores (nohup) stay ignored.
-
-        The second SIGINT, or the first of the others, raises Interrupted in the main thread; what comes after
-        that is ignored, so that it cannot cut short the clean-up.
-        """
-        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-        previous = {number: signal.signal(number, self._handle) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def installed(self) -> AbstractContextManager[None]:
+        """The second SIGINT, or the first of the other signals that stop, raises Interrupted in the main thread."""
+        return interruptible(self._is_first)
 
     def tell(self) -> bool:
         """`asked`; says so on the live line, once, while a run is in flight."""
@@ -42,11 +28,7 @@ class Interrupt:
             self._note("Ctrl-C: the run in flight is the last one; once more to stop now")
         return self.asked
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._raised:
-            return
-        if number == signal.SIGINT and not self.asked:
-            self.asked = True  # nothing is printed here: the signal may have cut into a print
-            return
-        self._raised = True
-        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+    def _is_first(self, number: int) -> bool:
+        is_first = number == signal.SIGINT and not self.asked
+        self.asked |= is_first  # nothing is printed here: the signal may have cut into a print
+        return is_first

@@ -8,38 +8,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.resume import resume
+from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import run_experiment
+from nightshift.experiment import admit, run_experiment
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.memory import Memory
-from nightshift.night.proposing import Proposing
-from nightshift.night.state import BY_HAND, STOP_NAME, NightState, Pending, Stop, ended, stop_rule
-from nightshift.proposers import Proposer
-from nightshift.records import Failure, Request
+from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule
+from nightshift.night.text import write_summary
+from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.records import Failure, Record, Request
 from nightshift.setup import Setup
+from nightshift.train_toml.config import load, parse
 from nightshift.train_toml.text import read_source
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
+MAX_REFUSALS = 8  # of proposals in a row
+# Seconds to wait after failures of machinery in a row, and after proposals without an edit: a rate limit may pass.
+PAUSES = (60.0, 600.0, 600.0)
 _NAP_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
-    """Seconds to wait after failures in a row; when they are used up, the night stops with the cause.
-
-    `machinery`: engine, disk or git broke. `agent`: no edit came, which may be a rate limit that passes.
-    """
-
-    machinery: tuple[float, ...] = (30.0, 120.0, 600.0)
-    agent: tuple[float, ...] = (60.0, 600.0)
-
-
 class Night:
-    """A night under way. Run it as the head (Ledger.head)."""
+    """A night under way. Run it as the head (Ledger.head). `state`: what it remembers beside the ledger."""
 
     def __init__(
         self,
@@ -47,24 +43,16 @@ class Night:
         setup: Setup,
         proposer: Proposer,
         tell: Callable[[str], None],
-        pauses: Pauses | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        pauses: tuple[float, ...] = PAUSES,
     ) -> None:
         """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter."""
+        self.state = state
         self._interrupt = Interrupt(setup.reporter.note)
         self._setup = replace(setup, is_stopping=self._interrupt.tell)
-        self._memory = Memory(state, self._setup)
+        self._proposer = proposer
         self._tell = tell
-        self._pauses = pauses or Pauses()
-        self._sleep = sleep
+        self._pauses = pauses
         self._num_failures = 0  # of machinery, in a row
-        parts = (self._memory, self._setup, proposer, self._interrupt)
-        self._proposing = Proposing(*parts, self._wait, self._pauses.agent)
-
-    @property
-    def state(self) -> NightState:
-        """What the night remembers beside the ledger."""
-        return self._memory.state
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -89,57 +77,120 @@ class Night:
             self._num_failures = 0
             return stop
         except (EngineError, OSError) as error:
-            if self._num_failures == len(self._pauses.machinery):
-                return Stop(f"the machinery failed {self._num_failures + 1} times in a row: {error}", is_planned=False)
-            pause = self._pauses.machinery[self._num_failures]
             self._num_failures += 1
-            self._setup.reporter.note(f"{error} -- once more in {pause:g} s")
-            self._wait(pause)
+            if self._num_failures > len(self._pauses):
+                return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
+            self._setup.reporter.note(f"{error} -- once more in {self._pauses[self._num_failures - 1]:g} s")
+            self._pause(self._num_failures)
             return None
 
     def _step(self) -> Stop | None:
         """One thing: settle what is left over, or propose, or run."""
-        self._memory.tidy()
-        stop = self._why_stop()
-        if stop is not None:
+        self._tidy()
+        if stop := self._why_stop():
             return stop
-        pending = self.state.pending
-        return self._proposing.next() if pending is None else self._run_pending(pending)
+        if self.state.pending:
+            return self._run(self.state.pending)
+        campaign = self._setup.campaign(self.state.branch)
+        return self._propose(campaign, campaign.incumbent) if campaign.incumbent else self._baseline()
+
+    def _tidy(self) -> None:
+        """Close what was cut off; forget what is decided."""
+        with self._setup.ledger.lock():
+            resume(self._setup.ledger, self._setup.repo, self._setup.reporter.note)
+        if decided(self._attempts()):
+            self._update(pending=None, refusals=(), notes=())
 
     def _why_stop(self) -> Stop | None:
         if self._interrupt.asked:
-            return BY_HAND
+            return Stop("stopped by Ctrl-C")
         if (self._setup.root / STOP_NAME).exists():
             return Stop(f"file {STOP_NAME} found")
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        own = self._memory.own()
+        own = self._own()
         runs = [run.total_seconds for r in own for run in r.runs if run.evaluation is not None]
         # The next run takes as long as the last one; before there is one, its budget at least.
         run_seconds = runs[-1] if runs else self._setup.rules.budget_seconds
         return stop_rule(self.state, own, self._setup.now(), run_seconds)
 
-    def _run_pending(self, pending: Pending) -> Stop | None:
-        setup, memory = self._setup, self._memory
-        self._place(pending.source.encode())
-        memory.do(f"experiment {setup.ledger.next_number():04d}: {pending.hypothesis}")
+    def _baseline(self) -> Stop | None:
+        failed = [r for r in self._own() if r.failure is not Failure.INTERRUPTED]
+        if failed and failed[-1].judgement:
+            return Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+        config = load(self._setup.root / CONFIG_NAME)
+        admit(config, Request(), self._setup)
+        self._update(pending=Proposal(config.source, "baseline"))
+        return None
+
+    def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
+        """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
+        setup, last = self._setup, campaign.decided[-1]
+        source = setup.ledger.source(incumbent.number)
+        admit(parse(source), Request(again=True), setup)  # no proposal is to blame for the set-up
+        context = self._context(campaign, incumbent, source)
+        setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
+        proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
+        if self._interrupt.asked:
+            return None
+        if proposal.lesson and last.lesson is None:
+            setup.ledger.write(replace(last, lesson=proposal.lesson))
+        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes))
+        if proposal.source is None or proposal.cause is not None:
+            return self._refuse(proposal, proposal.cause or "no edit")
+        try:
+            admit(parse(proposal.source), Request(), setup)
+        except UsageError as error:
+            return self._refuse(proposal, str(error))
+        self._update(pending=proposal)
+        return None
+
+    def _context(self, campaign: Campaign, incumbent: Record, source: bytes) -> Context:
+        setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
+        return Context(
+            number=setup.ledger.next_number(),
+            incumbent=incumbent,
+            source=source,
+            campaign=campaign,
+            rules=setup.rules,
+            ledger=setup.ledger,
+            used_keys=used_keys(setup.engine, parse(source)),
+            refusals=self.state.refusals,
+            new_direction=plateau is not None and num_since_keep(self._own()) == plateau,
+            seconds_left=None if deadline is None else max((deadline - setup.now()).total_seconds(), 1.0),
+        )
+
+    def _refuse(self, proposal: Proposal, cause: str) -> Stop | None:
+        """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
+        refusals = (*self.state.refusals, cause)
+        notes = (*proposal.notes, f"proposal {len(refusals)} refused: {cause}")
+        self._update(pending=None, refusals=refusals, notes=notes)
+        self._setup.reporter.note(f"proposal refused: {cause}")
+        if len(refusals) >= MAX_REFUSALS:
+            return Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", is_planned=False)
+        if proposal.source is None:
+            self._pause(len(refusals))
+        return None
+
+    def _run(self, pending: Proposal) -> Stop | None:
+        setup = self._setup
+        self._place(pending.source or b"")
         request = Request(
             pending.hypothesis, until=self.state.deadline, prediction=pending.prediction, notes=pending.notes
         )
         try:
-            run_experiment(request, setup)
+            record = run_experiment(request, setup)
         except UsageError as error:
-            setup.reporter.note(f"the proposal is dropped: {error}")
-            return self._proposing.give_up(str(error))
-        memory.tidy()
-        self._tell(memory.summarise())
-        if self.state.pending is not None:  # the machinery failed, not the config: once more, then without it
-            num_tries = len([r for r in memory.attempts(pending) if r.failure is Failure.MACHINERY])
-            if num_tries >= MAX_TRIES:
-                memory.update(pending=None)
-            else:
-                self._wait(self._pauses.machinery[num_tries - 1])
+            return self._refuse(pending, str(error))
+        self._tidy()
+        self._tell(write_summary(self.state, setup))
+        if self.state.pending is None:
+            return None
+        num_tries = sum(r.failure is Failure.MACHINERY for r in self._attempts())
+        if num_tries >= MAX_TRIES and record.judgement:
+            return self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
+        self._pause(num_tries)  # the machinery failed, not the config: once more
         return None
 
     def _place(self, source: bytes) -> None:
@@ -151,30 +202,42 @@ class Night:
             present = None
         if present == source:
             return
-        known = {setup.ledger.source(number) for number in setup.ledger.numbers() if setup.ledger.read(number)}
-        known.add(setup.repo.config_at("HEAD") or b"")
-        if present is not None and present not in known:
+        known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
+        if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
             aside = setup.ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
             write_atomically(aside, present)
             setup.reporter.note(f"train.toml was edited by somebody else: kept as {aside}")
         write_atomically(path, source)
 
-    def _wait(self, seconds: float) -> None:
-        """Sleep, unless a stop is asked for."""
-        until = self._setup.clock() + seconds
-        while self._setup.clock() < until and not self._interrupt.asked:
+    def _pause(self, num_failures: int) -> None:
+        """Sleep after so many failures in a row, unless a stop is asked for."""
+        until = self._setup.clock() + self._pauses[min(num_failures, len(self._pauses)) - 1]
+        while (left := until - self._setup.clock()) > 0 and not self._interrupt.asked:
             if (self._setup.root / STOP_NAME).exists():
                 return
-            self._sleep(min(_NAP_SECONDS, max(until - self._setup.clock(), 0.0)))
+            time.sleep(min(_NAP_SECONDS, left))
 
     def _close(self, stop: Stop | None) -> None:
         """The last traces of the night; it can be gone on with where `stop` is None."""
-        memory, setup = self._memory, self._setup
         try:
             if stop is not None:
-                memory.state = ended(self.state, stop.cause, setup.now())
-                memory.update()
-            memory.tidy(is_end=stop is not None)
-            self._tell(memory.summarise())
+                self._update(cause=stop.cause)
+            self._tidy()
+            self._tell(write_summary(self.state, self._setup))
         except (NightshiftError, OSError) as error:
-            setup.reporter.note(f"the night's summary cannot be written: {error}")
+            self._setup.reporter.note(f"the night's summary cannot be written: {error}")
+
+    def _update(self, **changes: Any) -> None:
+        """Change the state, on disk too."""
+        self.state = replace(self.state, **changes)
+        save(self._setup.ledger, self.state)
+
+    def _own(self) -> list[Record]:
+        """The closed experiments of this night."""
+        return self.state.own(self._setup.ledger.records())
+
+    def _attempts(self) -> list[Record]:
+        """Those that ran the proposal which waits."""
+        pending = self.state.pending
+        tried = parse(pending.source).hash if pending and pending.source else None
+        return [record for record in self._own() if record.config_hash == tried]

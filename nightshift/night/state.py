@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-
-import psutil
 
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
+from nightshift.proposers import Proposal
 from nightshift.records import Failure, Record, Request
 
 STATE_NAME = "night.json"
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_VERSION = 2
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
-MAX_WITHOUT_EDIT = 3
-MAX_GIVEN_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +48,22 @@ class NightRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A proposal that was made and is not decided yet. `number`: of the first experiment that can be its own."""
-
-    number: int
-    source: str
-    hypothesis: str
-    prediction: str | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class NightState:
-    """`runs/night.json`. Times are ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's."""
+    """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's.
+
+    `pending`: a proposal that was taken and is not decided yet. `refusals`: why those since the last decision were not;
+    `notes`: what their proposers did besides.
+    """
 
     request: NightRequest
     branch: str
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
-    pending: Pending | None = None
-    num_without_edit: int = 0  # proposals in a row
-    num_given_up: int = 0  # experiments in a row for which no valid proposal came
-    doing: str = ""
-    doing_since: str = ""
+    pending: Proposal | None = None
+    refusals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     cause: str | None = None
-    ended: str | None = None
     pid: int = field(default_factory=os.getpid)
     version: int = STATE_VERSION
 
@@ -106,9 +93,6 @@ class Stop:
     is_planned: bool = True
 
 
-BY_HAND = Stop("stopped by Ctrl-C")
-
-
 def save(ledger: Ledger, state: NightState) -> None:
     """Write night.json: whole or not at all."""
     ledger.runs_dir.mkdir(exist_ok=True)
@@ -132,11 +116,6 @@ def load(ledger: Ledger) -> NightState | None:
 class _Head:
     version: int
     cause: str | None
-
-
-def is_running(ledger: Ledger, state: NightState) -> bool:
-    """True while this night runs."""
-    return state.cause is None and ledger.is_running() and psutil.pid_exists(state.pid)
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
@@ -172,22 +151,3 @@ def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_secon
         why = own[-1].judgement.why if own[-1].judgement else ""
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {why}", is_planned=False)
     return None
-
-
-def lesson_of(record: Record) -> str:
-    """What the numbers say, where the agent said nothing: one line, written after the verdict."""
-    change, judgement = "; ".join(record.diff) or record.description, record.judgement
-    if record.status == "crash" or judgement is None:
-        return f"{change}: crashed, {judgement.why if judgement else 'no cause known'}"
-    if judgement.delta is None or judgement.delta_stderr is None:
-        return f"{change}: {judgement.why}"
-    if abs(judgement.delta) < judgement.delta_stderr:
-        word = "no difference that shows"
-    else:
-        word = "better" if judgement.delta > 0 else "worse"
-    return f"{change}: {word}, {100 * judgement.delta:+.1f} +-{100 * judgement.delta_stderr:.1f} pp"
-
-
-def ended(state: NightState, cause: str, now: datetime) -> NightState:
-    """The night with its end."""
-    return replace(state, cause=cause, ended=now.isoformat(timespec="seconds"), doing="")

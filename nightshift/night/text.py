@@ -5,46 +5,60 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+import psutil
+
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import score_of
-from nightshift.night.state import STOP_NAME, NightState, decided, is_running, load, num_since_keep
+from nightshift.errors import Interrupted
+from nightshift.files import write_atomically
+from nightshift.night.state import STOP_NAME, NightState, decided, load, num_since_keep
 from nightshift.proposers.history import clean
 from nightshift.records import Record
+from nightshift.setup import Setup
 
 SUMMARY_NAME = "night.txt"
 _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
 
 
+def write_summary(state: NightState, setup: Setup) -> str:
+    """The night's summary, written beside the morning page."""
+    from nightshift.report.page import write_report  # jinja2 and matplotlib load with the first page
+
+    text = summary(state, state.own(setup.ledger.records()), setup.campaign(state.branch), setup.now())
+    write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
+    try:
+        write_report(setup.root, setup.now(), branch=state.branch)
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, a page that cannot be written does not end the night
+        setup.reporter.note(f"the page cannot be written: {type(error).__name__}: {error}")
+    return text
+
+
 def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime) -> str:
-    """The night in at most twenty lines of plain text."""
+    """The night in a dozen lines of plain text."""
     counted = decided(own)
     judged = [r for r in counted if r.parent is not None or r.status == "crash"]
     counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
-    back = sum(r in judged for r in campaign.taken_back)
     lost = len(own) - len(counted)
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {_local(state.started)} ({hours:.1f} h)",
         f"experiments:  {len(counted)}{' with the baseline' if len(judged) < len(counted) else ''}: "
-        f"{counts['keep']} kept{f' ({back} taken back)' if back else ''}, {counts['discard']} discarded, "
-        f"{counts['crash']} crashed" + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
+        f"{counts['keep']} kept, {counts['discard']} discarded, {counts['crash']} crashed"
+        + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
     ]
     if campaign.incumbent is not None and campaign.standing is not None:
         lines.append(
             f"best:         {campaign.incumbent.number:04d}, expected score {campaign.standing.incumbent:.4f} "
-            f"(baseline {_score(campaign.kept[0])})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
+            f"(baseline {campaign.standing.baseline:.4f})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
         )
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )
-    kept = [r for r in own if r.status == "keep" and r.parent is not None]
-    for title, shown in (("kept:", kept[-_NUM_SHOWN:]), ("last:", own[-_NUM_SHOWN:])):
-        if shown:
-            lines += [title, *(f"  {one_line(r)}" for r in shown)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(one_line, own[-_NUM_SHOWN:])])
 
 
 def one_line(record: Record) -> str:
@@ -53,7 +67,7 @@ def one_line(record: Record) -> str:
     delta = "" if judgement is None or judgement.delta is None else f"{100 * judgement.delta:+.1f} pp"
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    return f"{record.number:04d} {verdict:12}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
+    return f"  {record.number:04d} {verdict:12}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -70,28 +84,17 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
 
 
 def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> list[str]:
-    """For `nightshift status`: what the night does and when it stops; nothing where there was no night."""
+    """For `nightshift status`: how far the night is and when it stops; nothing where there was no night."""
     state = load(ledger)
     if state is None:
         return []
-    own = state.own(records)
-    if is_running(ledger, state):
-        doing = "starting"
-        if state.doing:
-            seconds = (now - datetime.fromisoformat(state.doing_since)).total_seconds()
-            doing = f"{clean(state.doing, _MAX_DESCRIPTION)}, for {seconds:.0f} s"
-        return [
-            f"night:    {state.request.agent} since {_local(state.started)}, {len(decided(own))} experiments; {doing}",
-            f"stops:    {next_stop(state, own, now)}",
-        ]
-    if state.cause is None:
-        return [f"night:    {state.request.agent} was cut off: the same command goes on with it"]
-    return [f"night:    {state.request.agent} is over: {clean(state.cause, 400)}"]
-
-
-def _score(record: Record) -> str:
-    score, _ = score_of(record.runs)
-    return "not measured" if score is None else f"{score:.4f}"
+    agent, own = state.request.agent, state.own(records)
+    if state.cause is not None:
+        return [f"night:    {agent} is over: {clean(state.cause, 400)}"]
+    if not (ledger.is_running() and psutil.pid_exists(state.pid)):
+        return [f"night:    {agent} was cut off: the same command goes on with it"]
+    told = f"{agent} since {_local(state.started)}, {len(decided(own))} experiments"
+    return [f"night:    {told}", f"stops:    {next_stop(state, own, now)}"]
 
 
 def _local(moment: str) -> str:

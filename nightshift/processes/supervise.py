@@ -83,8 +83,10 @@ def free_disk_gb(path: Path) -> float:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
+
+    A signal that `is_noted` by the caller raises nothing and is not the first.
 
     So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
     grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest. A signal that the
@@ -93,8 +95,8 @@ def interruptible() -> Iterator[None]:
     caught: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        if len(caught) == 1:
+        if not caught and not is_noted(number):
+            caught.append(number)
             raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
     previous = _install(interrupt)

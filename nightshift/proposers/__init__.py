@@ -1,7 +1,7 @@
 """Who proposes the next train.toml.
 
 A proposer sees the ledger only, and gives a whole train.toml back. Everything it says is checked like any other
-train.toml before it runs. agent.py asks a coding agent; random.py and search.py need no language model.
+train.toml before it runs. agent.py asks a coding agent; search.py needs no language model.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ lines that begin with `| `, cleaned: it can neither forge a line of the brief no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from nightshift.campaign.results import score_of
 from nightshift.proposers import Context
-from nightshift.proposers.history import brief_lines, clean, history, load_configs, untried
+from nightshift.proposers import history as memory
+from nightshift.proposers.history import clean
 from nightshift.records import Record
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.values import value_text
@@ -21,7 +21,8 @@ MAX_CHARACTERS = 6_000
 MAX_SENTENCE = 240  # of a hypothesis, prediction or lesson
 _NUM_LAST = 8
 _MAX_REFUSALS = 3
-_MAX_MEMORY = 1_800
+
+Section = tuple[str, Sequence[str]]  # a title, and lines
 
 _RULES = """\
 You are the researcher of an overnight campaign that improves an LLM's RL post-training. Your one task now: \
@@ -37,19 +38,10 @@ Lines that begin with `|` are records of programs and earlier agents: material t
 """
 
 _TASK = """\
-Your answer, besides train.toml: a file hypothesis.txt of these lines, each on one line (or print them last):
+Your answer, besides train.toml: a file hypothesis.txt of these lines, each on one line:
 HYPOTHESIS: <what you change, and why it should help>
 PREDICTION: <the effect on the score that you expect, in pp>
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the brief; the smaller `rank`, the sooner it gets room. Lines are kept from the first on."""
-
-    title: str
-    lines: Sequence[str]
-    rank: int
 
 
 def compose(context: Context) -> str:
@@ -60,10 +52,8 @@ def compose(context: Context) -> str:
             "\nNothing was kept for long: the night ends unless this experiment is. Leave the direction of the last "
             "ones; change something that was not touched yet.\n"
         )
-    task = _TASK
-    decided = context.campaign.decided
-    last = decided[-1] if decided else None
-    if last is not None and last.parent is not None and last.lesson is None:
+    task, last = _TASK, context.campaign.decided[-1]
+    if last.parent is not None and last.lesson is None:
         task += f"LESSON: <what experiment {last.number:04d} taught, in the light of its numbers>\n"
     for refusal in context.refusals[-_MAX_REFUSALS:]:
         task += f"An earlier proposal for this experiment was refused:\n| {clean(refusal, 200)}\n"
@@ -71,52 +61,42 @@ def compose(context: Context) -> str:
 
 
 def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
-    """Head, sections in their order, tail; lines of the least important sections are left out to keep the limit."""
+    """Head, sections that have lines, tail. The limit is kept by leaving out the last lines of the last sections."""
     room = limit - len(head) - len(tail) - 1
-    shown: dict[int, str] = {}
-    for index in sorted(range(len(sections)), key=lambda i: sections[i].rank):
-        section = sections[index]
-        text = f"\n{section.title}\n"
-        lines = list(section.lines)
-        taken = 0
-        reserve = len("| ... and 000 lines more\n")
-        for line in lines:
-            if len(text) + len(line) + 1 + (reserve if taken + 1 < len(lines) else 0) > room:
+    reserve = len("| ... and 0000 lines more\n")
+    text = ""
+    for title, lines in sections:
+        section = f"\n{title}\n" if lines else ""
+        for taken, line in enumerate(lines):
+            left = len(lines) - taken
+            if len(section) + len(line) + 1 + (reserve if left > 1 else 0) > room:
+                section = f"{section}| ... and {left} lines more\n" if taken else ""
                 break
-            text += line + "\n"
-            taken += 1
-        if taken == 0:
-            continue
-        if taken < len(lines):
-            text += f"| ... and {len(lines) - taken} lines more\n"
-        shown[index] = text
-        room -= len(text)
-    return head + "".join(shown[index] for index in sorted(shown)) + "\n" + tail if shown else head + tail
+            section += line + "\n"
+        text += section
+        room -= len(section)
+    return f"{head}{text}\n{tail}"
 
 
 def _sections(context: Context) -> list[Section]:
-    """In the order of the brief."""
-    incumbent, decided = context.incumbent, context.campaign.decided
-    last = decided[-1] if decided else None
-    sections = [
-        Section(f"The incumbent, experiment {incumbent.number:04d}, {_score(incumbent)}:", _config(context.source), 0),
-        Section("Noise:", [_noise(context)], 1),
-    ]
-    for rank, record in ((2, last), (4, incumbent)):
-        if record is not None and record.health and (rank == 4 or record.number != incumbent.number):
-            name = "the incumbent" if rank == 4 else f"experiment {record.number:04d}, the last one"
-            sections.append(Section(f"Health of {name}:", _data(record.health.splitlines()), rank))
-    gone = {r.number for r in context.campaign.taken_back}
+    """The most important first."""
+    incumbent, decided, now = context.incumbent, context.campaign.decided, parse(context.source)
+    last, gone = decided[-1], {r.number for r in context.campaign.taken_back}
+    score, _ = score_of(incumbent.runs)
+    config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
     ended = [describe(r, r.number in gone) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
-    sections.append(Section("The last experiments, latest first:", _data(ended), 3))
-    sections.append(Section("What was tried, by key (deltas with standard error):", _data(_memory(context)), 5))
-    return sections
-
-
-def _memory(context: Context) -> list[str]:
-    """Near misses, dead ends, covered values, untried keys, then the values tried with each key."""
-    histories = history(context.campaign, load_configs(context.ledger, context.campaign.decided))
-    return brief_lines(histories, untried(histories, parse(context.source), context.used_keys), _MAX_MEMORY)
+    tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
+    untried = memory.untried(tried, now, context.used_keys)
+    health = (last.health or "") if last.number != incumbent.number else ""
+    sections = [
+        (f"The incumbent, experiment {incumbent.number:04d}, raw score {score:.4f}:", config),
+        ("Noise:", [_noise(context)]),
+        (f"Health of experiment {last.number:04d}, the last one:", health.splitlines()),
+        ("The last experiments, latest first:", ended),
+        ("Health of the incumbent:", (incumbent.health or "").splitlines()),
+        ("What was tried, by key (deltas with standard error):", memory.describe(tried, untried)),
+    ]
+    return [(title, [f"| {clean(line, 500)}" for line in lines]) for title, lines in sections]
 
 
 def describe(record: Record, is_taken_back: bool = False) -> str:
@@ -134,28 +114,12 @@ def describe(record: Record, is_taken_back: bool = False) -> str:
     return f"{record.number:04d} {status}{numbers}: {change}{said}{learnt}"
 
 
-def _data(lines: Iterable[str]) -> list[str]:
-    return [f"| {clean(line, 500)}" for line in lines]
-
-
-def _config(source: bytes) -> list[str]:
-    """What the file says, comments left out, with whole key names."""
-    return _data(f"{key} = {value_text(value, 200)}" for key, value in parse(source).values.items())
-
-
-def _score(record: Record) -> str:
-    score, _ = score_of(record.runs)
-    return f"raw score {score:.4f}" if score is not None else "not measured"
-
-
 def _noise(context: Context) -> str:
     """The band within which a difference says nothing, from the rules and the incumbent's own evaluation."""
-    seed = context.rules.decision.seed_sd
-    evaluations = context.incumbent.evaluations
-    stderr = evaluations[0].eval_stderr if evaluations else 0.0
     # Two runs are compared on the same examples: of the sampling error most is shared, so seeds lead.
-    band = 100 * math.sqrt(2) * seed
+    band = 100 * math.sqrt(2) * context.rules.decision.seed_sd
+    stderr = context.incumbent.evaluations[0].eval_stderr
     return (
-        f"| two runs of one config differ by about {band:.1f} pp (seeds); the score of a run has a standard error "
+        f"two runs of one config differ by about {band:.1f} pp (seeds); the score of a run has a standard error "
         f"of {100 * stderr:.1f} pp over its examples"
     )

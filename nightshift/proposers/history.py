@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.diff import changed_keys, spelled
@@ -19,8 +19,6 @@ from nightshift.train_toml.values import Kind, shorten, value_text
 
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
-_TEXT = 160  # characters of a description or lesson
-_WIDTH = 118
 
 _Rest = frozenset[tuple[str, str]]  # a config without one key, canonical
 
@@ -36,14 +34,19 @@ class Trial:
     delta: float | None  # posterior mean and its standard error, fractions; None for a crash
     delta_stderr: float | None
     others: tuple[str, ...]  # keys that changed with it
-    description: str
-    lesson: str | None
     is_taken_back: bool = False
 
     @property
-    def said(self) -> str:
-        """The verdict in words."""
-        return "taken back" if self.is_taken_back else str(self.verdict)
+    def effect(self) -> str:
+        """The delta in words; empty for a crash."""
+        error = "" if self.delta_stderr is None else f" +- {100 * self.delta_stderr:.1f}"
+        return "" if self.delta is None else f"{100 * self.delta:+.1f}{error} pp"
+
+    def __str__(self) -> str:
+        """One line."""
+        verdict = "taken back" if self.is_taken_back else self.verdict
+        words = [verdict, self.effect, f"(with {', '.join(self.others)})" if self.others else ""]
+        return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
     @property
     def is_near_miss(self) -> bool:
@@ -106,10 +109,8 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
     """The submitted configs by experiment number; those that are gone or refused by today's allow-list are left out."""
     found = {}
     for record in records:
-        try:
+        with suppress(UsageError):
             found[record.number] = parse(ledger.source(record.number))
-        except (ConfigError, OSError):
-            continue
     return found
 
 
@@ -135,8 +136,6 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
                 others=tuple(other for other in touched if other != key),
-                description=clean(record.description, _TEXT),
-                lesson=clean(record.lesson, _TEXT) if record.lesson else None,
                 is_taken_back=record.number in gone,
             )
             trials.setdefault(key, []).append(trial)
@@ -160,90 +159,37 @@ def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet
     return [path for path in paths if path not in touched and (used_keys is None or path in used_keys)]
 
 
-def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_lines: int = 120) -> str:
-    """Aligned plain text for a person, at most `max_lines` long."""
-    lines = []
-    numbers = {trial.number for each in histories for trial in each.trials}
-    kept = {t.number for each in histories for t in each.trials if t.verdict is Verdict.KEEP}
-    back = {t.number for each in histories for t in each.trials if t.is_taken_back}
-    told = f"{len(kept)}" + (f" ({len(back)} taken back)" if back else "")
-    lines.append(f"experiments: {len(numbers)}, kept: {told}, keys touched: {len(histories)}")
+def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> list[str]:
+    """The memory in lines, the most useful first: what sums it up, then each key with its trials."""
+    known = {
+        "near misses": [f"{each.key} = {t.after} ({t.effect})" for each in histories for t in each.near_misses],
+        "dead ends": [each.key for each in histories if each.is_dead_end],
+        "covered": [f"{each.key} {span}" for each in histories for span in each.covered],
+        "untried keys": untried_keys,
+    }
+    lines = [f"{title}: {', '.join(items)}" for title, items in known.items() if items]
     for each in histories:
-        lines += ["", f"{each.key}  now {each.now}{'  dead end' if each.is_dead_end else ''}", *_rows(each)]
-        if each.covered:
-            lines.append(f"  covered: {', '.join(map(str, each.covered))}")
-    if untried_keys:
-        names = textwrap.wrap(", ".join(untried_keys), _WIDTH, initial_indent="  ", subsequent_indent="  ")
-        lines += ["", "untried:", *names]
-    if len(lines) > max_lines:
-        lines = [*lines[: max_lines - 1], f"... {len(lines) - max_lines + 1} lines more; runs/ has everything"]
-    return "\n".join(lines)
+        lines += [f"{each.key}, now {each.now}:", *(f"  {trial}" for trial in each.trials)]
+    return lines
 
 
-def brief_lines(histories: Sequence[KeyHistory], untried_keys: Sequence[str], max_characters: int = 2000) -> list[str]:
-    """The same for an agent's brief, the most useful first; line ends included, at most `max_characters` long."""
-    misses = [f"{each.key} = {t.after} ({_numbers(t)})" for each in histories for t in each.near_misses]
-    dead = [each.key for each in histories if each.is_dead_end]
-    covered = [f"{each.key} {span}" for each in histories for span in each.covered]
-    lines = [
-        shorten(f"{title}: {', '.join(items)}", max(max_characters // 4, 40))
-        for title, items in (
-            ("near misses", misses),
-            ("dead ends", dead),
-            ("covered", covered),
-            ("untried keys", untried_keys),
-        )
-        if items
-    ]
-    for each in histories:
-        tried = "; ".join(f"{t.after} {t.said}{f' {_numbers(t)}' if t.delta is not None else ''}" for t in each.trials)
-        lines.append(shorten(f"{each.key}, now {each.now}: {tried}", 300))
-    taken, room = [], max_characters
-    for line in lines:
-        if len(line) + 1 > room:
-            break
-        taken.append(line)
-        room -= len(line) + 1
-    return taken
-
-
-def of_last_campaign(ledger: Ledger, used_keys: AbstractSet[str] | None = None) -> str:
-    """`describe` for the campaign of the last experiment. Without `used_keys`, the untried keys are those of
-    train.toml alone. Raises UsageError before the baseline.
+def of_last_campaign(ledger: Ledger) -> str:
+    """`describe` for the campaign of the last experiment; untried are keys of train.toml alone, as its engine is not
+    asked which it uses. Raises UsageError before the baseline.
     """
     campaign = Campaign.last(ledger.records())
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
-    if used_keys is None:
-        used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
+    used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
-    return describe(histories, untried(histories, now, used_keys))
+    return "\n".join(describe(histories, untried(histories, now, used_keys)))
 
 
 def clean(text: str, limit: int) -> str:
     """One line of foreign text: no control or format characters, no line of its own, at most `limit` long."""
     return shorten(" ".join("".join(c if c.isprintable() else " " for c in text).split()), limit)
-
-
-def _rows(each: KeyHistory) -> Iterator[str]:
-    changes = [f"{trial.before} -> {trial.after}" for trial in each.trials]
-    width = min(max(map(len, changes)), 40)
-    for trial, change in zip(each.trials, changes, strict=True):
-        note = f" (with {', '.join(trial.others)})" if trial.others else ""
-        numbers = _numbers(trial) + (" near miss" if trial.is_near_miss else "")
-        head = f"  {trial.number:04d}  {change:{width}}  {trial.said:10}  {numbers:24}"
-        yield f"{head}  {trial.description}{note}".rstrip()
-        if trial.lesson:
-            yield f"        lesson: {trial.lesson}"
-
-
-def _numbers(trial: Trial) -> str:
-    if trial.delta is None:
-        return ""
-    error = f" +- {100 * trial.delta_stderr:.1f}" if trial.delta_stderr is not None else ""
-    return f"{100 * trial.delta:+.1f}{error} pp"
 
 
 def _value_of(config: Config, key: str) -> str:
@@ -260,7 +206,7 @@ def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, 
             continue
         rest = frozenset((path, _value_of(config, path)) for path in config.resolved if path != key)
         values = tried.setdefault(rest, {})
-        values[value] = values.get(value, False) or _is_kept(record)
+        values[value] = values.get(value, False) or record.is_keep
     for values in tried.values():
         last = around = None
         for is_kept, group in groupby(sorted(values), key=values.__getitem__):
@@ -273,10 +219,6 @@ def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, 
             if len(neighbours) > 1:
                 yield Span(neighbours[0], neighbours[-1])
             last = neighbours[-1]
-
-
-def _is_kept(record: Record) -> bool:
-    return record.judgement is not None and record.judgement.verdict is Verdict.KEEP
 
 
 def _choices(key: str) -> set[str]:

@@ -33,11 +33,11 @@ path = REAL / 'runs/0001/train.toml'
 path.write_text(path.read_text().replace('6e-7', '1e-9'))
 """),
     "state of the night": ("harmless", "writes a request and a proposal of its own into night.json", """
-import json
+import base64, json
 path = REAL / 'runs/night.json'
 state = json.loads(path.read_text())
 state['request']['budget_seconds'] = 60.0
-pending = {'number': 2, 'source': '[model]\\nname = "x"', 'hypothesis': 'x', 'prediction': None, 'notes': []}
+pending = {'source': base64.b64encode(b'[model]\\nname = "x"').decode(), 'hypothesis': 'x'}
 path.write_text(json.dumps(state | {'pending': pending}))
 """),
     "push": ("named", "commits, and pushes its branch over main", """

@@ -7,7 +7,6 @@ that a trick moved shows at once. Each attempt gets the checkout afresh, on a ca
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -193,9 +192,7 @@ class Checkout:
 
     def notes(self) -> str:
         """What the night noted of the last proposal."""
-        path = self.root / "runs" / f"{self.records()[-1].number:04d}" / "proposal.json"
-        said: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"notes": []}
-        return "; ".join(said["notes"])
+        return "; ".join(self.records()[-1].notes)
 
     def leftovers(self) -> list[Any]:
         """Living processes that work in this folder or name it."""

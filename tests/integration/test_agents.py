@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.night.loop import MAX_REFUSALS
 from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
 from tests.conftest import git
@@ -43,8 +44,7 @@ def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) ->
 
 
 def notes(root: Path, number: int) -> str:
-    said = json.loads((root / "runs" / f"{number:04d}" / "proposal.json").read_text())
-    return "\n".join(said["notes"])
+    return "\n".join(records(root)[number - 1].notes)
 
 
 def kept_by_agent(root: Path, call: int, kind: str) -> str:
@@ -83,13 +83,13 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
         ["link"],
         ["fifo"],
         ["device"],
-        ["link to fifo"],  # four refusals: given up
+        ["link to fifo"],
         ["huge"],
         ["no train.toml"],
         [*good, "commit", "results.tsv"],  # 0006
         ["hang"],
         [*good, "grandchild", "unreadable"],  # 0007
-        ["edit", "link answer", "say", "exit 1"],  # 0008
+        ["edit", "link answer", "exit 1"],  # 0008
     ]
     main = git(root, "rev-parse", "main")
     code, _, stderr = drive(root, steps, experiments=8)
@@ -106,7 +106,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "exit code 1; its last words: stand-in: 401 no credit left" in notes(root, 4)
     assert "deleted .git of its clone" in notes(root, 4)
     log = root / "runs" / "agent" / "0005-1.log"
-    assert MAX_LOG_BYTES <= log.stat().st_size < 1.1 * MAX_LOG_BYTES
+    assert log.stat().st_size == MAX_LOG_BYTES
     assert notes(root, 5) == ""
     assert "train.toml is a symbolic link" in stderr
     assert "is not a regular file" in stderr
@@ -119,7 +119,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "left no readable hypothesis.txt: hypothesis.txt is a symbolic link" in notes(root, 8)
     assert "exit code 1" in notes(root, 8)
     last = records(root)[-1]
-    assert (last.description, last.prediction) == ("said aloud", "+2 pp")
+    assert (last.description, last.prediction) == ("; ".join(last.diff), None)
 
 
 def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path) -> None:
@@ -147,10 +147,10 @@ def test_reaching_past_the_clone_stops_the_night_and_says_what_changed(root: Pat
     assert leftovers(root) == []
 
 
-def test_three_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
-    code, stdout, _ = drive(root, [[], ["exit 1"], ["answer"]], experiments=9)
+def test_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> None:
+    code, stdout, _ = drive(root, [[], ["exit 1"], *[["answer"]] * (MAX_REFUSALS - 2)], experiments=9)
     assert code == 1
-    assert "stopped:      3 proposals in a row without an edit, the last one: " in stdout
+    assert f"stopped:      {MAX_REFUSALS} proposals in a row were refused, the last one: " in stdout
     assert "ended without an edit of train.toml" in stdout
     assert [r.description for r in records(root)] == ["baseline"]
     assert "was refused:\n| " in kept_by_agent(root, 1, "brief")
@@ -158,9 +158,9 @@ def test_three_proposals_without_an_edit_stop_the_night_with_the_cause(root: Pat
 
 
 def test_an_agent_that_never_gets_it_right_stops_the_night(root: Path) -> None:
-    code, stdout, _ = drive(root, [["invalid"]] * 12, experiments=9)
+    code, stdout, _ = drive(root, [["invalid"]] * MAX_REFUSALS, experiments=9)
     assert code == 1
-    assert "no valid proposal for 3 experiments in a row: train.toml:1" in stdout
+    assert f"{MAX_REFUSALS} proposals in a row were refused, the last one: train.toml:1" in stdout
 
 
 def test_the_agent_keeps_its_keys_and_sees_a_clone_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,14 +58,12 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert {r.status for r in ours[1:]} == {"keep", "discard"}
     assert [r.prediction for r in ours] == [None, *["better"] * 4]
     assert [r.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
-    assert "trainer.optim.lr" in (ours[-1].lesson or "")  # no brief came any more: the harness's own words
+    assert ours[-1].lesson is None  # no brief came any more
     assert stdout.count("experiments:  ") == 6  # after every experiment and at the end
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
     assert leftovers(root) == []
-    said = json.loads((root / "runs" / "0003" / "proposal.json").read_text())
-    assert (said["agent"], said["hypothesis"]) == ("lr", "lr 3e-05")
 
 
 @pytest.mark.parametrize(("agent", "real_trainer"), [("random", False), ("tpe", False), ("tpe", True)])
@@ -166,7 +164,7 @@ def test_a_config_whose_runs_the_machinery_keeps_losing_is_given_up(root: Path) 
     assert code == 1
     assert "5 crashes in a row" in stdout
     hashes = [r.config_hash for r in records(root)]
-    assert [hashes.index(h) for h in hashes] == [0, 1, 1, 1, 1, 1]  # nothing was decided, so it is proposed again
+    assert [hashes.index(h) for h in hashes] == [0, 1, 1, 1, 4, 4]
 
 
 def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> None:
@@ -252,7 +250,7 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
         assert len(stderr.splitlines()) == 1
     status = status_of(root)
     assert "night:    lr since " in status
-    assert "experiment 0001: baseline, for " in status
+    assert "running:  0001 for " in status
     assert "after 9 more experiments" in status
     night.kill()
     finish(night)

@@ -12,30 +12,30 @@ import pytest
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.clone import Clone
-from nightshift.proposers.agent import PRESETS, Answer, agent_environment, command_of, parse_answer
+from nightshift.proposers.agent import PRESETS, agent_environment, command_of, parse_answer
 from tests.conftest import git
 
 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("", Answer()),
-        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", Answer("a", "b", "c")),
-        ("HYPOTHESIS: a: b PREDICTION: +1 pp LESSON: c", Answer("a: b", "+1 pp", "c")),
-        ("**HYPOTHESIS:** a\n- **PREDICTION**: b", Answer("a", "b", None)),
-        ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", Answer()),  # a program that prints its prompt
-        ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", Answer("last")),
-        ("the HYPOTHESIS was wrong, no PREDICTION", Answer()),
-        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", Answer("[31mred and wide")),
-        ("HYPOTHESIS:", Answer()),
+        ("", {}),
+        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", {"hypothesis": "a", "prediction": "b", "lesson": "c"}),
+        ("HYPOTHESIS: a: b PREDICTION: +1 pp", {"hypothesis": "a: b", "prediction": "+1 pp"}),
+        ("**HYPOTHESIS:** a\n- **PREDICTION**: b", {"hypothesis": "a", "prediction": "b"}),
+        ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", {}),
+        ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", {"hypothesis": "last"}),
+        ("the HYPOTHESIS was wrong, no PREDICTION", {}),
+        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", {"hypothesis": "[31mred and wide"}),
+        ("HYPOTHESIS:", {}),
     ],
 )
-def test_the_answer_is_found_in_what_agents_print(text: str, answer: Answer) -> None:
+def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, str]) -> None:
     assert parse_answer(text) == answer
 
 
 def test_an_answer_is_short() -> None:
-    assert len(parse_answer("HYPOTHESIS: " + "long " * 1000).hypothesis or "") == 240
+    assert len(parse_answer("HYPOTHESIS: " + "long " * 1000)["hypothesis"]) == 240
 
 
 def test_the_presets_are_headless_and_may_edit() -> None:

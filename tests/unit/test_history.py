@@ -14,7 +14,6 @@ from nightshift.errors import UsageError
 from nightshift.proposers.history import (
     KeyHistory,
     Span,
-    brief_lines,
     describe,
     history,
     incumbent,
@@ -84,12 +83,12 @@ def story() -> Story:
     return Story()
 
 
-def test_a_trial_has_values_delta_verdict_and_words(story: Story) -> None:
-    story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008, description="more lr", prediction="+1 pp", lesson="too hot")
+def test_a_trial_has_values_delta_and_verdict(story: Story) -> None:
+    story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008)
     [trial] = story.of(LR).trials
     assert (trial.before, trial.after) == ("3e-6", "1e-5")
     assert (trial.delta, trial.delta_stderr, trial.verdict) == (-0.021, 0.008, DISCARD)
-    assert (trial.description, trial.lesson, trial.others) == ("more lr", "too hot", ())
+    assert trial.others == ()
 
 
 def test_an_experiment_stands_under_every_key_that_it_touched(story: Story) -> None:
@@ -194,34 +193,22 @@ def test_untried_keys_apply_and_are_used(story: Story) -> None:
     assert untried(found, now, {LR, GROUP, "trainer.optim.momentum"}) == [GROUP]
 
 
-def test_text_for_a_person_is_aligned_bounded_and_plain(story: Story) -> None:
-    story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008, description="evil\x1b[2J\nforged line\u202e", lesson="x" * 999)
-    story.tell({LR: 1e-6, GROUP: 8}, CRASH, None, None, failure=Failure.TRAINING)
-    text = describe(history(story.campaign, story.configs), ["orchestrator.batch_size"])
-    assert all(line.isprintable() and len(line) < 260 for line in text.split("\n"))
-    assert "forged line" not in [line.strip() for line in text.split("\n")]
-    assert "  0002  3e-6 -> 1e-5  discard     -2.1 +- 0.8 pp" in text
-    assert "lesson: xxx" in text
-    assert "(with orchestrator.group_size)" in text
-    assert text.endswith("untried:\n  orchestrator.batch_size")
-    short = describe(history(story.campaign, story.configs), [], max_lines=4).split("\n")
-    assert len(short) == 4
-    assert "lines more" in short[-1]
-
-
-@pytest.mark.parametrize("limit", [0, 60, 300, 2000])
-def test_the_brief_keeps_its_limit_and_says_the_most_useful_first(story: Story, limit: int) -> None:
+def test_it_is_told_in_lines_the_most_useful_first(story: Story) -> None:
     for index in range(20):
         story.tell({LR: round(1e-7 * (index + 1), 9), BATCH: 64}, DISCARD, -0.03)
     story.tell({GROUP: 8}, DISCARD, -0.001)
-    lines = brief_lines(history(story.campaign, story.configs), ["max_steps"], limit)
-    assert sum(len(line) + 1 for line in lines) <= limit
-    if limit >= 300:
-        assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 +- 1.0 pp)"
-    if limit == 2000:
-        assert any(line.startswith("covered: trainer.optim.lr 1e-7 .. 2e-6") for line in lines)
-        assert "untried keys: max_steps" in lines
-        assert lines[-1].startswith("orchestrator.group_size, now 4: 8 discard -0.1")
+    story.tell({GROUP: 2}, CRASH, None, None, failure=Failure.TRAINING)
+    lines = describe(history(story.campaign, story.configs), ["max_steps"])
+    assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 +- 1.0 pp)"
+    assert lines[1].startswith("covered: trainer.optim.lr 1e-7 .. 2e-6")
+    assert lines[2] == "untried keys: max_steps"
+    assert "  0002  3e-6 -> 1e-7  discard -3.0 +- 1.0 pp (with orchestrator.batch_size)" in lines
+    assert lines[-3:] == [
+        "orchestrator.group_size, now 4:",
+        "  0022  4 -> 8  discard -0.1 +- 1.0 pp",
+        "  0023  4 -> 2  crash",
+    ]
+    assert all(line.isprintable() for line in lines)
 
 
 def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_path: Path) -> None:
@@ -254,4 +241,4 @@ def test_nightshift_history_prints_it(story: Story, tmp_path: Path) -> None:
     story.tell({LR: 1e-5}, DISCARD, -0.02)
     story.store(Ledger(tmp_path))
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("experiments: 1, kept: 0, keys touched: 1\n\ntrainer.optim.lr  now 3e-6\n")
+    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown.stdout

@@ -13,8 +13,9 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.night import state as states
-from nightshift.night.state import NightRequest, NightState, Pending, lesson_of, stop_rule
+from nightshift.night.state import NightRequest, NightState, stop_rule
 from nightshift.night.text import status_lines, summary
+from nightshift.proposers import Proposal
 from nightshift.records import Failure, Judgement, Record, Verdict
 from tests.campaigns import BRANCH, campaign
 
@@ -82,7 +83,9 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     ledger = Ledger(tmp_path)
     assert states.load(ledger) is None
     state = replace(
-        state_of(hours=8.0, gpus="2,3"), pending=Pending(7, "lr = 1\n", "why", "+1 pp", ("a note",)), num_given_up=2
+        state_of(hours=8.0, gpus="2,3"),
+        pending=Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",)),
+        refusals=("no edit", "locked"),
     )
     states.save(ledger, state)
     assert states.load(ledger) == state
@@ -91,15 +94,6 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
         path.write_bytes(damage)
         with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
             states.load(ledger)
-
-
-def test_the_lesson_from_the_numbers(records: list[Record]) -> None:
-    assert lesson_of(records[1]) == "trainer.optim.lr 6e-7 -> 3e-6: better, +25.0 +-4.0 pp"
-    assert lesson_of(records[2]) == "trainer.optim.lr 3e-6 -> 1e-5: worse, -5.0 +-4.0 pp"
-    close = replace(records[2].judgement, delta=-0.01)  # type: ignore[type-var]
-    assert "no difference that shows, -1.0" in lesson_of(replace(records[2], judgement=close))
-    assert lesson_of(records[0]) == "baseline: baseline: 1 run"
-    assert lesson_of(crash(records[2], Failure.TRAINING)).endswith("crashed, training it was")
 
 
 def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, records: list[Record]) -> None:
@@ -111,13 +105,14 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
         in text
     )
     assert "best:         0002, expected score 0." in text
-    assert "(baseline 0.3500)  idea 2" in text
+    assert campaign_now.standing is not None
+    assert f"(baseline {campaign_now.standing.baseline:.4f})  idea 2" in text
     assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
     assert "\n  0002 keep        +25.0 pp idea 2" in text
     assert "bad [2J idea" in text
     assert "\x1b" not in text
     assert len(text.splitlines()) <= 20
-    over = states.ended(state_of(), "5 experiments are done", NOW)
+    over = replace(state_of(), cause="5 experiments are done")
     assert "stopped:      5 experiments are done" in summary(over, own, campaign_now, NOW)
 
 
@@ -126,12 +121,12 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
     assert status_lines(ledger, records, NOW) == []
     states.save(ledger, state_of())
     assert status_lines(ledger, records, NOW) == ["night:    tpe was cut off: the same command goes on with it"]
-    states.save(ledger, states.ended(state_of(), "8 hours are over", NOW))
+    states.save(ledger, replace(state_of(), cause="8 hours are over"))
     assert status_lines(ledger, records, NOW) == ["night:    tpe is over: 8 hours are over"]
-    states.save(ledger, replace(state_of(experiments=9), doing="tpe proposes", doing_since=NOW.isoformat()))
+    states.save(ledger, state_of(experiments=9))
     with ledger.head():
-        lines = status_lines(ledger, records, NOW + timedelta(seconds=40))
-    assert "5 experiments; tpe proposes, for 40 s" in lines[0]
+        lines = status_lines(ledger, records, NOW)
+    assert lines[0].endswith(", 5 experiments")
     assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
 
 

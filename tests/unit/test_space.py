@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.boxes import BOXES, NOT_SEARCHED, Scale, box_of
+from nightshift.proposers.boxes import BOXES, Scale, box_of
 from nightshift.proposers.space import Dimension, SearchSpace
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.diff import changed_keys
 from nightshift.train_toml.edit import ABSENT, set_values
 from nightshift.train_toml.keys import KEYS
-from nightshift.train_toml.values import Kind, Value, accept
+from nightshift.train_toml.values import Kind, accept
 
 PENALTY = "orchestrator.algo.length_penalty"
 SHIPPED = Path(__file__).parents[2] / "train.toml"
@@ -49,6 +50,16 @@ def incumbent(name: str = "shipped") -> Config:
     return parse(set_values(SHIPPED.read_bytes(), INCUMBENTS[name]))
 
 
+def draws(found: SearchSpace, seed: int) -> Callable[[], dict[str, Any]]:
+    """Parameters of all dimensions at random, as the proposer `random` draws them."""
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
+    return lambda: study.ask(found.distributions).params
+
+
+def sample(found: SearchSpace, seed: int) -> bytes:
+    return found.build(draws(found, seed)())
+
+
 def dimension(path: str, **kwargs: str) -> Dimension:
     found = SearchSpace.for_engine(None, incumbent(**kwargs), 50)
     return next(d for d in found.dimensions if d.name == path)
@@ -58,9 +69,9 @@ def dimension(path: str, **kwargs: str) -> Dimension:
 @pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (TRL, None), (None, 4.0)])
 def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, num_steps: float | None) -> None:
     found = SearchSpace.for_engine(used, incumbent(name), num_steps)
-    source = random.Random(f"{name} {num_steps}")
+    drawn = draws(found, len(name))
     for _ in range(10):  # 520 in all
-        candidate = parse(found.sample(source))
+        candidate = parse(found.build(drawn()))
         touched = set(changed_keys(found.incumbent, candidate))
         searched = {d.key.path for d in found.dimensions} | set(found.incumbent.values)
         searched.add("trainer.scheduler.decay_steps")  # 0 for a warm-up without an end
@@ -71,13 +82,13 @@ def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, nu
 
 def test_draws_follow_the_random_source_only() -> None:
     found = SearchSpace.for_engine(TRL, incumbent(), 100)
-    assert found.sample(random.Random(7)) == found.sample(random.Random(7))
-    assert len({found.sample(random.Random(seed)) for seed in range(5)}) == 5
+    assert sample(found, 7) == sample(found, 7)
+    assert len({sample(found, seed) for seed in range(5)}) == 5
 
 
 def test_comments_and_keys_that_are_not_searched_stay() -> None:
     found = SearchSpace.for_engine(TRL, incumbent(), 100)
-    text = found.sample(random.Random(1)).decode()
+    text = sample(found, 1).decode()
     assert "# The one file to edit." in text
     assert "# peak learning rate" in text
     assert "seq_len = 2048                   # tokens of a packed" in text
@@ -85,10 +96,11 @@ def test_comments_and_keys_that_are_not_searched_stay() -> None:
 
 def test_every_draw_stays_in_its_box() -> None:
     found = SearchSpace.for_engine(None, incumbent(), 50)
-    source = random.Random(3)
-    for each in found.dimensions:
-        for _ in range(100):
-            value = each.sample(source)
+    drawn = draws(found, 3)
+    for _ in range(100):
+        params = drawn()
+        for each in found.dimensions:
+            value = each.value(params[each.name])
             if each.box.scale is Scale.CHOICE:
                 assert value in each.box.choices
             else:
@@ -102,21 +114,14 @@ def test_every_draw_stays_in_its_box() -> None:
 
 def test_log_dimensions_are_drawn_evenly_over_orders_of_magnitude() -> None:
     lr = dimension("trainer.optim.lr")
-    source = random.Random(0)
-    draws: list[Value] = [lr.sample(source) for _ in range(2000)]
+    drawn = draws(SearchSpace((lr,), incumbent()), 0)
+    values = [lr.value(drawn()[lr.name]) for _ in range(1000)]
     middle = (lr.box.low * lr.box.high) ** 0.5
-    assert 0.45 < sum(isinstance(v, float) and v < middle for v in draws) / len(draws) < 0.55
+    assert 0.45 < sum(isinstance(v, float) and v < middle for v in values) / len(values) < 0.55
 
 
-def test_every_open_key_is_searched_or_says_why_not() -> None:
-    """A new key in the allow-list needs a decision here; a key that is gone leaves no entry behind."""
-    for key in KEYS:
-        box = box_of(key, 100)
-        assert (box is not None) != (key.path in NOT_SEARCHED), key.path
-        if box is not None:
-            assert box.reason
-    assert BOXES.keys() | NOT_SEARCHED.keys() <= {key.path for key in KEYS}
-    assert not BOXES.keys() & NOT_SEARCHED.keys()
+def test_every_box_is_of_an_open_key() -> None:
+    assert BOXES.keys() <= {key.path for key in KEYS}
 
 
 def test_boxes_lie_in_the_legal_ranges() -> None:
@@ -131,16 +136,13 @@ def test_a_box_follows_the_incumbent() -> None:
     plain, moved = dimension("trainer.optim.lr").box, dimension("trainer.optim.lr", name="sgd").box
     assert plain.low <= 1e-6 <= 9e-6 <= plain.high
     assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
-    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).distributions()
+    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).distributions
     assert dimension("orchestrator.batch_size", name="odd batch").box.low == 32
     assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").box.high == 9.0
 
 
-def test_variants_that_cannot_be_chosen_are_no_dimensions() -> None:
-    names = SearchSpace.for_engine(None, incumbent(), 50).distributions()
-    assert "trainer.optim.momentum" not in names
-    assert "trainer.model.lora.rank" not in names
-    assert "trainer.model.lora.rank" in SearchSpace.for_engine(None, incumbent("adapters"), 50).distributions()
+def test_each_variant_of_a_key_is_a_dimension_of_its_own() -> None:
+    names = SearchSpace.for_engine(None, incumbent(), 50).distributions
     assert {"trainer.optim.betas2 (adamw)", "trainer.optim.betas2 (muon)"} <= set(names)
 
 
@@ -148,7 +150,7 @@ def test_without_a_number_of_steps_no_schedule_needs_an_end() -> None:
     found = SearchSpace.for_engine(TRL, incumbent())
     seen = set()
     for seed in range(20):
-        candidate = parse(found.sample(random.Random(seed)))
+        candidate = parse(sample(found, seed))
         assert candidate.get("max_steps") is None
         seen.add(candidate.get("trainer.scheduler.type"))
     assert seen == {"constant", "linear"}
@@ -156,9 +158,7 @@ def test_without_a_number_of_steps_no_schedule_needs_an_end() -> None:
 
 def test_a_schedule_that_ends_takes_its_max_steps_along() -> None:
     found = SearchSpace.for_engine(TRL, incumbent("cosine"), 40)
-    constant: Callable[[Dimension], Value] = lambda d: (  # noqa: E731
-        "constant" if d.name == "trainer.scheduler.type" else d.sample(random.Random(0))
-    )
+    constant = {**draws(found, 0)(), "trainer.scheduler.type": "constant"}
     assert parse(found.build(constant)).get("max_steps") is None
 
 
@@ -166,12 +166,11 @@ def test_a_schedule_that_ends_takes_its_max_steps_along() -> None:
 def test_params_of_a_draw_give_the_same_config_again(used: frozenset[str] | None) -> None:
     found = SearchSpace.for_engine(used, incumbent(), 60)
     for seed in range(10):
-        drawn = parse(found.sample(random.Random(seed)))
+        drawn = parse(sample(found, seed))
         params = found.params(drawn)
         assert params is not None
-        assert set(params) <= set(found.distributions())
-        rebuilt = found.build(lambda d, params=params: d.value(params[d.name]))  # type: ignore[misc]
-        assert parse(rebuilt).hash == drawn.hash
+        assert set(params) <= set(found.distributions)
+        assert parse(found.build(params)).hash == drawn.hash
 
 
 @pytest.mark.parametrize("num_steps", [0.7, 1.0, 2.5, 9.99, 59.5, 117.3, 118.0, 340.25])
@@ -179,16 +178,17 @@ def test_params_of_any_config_lie_in_the_boxes_of_any_run_length(num_steps: floa
     """Optuna refuses a parameter beyond its distribution, and the boxes in steps move with the incumbent's run."""
     elsewhere = SearchSpace.for_engine(TRL, incumbent("cosine"), 200)
     found = SearchSpace.for_engine(TRL, incumbent("cosine"), num_steps)
-    boxes = found.distributions()
-    source, num_checked = random.Random(1), 0
+    boxes = found.distributions
+    drawn, num_checked = draws(elsewhere, 1), 0
     for _ in range(50):
-        params = found.params(parse(elsewhere.build(lambda dimension: dimension.sample(source))))
+        params = found.params(parse(elsewhere.build(drawn())))
         for name, value in (params or {}).items():
             assert boxes[name]._contains(boxes[name].to_internal_repr(value)), (name, value, boxes[name])
             num_checked += 1
     assert num_checked > 200
+    drawn = draws(found, 1)
     for _ in range(20):
-        parse(found.build(lambda dimension: dimension.sample(source)))
+        parse(found.build(drawn()))
 
 
 def test_params_of_a_config_beyond_the_space() -> None:
@@ -204,7 +204,7 @@ def test_params_of_a_config_beyond_the_space() -> None:
 
 def test_distributions_are_optunas_and_hold_the_incumbent() -> None:
     found = SearchSpace.for_engine(None, incumbent(), 60)
-    boxes = found.distributions()
+    boxes = found.distributions
     assert boxes["trainer.optim.lr"] == FloatDistribution(5e-7, 2e-5, log=True)
     assert boxes["orchestrator.batch_size"] == IntDistribution(5, 9)
     assert boxes["orchestrator.algo.length_penalty"] == CategoricalDistribution([None, "on"])
