@@ -137,7 +137,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
         known = ", ".join(name or "a detached HEAD" for name in branches) or "no experiment at all"
-        raise UsageError(f"no experiment ran on branch {branch}", f"The ledger has: {known}.")
+        raise UsageError(f"no experiment ran on {branch or 'a detached HEAD'}", f"The ledger has: {known}.")
     if branch is None:
         branch = head_branch if head_branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]

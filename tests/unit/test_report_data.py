@@ -142,12 +142,13 @@ def test_a_damaged_record_is_a_note(tmp_path: Path) -> None:
     assert any("record.json is damaged" in note for note in found.notes)
 
 
-def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for() -> None:
+def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) -> None:
     records = judged(STORY)
-    elsewhere = replace(records[0], number=9, branch="other")
-    assert [r.number for r in kept_chain([*records, elsewhere], BRANCH)] == [1, 3, 5]
-    assert [r.number for r in kept_chain([*records, elsewhere], "other")] == [9]
-    assert kept_chain(records, "nowhere") == []
+    ledger = stored(tmp_path, [*records, replace(records[0], number=9, branch="other")])
+    assert [e.number for e in kept_chain(ledger, BRANCH)] == [1, 3, 5]
+    assert [e.number for e in kept_chain(ledger, "other")] == [9]
+    with pytest.raises(UsageError, match="nowhere"):
+        kept_chain(ledger, "nowhere")
 
 
 # The certificate
