@@ -131,8 +131,8 @@ def report(output: Path | None, branch: str | None) -> None:
     """Write the morning page report.html, with progress.png and report.md, from the records."""
     from nightshift.report import page as reports
 
-    written = reports.write_report(command.process_root(), datetime.now(UTC), output, branch)
-    lines = (f"{written.headline.title}. {written.headline.sentence}", *map(os.fspath, written.paths))
+    headline, paths = reports.write_report(command.process_root(), datetime.now(UTC), output, branch)
+    lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
     console.print_text("\n".join(map(console.printable, lines)))
 
 

@@ -23,7 +23,7 @@ def experiment_lines(record: Record, run_dir: Path) -> Iterator[str]:
 
 def _lines(fields: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in fields.items():
-        head = f"{indent}{name}:".ljust(24)
+        head = f"{indent}{name}:".ljust(23) + " "
         match value:
             case _ if name in _LONG:
                 continue

@@ -137,8 +137,3 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
-
-
-def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters, the last an ellipsis where some were cut."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"

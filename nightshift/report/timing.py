@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import pairwise
-from typing import NamedTuple
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
@@ -89,31 +87,22 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
     return {use: seconds for use, seconds in sums.items() if seconds > 0}
 
 
-def nights(experiments: Sequence[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
+def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
     """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
-    groups: list[list[_Timed]] = []
+    found: list[Night] = []
     for record, uses in experiments:
         if (span := span_of(record)) is None:
             continue
-        if not groups or span[0] - groups[-1][-1].ended > NIGHT_GAP:
-            groups.append([])
-        groups[-1].append(_Timed(*span, uses, record.total_seconds is not None))
-    return [_night(group) for group in groups]
-
-
-class _Timed(NamedTuple):
-    began: datetime
-    ended: datetime
-    uses: Mapping[Use, float]
-    is_known: bool
-
-
-def _night(group: Sequence[_Timed]) -> Night:
-    idle = ({Use.IDLE: (later.began - earlier.ended).total_seconds()} for earlier, later in pairwise(group))
-    return Night(
-        began=group[0].began,
-        ended=max(each.ended for each in group),
-        num_experiments=len(group),
-        num_unknown=sum(not each.is_known for each in group),
-        seconds=total([*(each.uses for each in group), *idle]),
-    )
+        night = Night(*span, 1, int(record.total_seconds is None), total([uses]))
+        if found and night.began - found[-1].ended <= NIGHT_GAP:
+            last = found.pop()
+            idle = {Use.IDLE: (night.began - last.ended).total_seconds()}
+            night = Night(
+                began=last.began,
+                ended=max(last.ended, night.ended),
+                num_experiments=last.num_experiments + 1,
+                num_unknown=last.num_unknown + night.num_unknown,
+                seconds=total([last.seconds, uses, idle]),
+            )
+        found.append(night)
+    return found

@@ -305,8 +305,8 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
         judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
         ledger.write(replace(record, status="keep", parent=1, diff=hostile, judgement=judgement))
-    written = write_report(tmp_path, NOW)
-    assert written.paths[-1].read_bytes().startswith(b"\x89PNG")
+    _, paths = write_report(tmp_path, NOW)
+    assert paths[-1].read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("branch", ["autoresearch/<b>", "", "autoresearch/\u202eevil"])
@@ -329,7 +329,7 @@ def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path)
     assert f"Taken back, because later experiments made an earlier train.toml look better: {numbers} ." in text
     assert [e.number for e in view.morning.chain][1:] == standing
     assert {d.number for d in view.charts[0].dots if d.kind == "back"} == set(back)
-    assert not {label.number for label in view.charts[0].labels} & set(back)
+    assert not {label.dot.number for label in view.charts[0].labels} & set(back)
     assert f"{len(back)} taken back" in text
     told = summary(view.morning, view.headline, view.nights, has_picture=False)
     assert f"{len(back) + len(standing)} kept ({len(back)} taken back)" in told
