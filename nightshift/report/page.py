@@ -105,7 +105,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch, head_branch)
     detailed = _detailed(morning.experiments)
-    problems = problem_texts(morning.rules, ledger.tsv_path.parent) if detailed else {}
+    problems = problem_texts(morning.rules, ledger.tsv_path.parent)
     rows = [_row(e, ledger, problems if e.number in detailed else None) for e in morning.experiments]
     charts = (progress_chart(morning.experiments, size) for size in SIZES)
     return View(
