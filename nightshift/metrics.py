@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -20,7 +21,7 @@ class Step:
     rollouts of the step, before any filter. `kl`: between the policy that trains and the one that sampled.
     """
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # as a float it is still itself
     time: float | None = None
     reward_mean: float | None = None
     reward_std: float | None = None

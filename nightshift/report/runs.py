@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 
 from nightshift.errors import NightshiftError
 from nightshift.evaluation import examples_of
@@ -58,7 +57,7 @@ def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
     points = [(float(step.step), value) for step in steps if (value := getattr(step, name)) is not None]
     size = -(-len(points) // max_points) or 1
     buckets = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(fmean(x for x, _ in bucket), fmean(y for _, y in bucket)) for bucket in buckets]
+    return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
