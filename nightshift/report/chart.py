@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import median
@@ -170,8 +170,8 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         for e, x in zip(shown, xs, strict=True)
     ]
     has_crash = any(e.is_crash for e in shown)
-    flags = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
-    labels = place(_texts(flags, size), size)
+    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
+    labels = _labels(kept, size)
     line, band = _steps(shown, xs, size.width - size.right, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
     top = min((label.y for label in labels), default=0.0) - 20
@@ -188,7 +188,7 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         crash_y=crash_y if has_crash else None,
         ends=_ends(standing, axis, size) if standing else (),
         labels=tuple(labels),
-        num_unlabelled=len(flags) - len(labels),
+        num_unlabelled=len(kept) - len(labels),
         y_ticks=tuple(Text(size.left - 8, y + 4, text) for y, text in axis.ticks(6)),
         x_ticks=tuple(_x_ticks(shown, xs, bottom - 14, int(plot_width / 46))),
     )
@@ -249,6 +249,25 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
     return above, replace(below, y=below.y - shift)
 
 
+def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
+    """Of the changes that matter most."""
+    names = short_names(change.key for e, _ in kept for change in e.changes)
+    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].delta or 0.0))
+    return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)
+
+
+def _texts(e: Experiment, names: Mapping[str, str]) -> list[str]:
+    """What a label may say, from best to shortest."""
+    number = f"{e.number:04d}"
+    if not e.changes:
+        return [number]
+    first, *more = e.changes
+    suffix, brief = f" +{len(more)}" if more else "", f"{number} {names[first.key]}"
+    full = f"{brief} {first.old or 'unset'}→{first.new or 'unset'}"
+    limits = ((full, _MAX_LABEL), (brief, _BRIEF_LABEL))
+    return [*(shorten(text, limit - len(suffix)) + suffix for text, limit in limits), number]
+
+
 def place(flags: Sequence[tuple[Dot, Sequence[str]]], size: Size) -> list[Label]:
     """A label for each of the dots, from left to right, with the first of its texts for which there is room.
 
@@ -264,23 +283,6 @@ def place(flags: Sequence[tuple[Dot, Sequence[str]]], size: Size) -> list[Label]
                 labels.append(Label(dot, level, text))
                 break
     return labels[::-1]
-
-
-def _texts(flags: Sequence[tuple[Experiment, Dot]], size: Size) -> list[tuple[Dot, list[str]]]:
-    """The dots of the changes that matter most, each with its texts from best to shortest."""
-    names = short_names(change.key for e, _ in flags for change in e.changes)
-    telling = {e.number for e, _ in nlargest(size.max_labels, flags, key=lambda flag: abs(flag[0].delta or 0.0))}
-    found = []
-    for e, dot in flags:
-        texts = [number := f"{e.number:04d}"]
-        if e.changes:
-            first, suffix = e.changes[0], f" +{len(e.changes) - 1}" if len(e.changes) > 1 else ""
-            full = f"{number} {names[first.key]} {first.old or 'unset'}→{first.new or 'unset'}"
-            brief = f"{number} {names[first.key]}"
-            limits = ((full, _MAX_LABEL), (brief, _BRIEF_LABEL))
-            texts = [*(shorten(text, limit - len(suffix)) + suffix for text, limit in limits), number]
-        found += [(dot, texts)] if e.number in telling else []
-    return found
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

@@ -120,19 +120,19 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
 
 
 def _row(experiment: Experiment, ledger: Ledger, problems: Mapping[tuple[str, str], str] | None) -> Row:
-    """With details where there are `problems`. Rollouts are those of the last run that was evaluated."""
+    """With details where there are `problems`; the rollouts are those of the last run that was evaluated."""
     record = experiment.record
+    if problems is None:
+        return Row(experiment, split_experiment(record, [[] for _ in record.runs]), (), None)
     folders = [ledger.attempt_dir(record.number, index, run) for index, run in enumerate(record.runs, 1)]
-    steps = [[] if problems is None else read_steps(folder / METRICS_NAME) for folder in folders]
-    sparks = ((words, [curve_of(name, found, _SPARK_POINTS) for found in steps]) for name, words in CURVES.items())
+    steps = [read_steps(folder / METRICS_NAME) for folder in folders]
+    curves = {words: [curve_of(name, found, _SPARK_POINTS) for found in steps] for name, words in CURVES.items()}
     scored = [folder for folder, run in zip(folders, record.runs, strict=True) if run.evaluation]
     return Row(
         experiment=experiment,
         uses=split_experiment(record, steps),
-        sparks=tuple((words, panels.spark(found)) for words, found in sparks),
-        rollouts=None
-        if problems is None
-        else tuple(one for folder in scored[-1:] for one in rollouts(folder, record.number, problems)),
+        sparks=tuple((words, panels.spark(found)) for words, found in curves.items()),
+        rollouts=tuple(one for folder in scored[-1:] for one in rollouts(folder, record.number, problems)),
     )
 
 

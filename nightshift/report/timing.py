@@ -48,29 +48,24 @@ class Night:
 
 
 def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
-    """The seconds of one run by use. Without `steps` the training window is one piece."""
-    uses = {
-        Use.STARTUP: run.startup_seconds or 0.0,
-        Use.EVALUATION: run.evaluation.seconds if run.evaluation else 0.0,
-        **_split_training(run.training.training_seconds or 0.0, steps),
-    }
-    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
-
-
-def _split_training(seconds: float, steps: Sequence[Step]) -> dict[Use, float]:
-    """The training window from the trainer's side; what its steps do not fill is left to OTHER.
+    """The seconds of one run by use; the window of training, in one piece without `steps`, from the trainer's side.
 
     Where generation runs beside training (prime-rl: the trainer reports what it waits for), it costs only the
     time that the trainer waits.
     """
     is_parallel = any(step.wait_for_rollouts_seconds is not None for step in steps)
-    uses = {
+    window = run.training.training_seconds or 0.0
+    training = {
         Use.GENERATION: 0.0 if is_parallel else sum(step.generate_seconds or 0.0 for step in steps),
         Use.TRAINING: sum(step.train_seconds or 0.0 for step in steps),
         Use.TRANSFER: sum(step.broadcast_seconds or 0.0 for step in steps),
         Use.WAITING: sum(step.wait_for_rollouts_seconds or 0.0 for step in steps),
     }
-    return uses if 0 < sum(uses.values()) <= seconds * _ROUNDING else {Use.UNSPLIT: seconds}
+    if not 0 < sum(training.values()) <= window * _ROUNDING:
+        training = {Use.UNSPLIT: window}
+    evaluation = run.evaluation.seconds if run.evaluation else 0.0
+    uses = {Use.STARTUP: run.startup_seconds or 0.0, **training, Use.EVALUATION: evaluation}
+    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
 
 
 def split_experiment(record: Record, steps: Sequence[Sequence[Step]]) -> dict[Use, float]:
