@@ -3,6 +3,7 @@ may have put anything in their place."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -86,6 +87,20 @@ def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path} is damaged: {reason}", fix) from None
+
+
+def read_rows(path: Path, kind: type[T]) -> list[T]:
+    """The lines of a JSON lines file that are a `kind`. Others are left out, and so is a file that cannot be read: who
+    writes it may be killed at any byte."""
+    try:
+        lines = read_file(path).split(b"\n")
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            rows.append(msgspec.json.decode(line, type=kind))
+    return rows
 
 
 def sync_folder(folder: Path) -> None:

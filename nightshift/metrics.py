@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
-from nightshift.files import read_file
+from nightshift.files import read_rows
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -23,7 +21,7 @@ class Step:
     rollouts of the step, before any filter. `kl`: between the policy that trains and the one that sampled.
     """
 
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # as a float it is still itself
     time: float | None = None
     reward_mean: float | None = None
     reward_std: float | None = None
@@ -47,37 +45,12 @@ class Step:
     error_share: float | None = None  # prime-rl: rollouts that failed
 
 
-_NAMES = frozenset(field.name for field in fields(Step))
-
-
 def write_steps(path: Path, steps: list[Step]) -> None:
     """Write the whole file; what was not measured, or is no finite number, is null."""
     path.write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in steps))
 
 
 def read_steps(path: Path) -> list[Step]:
-    """The steps in order; of a step that was written twice (resumed runs) the last line.
-
-    What cannot be read is an empty list. Torn lines, unknown names and values that are no finite numbers are
-    left out: the file is written by a process that may have been killed at any byte.
-    """
-    try:
-        lines = read_file(path).splitlines()
-    except OSError:
-        return []
-    steps: dict[int, Step] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and _is_number(row.get("step")):
-            values = {name: value for name, value in row.items() if name in _NAMES and _is_number(value)}
-            step = Step(**{**values, "step": int(row["step"])})
-            steps[step.step] = step
+    """The steps in order; of a step that was written twice (resumed runs) the last line. See `read_rows`."""
+    steps = {step.step: step for step in read_rows(path, Step)}
     return [steps[number] for number in sorted(steps)]
-
-
-def _is_number(value: Any) -> bool:
-    """Finite, and no integer beyond any float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -17,17 +17,6 @@ __all__ = ["MAX_FINDINGS", "Conditions", "digest", "examine"]
 
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer
-_CHECKS = (
-    checks.reward,
-    checks.entropy,
-    checks.mismatch,
-    checks.gradient,
-    checks.truncation,
-    checks.length,
-    checks.groups,
-    checks.budget,
-    checks.waiting,
-)
 
 
 def digest(steps: Sequence[Step], conditions: Conditions) -> str:
@@ -39,7 +28,7 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
     """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
     if not steps:
         return []
-    found = [finding for check in _CHECKS for finding in check(steps, conditions)]
+    found = [finding for check in checks.CHECKS for finding in check(steps, conditions)]
     found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
     found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]
     used = conditions.used_keys

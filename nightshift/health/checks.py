@@ -242,6 +242,9 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
         yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
 
 
+CHECKS = (reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
+
+
 def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
     """Number and length of the steps and what fills them, and the keys of the larger part."""
     typical = _step_seconds(steps)

@@ -1,31 +1,34 @@
 """The geometry of the progress chart: where every dot, line and label of the page and of progress.png stands.
 
-Coordinates are pixels of a drawing `width` x `height`, y downwards. Nothing here draws.
+Coordinates are pixels: x from the left of the drawing, y downwards from the top of the plot. The labels stand above it,
+at negative y. Nothing here draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from statistics import median
 
+from nightshift.campaign.campaign import Standing
 from nightshift.records import Verdict
 from nightshift.report.data import MEASURED, Z95, Experiment
-from nightshift.report.keys import short_names
-from nightshift.report.labels import Flag, Placed, place
-from nightshift.report.text import cut, expected, score, shortened, verdict
+from nightshift.report.text import cut, expected, score, verdict
+from nightshift.train_toml.values import shorten
 
 LABEL_SIZE = 11  # of the monospaced labels
 CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0.602
 LABEL_HEIGHT = 17
-_MAX_LABEL = 34  # characters
-_MANY = 300  # experiments
+LABEL_GAP = 3.0  # from a leader to its text
+_MAX_LABEL, _BRIEF_LABEL = 34, 18  # characters
 _CRASH_HEIGHT = 22
 _AXIS_HEIGHT = 34
+_GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
 Point = tuple[float, float]
-Scale = Callable[[float], float]  # from a score to a y
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,25 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """The flag of a dot: a leader line goes up from it to a level (0 is next to the plot), where `text` begins."""
+
+    dot: Dot
+    level: int
+    text: str
+
+    @property
+    def x(self) -> float:
+        """The left end of the text."""
+        return self.dot.x + LABEL_GAP
+
+    @property
+    def y(self) -> float:
+        """The baseline of the text."""
+        return -12.0 - self.level * LABEL_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A text with its baseline at `y`."""
 
@@ -72,12 +94,49 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """The vertical axis of a plot from `low` at the pixel `bottom` to `high` at the pixel `top`."""
+
+    low: float
+    high: float
+    top: float
+    bottom: float
+
+    def y(self, value: float) -> float:
+        """The pixel of a value."""
+        return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
+
+    def dot(
+        self, e: Experiment, kind: str, title: str, x: float, value: float | None, spread: float | None, crash_y: float
+    ) -> Dot:
+        """The dot of one experiment: at `crash_y` without a value, at the edge where it lies below the axis."""
+        if value is None:
+            return Dot(e.number, x, crash_y, "crash", title)
+        if value < self.low:
+            return Dot(e.number, x, self.bottom - 5, kind, title, is_below=True)
+        if spread is None:
+            return Dot(e.number, x, self.y(value), kind, title)
+        low, high = (min(max(self.y(end), self.top), self.bottom) for end in (value - spread, value + spread))
+        return Dot(e.number, x, self.y(value), kind, title, low, high)
+
+    def ticks(self, most: int) -> list[tuple[float, str]]:
+        """Round values on the axis, at most `most`, as (y, text), with equal numbers of decimals."""
+        span = self.high - self.low
+        power = math.floor(math.log10(span / most))
+        step = next(f * 10.0**power for f in (1, 2, 2.5, 5, 10, 20) if span / (f * 10.0**power) <= most)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        decimals = next(d for d in range(12) if abs(round(step, d) - step) < 1e-9 * step or d == 11)
+        values = [i * step + 0.0 for i in range(first, last + 1)]  # + 0.0: no minus zero
+        return [(self.y(value), f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for value in values]
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """The progress chart in one layout."""
 
     size: Size
+    top: float  # of the drawing: 0 is that of the plot
     height: float
-    top: float  # of the plot
     radius: float
     dots: tuple[Dot, ...]
     incumbent: tuple[Point, ...]  # the step line
@@ -85,7 +144,7 @@ class Chart:
     baseline_y: float | None
     crash_y: float | None  # of the crashes, below the plot; None without one
     ends: tuple[Text, ...]  # what the lines come to
-    labels: tuple[Placed, ...]
+    labels: tuple[Label, ...]
     num_unlabelled: int
     y_ticks: tuple[Text, ...]
     x_ticks: tuple[Text, ...]
@@ -94,14 +153,6 @@ class Chart:
     def plot_right(self) -> float:
         """The right edge of the plot."""
         return self.size.width - self.size.right
-
-    def label_y(self, label: Placed) -> float:
-        """The baseline of a label's text."""
-        return self.top - 12 - label.level * LABEL_HEIGHT
-
-    def dot_of(self, number: int) -> Dot:
-        """The dot of one experiment."""
-        return next(dot for dot in self.dots if dot.number == number)
 
 
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
@@ -112,36 +163,34 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
     plot_width = size.width - size.left - size.right
     pitch = plot_width / len(shown)
     xs = [size.left + (i + 0.5) * pitch for i in range(len(shown))]
-    flags = _flags([(e, x) for e, x in zip(shown, xs, strict=True) if e.is_kept and e.is_standing])
-    labels = place(flags, size.width, CHARACTER_WIDTH, size.max_levels, size.max_labels)
-    top = 14.0 + LABEL_HEIGHT * (1 + max((label.level for label in labels), default=-1)) + 6 * bool(labels)
-    bottom = top + size.plot_height
-    low, high = _range(shown)
-
-    def y_of(value: float) -> float:
-        return bottom - (value - low) / (high - low) * size.plot_height
-
-    titles = [_title(e, len(shown)) if size.name != "narrow" else "" for e in shown]
-    dots = [_dot(e, x, y_of, top, bottom, title) for e, x, title in zip(shown, xs, titles, strict=True)]
-    crash_y = next((dot.y for dot in dots if dot.kind == "crash"), None)
-    line, band = _steps(shown, xs, size.width - size.right, y_of)
+    axis = Axis(*_range(shown), top=0.0, bottom=size.plot_height)
+    crash_y = axis.bottom + _CRASH_HEIGHT / 2 + 2
+    dots = [
+        axis.dot(e, e.kind, _title(e), x, None if e.is_crash else e.score, e.spread, crash_y)
+        for e, x in zip(shown, xs, strict=True)
+    ]
+    has_crash = any(e.is_crash for e in shown)
+    kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
+    labels = _labels(kept, size)
+    line, band = _steps(shown, xs, size.width - size.right, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
-    height = bottom + (0 if crash_y is None else _CRASH_HEIGHT) + _AXIS_HEIGHT
+    top = min((label.y for label in labels), default=0.0) - 20
+    bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
     return Chart(
         size=size,
-        height=height,
         top=top,
+        height=bottom - top,
         radius=min(max(0.36 * pitch, 1.5), 4.5),
         dots=tuple(dots),
         incumbent=tuple(line),
         band=tuple(band),
-        baseline_y=y_of(standing.baseline) if standing else None,
-        crash_y=crash_y,
-        ends=_ends(standing.baseline, standing.incumbent, y_of, size) if standing else (),
+        baseline_y=axis.y(standing.baseline) if standing else None,
+        crash_y=crash_y if has_crash else None,
+        ends=_ends(standing, axis, size) if standing else (),
         labels=tuple(labels),
-        num_unlabelled=len(flags) - len(labels),
-        y_ticks=tuple(Text(size.left - 8, y_of(value) + 4, text) for value, text in ticks(low, high, 6)),
-        x_ticks=tuple(_x_ticks(shown, xs, height - 14, int(plot_width / 46))),
+        num_unlabelled=len(kept) - len(labels),
+        y_ticks=tuple(Text(size.left - 8, y + 4, text) for y, text in axis.ticks(6)),
+        x_ticks=tuple(_x_ticks(shown, xs, bottom - 14, int(plot_width / 46))),
     )
 
 
@@ -158,39 +207,23 @@ def _range(shown: Sequence[Experiment]) -> Point:
     core = core or scores
     spreads = [e.spread for e in shown if e.spread is not None]
     span = max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
-    near = [s for s in scores if min(core) - span <= s <= max(core) + span]
-    low, high = min([*core, *near]), max([*core, *scores])
+    low, high = min(s for s in [*core, *scores] if s >= min(core) - span), max([*core, *scores])
     margin = 0.04 * max(high - low, 0.01)
     return low - margin, high + margin
 
 
-def _dot(e: Experiment, x: float, y_of: Scale, top: float, bottom: float, title: str) -> Dot:
-    if e.is_crash or e.score is None:
-        return Dot(e.number, x, bottom + _CRASH_HEIGHT / 2 + 2, e.kind, title)
-    y = y_of(e.score)
-    if y > bottom:
-        return Dot(e.number, x, bottom - 5, e.kind, title, is_below=True)
-    ends = (None, None) if e.spread is None else (y_of(e.score - e.spread), y_of(e.score + e.spread))
-    low, high = (None if end is None else min(max(end, top), bottom) for end in ends)
-    return Dot(e.number, x, y, e.kind, title, low, high)
-
-
-def _title(e: Experiment, count: int) -> str:
-    """What hovering shows; without the description where there are many."""
+def _title(e: Experiment) -> str:
+    """What hovering shows."""
     parts = [f"{e.number:04d} {verdict(e)}"]
     if e.score is not None:
         parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.delta is not None:
         parts.append(f"expected {expected(e)} over the incumbent")
-    if e.is_crash and e.record.judgement:
-        parts.append(cut(e.record.judgement.why, 120))
-    if count <= _MANY:
-        parts.append(cut(e.record.description, 160))
-    return "\n".join(parts)
+    return "\n".join([*parts, cut(e.record.description, 80)])
 
 
 def _steps(
-    shown: Sequence[Experiment], xs: Sequence[float], right: float, y_of: Scale
+    shown: Sequence[Experiment], xs: Sequence[float], right: float, axis: Axis
 ) -> tuple[list[Point], list[Point]]:
     """The incumbent's posterior mean as a step line, and its 95 % band as a closed polygon."""
     line, upper, lower = list[Point](), list[Point](), list[Point]()
@@ -198,39 +231,66 @@ def _steps(
     for (x, standing), end in zip(known, [*(x for x, _ in known[1:]), right], strict=False):
         half = Z95 * standing.incumbent_sd
         for points, value in ((line, 0.0), (upper, half), (lower, -half)):
-            y = y_of(standing.incumbent + value)
+            y = axis.y(standing.incumbent + value)
             points += [(x, y), (end, y)]
     return line, [*upper, *reversed(lower)]
 
 
-def _ends(baseline: float, incumbent: float, y_of: Scale, size: Size) -> tuple[Text, ...]:
+def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
+    """The values of both lines beside their right ends, moved apart where they are close."""
     if size.name == "narrow":
         return ()
-    x = size.width - size.right + 8
-    high, low = y_of(incumbent), y_of(baseline)
-    if abs(high - low) < 15:
-        if baseline == incumbent:
-            return (Text(x, high + 4, f"baseline {score(baseline)}"),)
-        middle, sign = (high + low) / 2, 1 if high <= low else -1
-        high, low = middle - 7.5 * sign, middle + 7.5 * sign
-    return (Text(x, high + 4, f"incumbent {score(incumbent)}"), Text(x, low + 4, f"baseline {score(baseline)}"))
+    x, incumbent, baseline = size.width - size.right + 8, axis.y(standing.incumbent), axis.y(standing.baseline)
+    below = Text(x, baseline + 4, f"baseline {score(standing.baseline)}")
+    if incumbent == baseline:
+        return (below,)
+    shift = math.copysign(max(15 - abs(incumbent - baseline), 0.0) / 2, incumbent - baseline)
+    above = Text(x, incumbent + shift + 4, f"incumbent {score(standing.incumbent)}")
+    return above, replace(below, y=below.y - shift)
 
 
-def _flags(kept: Sequence[tuple[Experiment, float]]) -> list[Flag]:
+def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
+    """Of the changes that matter most."""
     names = short_names(change.key for e, _ in kept for change in e.changes)
-    flags = []
-    for e, x in kept:
-        number = f"{e.number:04d}"
-        texts = [number]
-        if e.changes:
-            first, more = e.changes[0], len(e.changes) - 1
-            told = f"{names[first.key]} {first.old or 'unset'}→{first.new or 'unset'}"
-            suffix = f" +{more}" if more else ""
-            full = shortened(f"{number} {told}", _MAX_LABEL - len(suffix)) + suffix
-            brief = shortened(f"{number} {names[first.key]}", 18 - len(suffix)) + suffix
-            texts = list(dict.fromkeys([full, brief, number]))
-        flags.append(Flag(e.number, x, tuple(texts), abs(e.delta or 0.0)))
-    return flags
+    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].delta or 0.0))
+    return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)
+
+
+def _texts(e: Experiment, names: Mapping[str, str]) -> list[str]:
+    """What a label may say, from best to shortest."""
+    number = f"{e.number:04d}"
+    if not e.changes:
+        return [number]
+    first, *more = e.changes
+    suffix, brief = f" +{len(more)}" if more else "", f"{number} {names[first.key]}"
+    full = f"{brief} {first.old or 'unset'}→{first.new or 'unset'}"
+    limits = ((full, _MAX_LABEL), (brief, _BRIEF_LABEL))
+    return [*(shorten(text, limit - len(suffix)) + suffix for text, limit in limits), number]
+
+
+def place(flags: Sequence[tuple[Dot, Sequence[str]]], size: Size) -> list[Label]:
+    """A label for each of the dots, from left to right, with the first of its texts for which there is room.
+
+    A text begins at its own leader line, so that it covers leaders and texts to its right only: it stands above all of
+    these. A dot for which no text fits into width and levels has no label.
+    """
+    labels: list[Label] = []
+    for dot, texts in reversed(flags):
+        for text in texts:
+            end = dot.x + LABEL_GAP + len(text) * CHARACTER_WIDTH
+            level = 1 + max((label.level for label in labels if label.dot.x <= end + LABEL_GAP), default=-1)
+            if end <= size.width and level < size.max_levels:
+                labels.append(Label(dot, level, text))
+                break
+    return labels[::-1]
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """For each key its last segment, or the last two where one is another key's too or says nothing (`type`)."""
+    segments = {key: key.split(".") for key in keys}
+    leaves = Counter(found[-1] for found in segments.values())
+    is_telling = {leaf: count == 1 and leaf not in _GENERIC_LEAVES for leaf, count in leaves.items()}
+    return {key: ".".join(found[-1 if is_telling[found[-1]] else -2 :]) for key, found in segments.items()}
 
 
 def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: int) -> list[Text]:
@@ -238,14 +298,3 @@ def _x_ticks(shown: Sequence[Experiment], xs: Sequence[float], y: float, most: i
     every = next(size for size in sizes if len(shown) / size <= most)
     labelled = [(x, e.number) for e, x in zip(shown, xs, strict=True) if e.number % every == 0]
     return [Text(x, y, str(number)) for x, number in labelled or [(xs[0], shown[0].number)]]
-
-
-def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Round values between low and high, at most `most`, with equal numbers of decimals."""
-    span = high - low
-    power = math.floor(math.log10(span / most))
-    step = next(f * 10.0**power for f in (1, 2, 2.5, 5, 10, 20) if span / (f * 10.0**power) <= most)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    values = [i * step + 0.0 for i in range(first, last + 1)]  # + 0.0: no minus zero
-    decimals = next(d for d in range(12) if abs(round(step, d) - step) < 1e-9 * step or d == 11)
-    return [(value, f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")) for value in values]

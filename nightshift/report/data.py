@@ -31,14 +31,13 @@ class Experiment:
     """One row of the page. Scores are fractions.
 
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
-    `is_standing`: the incumbent stands on it; `is_taken_back`: it was kept, and the incumbent does not.
+    `is_standing`: the incumbent of now stands on it.
     """
 
     record: Record
     changes: tuple[Change, ...]
     standing: Standing | None
     is_standing: bool
-    is_taken_back: bool
 
     @property
     def number(self) -> int:
@@ -59,6 +58,11 @@ class Experiment:
     def is_kept(self) -> bool:
         """True for a change that was kept, taken back later or not."""
         return self.record.status == Verdict.KEEP and self.record.parent is not None
+
+    @property
+    def is_taken_back(self) -> bool:
+        """True for a change that was kept, and that the incumbent does not stand on (any more)."""
+        return self.is_kept and self.standing is not None and not self.is_standing
 
     @property
     def score(self) -> float | None:
@@ -137,7 +141,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
         known = ", ".join(name or "a detached HEAD" for name in branches) or "no experiment at all"
-        raise UsageError(f"no experiment ran on branch {branch}", f"The ledger has: {known}.")
+        raise UsageError(f"no experiment ran on {branch or 'a detached HEAD'}", f"The ledger has: {known}.")
     if branch is None:
         branch = head_branch if head_branch in branches or not records else records[-1].branch
     ours = [r for r in records if r.branch == branch]
@@ -158,10 +162,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         else:
             standings[record.number] = campaign.standing if record.status in MEASURED else None
     stands = {r.number for r in campaign.lineage}
-    back = {r.number for r in campaign.taken_back if r.parent is not None}
-    experiments = tuple(
-        Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, r.number in back) for r in shown
-    )
+    experiments = tuple(Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands) for r in shown)
     certified, damage = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)

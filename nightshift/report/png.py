@@ -30,15 +30,15 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
-    axes.set_ylim(chart.height, -head)
+    axes.set_ylim(chart.top + chart.height, chart.top - head)
     axes.set_axis_off()
     left, right = chart.size.left, chart.plot_right
 
     def write(x: float, y: float, text: str, color: str = _MUTED, size: float = 11, **style: Any) -> None:
         axes.text(x, y, text, size=size * _POINT, color=color, parse_math=False, **style)
 
-    write(left, -9, _drawable(title), _INK, 13, weight="bold")
-    write(width - 14, -9, _legend(chart), ha="right")
+    write(left, chart.top - 9, _drawable(title), _INK, 13, weight="bold")
+    write(width - 14, chart.top - 9, _legend(chart), ha="right")
     for tick in chart.y_ticks:
         axes.plot([left, right], [tick.y - 4] * 2, color=_GRID, linewidth=0.8, zorder=0)
         write(tick.x, tick.y, tick.text, ha="right")
@@ -67,10 +67,9 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
         axes.scatter(xs, [chart.crash_y] * len(xs), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
         write(left - 8, chart.crash_y + 4, "crash", _CRASH, ha="right")
     for label in chart.labels:
-        y = chart.label_y(label)
-        ends = [y - 8, chart.dot_of(label.number).y]
-        axes.plot([label.x] * 2, ends, color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
-        write(label.low, y, _drawable(label.text), _INK, LABEL_SIZE, family="DejaVu Sans Mono")
+        leader = [label.y - 8, label.dot.y]
+        axes.plot([label.dot.x] * 2, leader, color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
+        write(label.x, label.y, _drawable(label.text), _INK, LABEL_SIZE, family="DejaVu Sans Mono")
     for end in chart.ends:
         write(end.x, end.y, end.text, _LINE if end.text.startswith("incumbent") else _MUTED, weight="bold")
     data = io.BytesIO()
@@ -87,4 +86,4 @@ def _legend(chart: Chart) -> str:
 
 def _drawable(text: str) -> str:
     """Text without the characters that matplotlib's own fonts lack or that would hide."""
-    return "".join(c if " " <= c <= "~" or c in "\N{RIGHTWARDS ARROW}\N{HORIZONTAL ELLIPSIS}" else "?" for c in text)
+    return "".join(c if " " <= c <= "~" or c == "\N{RIGHTWARDS ARROW}" else "?" for c in text)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
-
 from nightshift.errors import NightshiftError
 from nightshift.evaluation import examples_of
-from nightshift.files import read_file
+from nightshift.files import read_rows
 from nightshift.metrics import Step
 from nightshift.rules import Rules
 
@@ -31,7 +30,8 @@ ROLLOUTS_NAME = "evaluation.jsonl"
 Curve = Sequence[tuple[float, float]]
 
 
-class Rollout(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Rollout:
     """One answer of the final policy to one problem of the selection set: a line of evaluation.jsonl.
 
     `problem` is its text, None without its data.
@@ -60,40 +60,23 @@ def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
     return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
 
 
-def problem_texts(rules: Rules | None, root: Path) -> dict[tuple[str, str], str]:
+@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
+def problem_texts(rules: Rules | None, root: Path) -> Mapping[tuple[str, str], str]:
     """The last message of every example of the selection set by (environment, key); empty without its data."""
-    if rules is None:
-        return {}
     try:
-        return _texts(rules, root)
+        return {
+            (environment.package, example.key): chat[-1]["content"]
+            for environment, example in (examples_of(rules, root, "selection") if rules else ())
+            if (chat := environment.episode(example).ask())
+        }
     except (NightshiftError, ImportError, OSError):
         return {}
 
 
-@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
-def _texts(rules: Rules, root: Path) -> dict[tuple[str, str], str]:
-    return {
-        (environment.package, example.key): chat[-1]["content"]
-        for environment, example in examples_of(rules, root, "selection")
-        if (chat := environment.episode(example).ask())
-    }
-
-
 def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
     """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
-    try:
-        lines = read_file(run_dir / ROLLOUTS_NAME).split(b"\n")
-    except OSError:
-        return []
-    found: dict[str, Rollout] = {}
-    start = zlib.crc32(str(seed).encode()) % len(lines)
-    for line in (*lines[start:], *lines[:start]):
-        try:
-            rollout = msgspec.json.decode(line, type=Rollout)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        rollout.problem = problems.get((rollout.environment, rollout.key))
-        found.setdefault(rollout.kind, rollout)
-        if len(found) == 3:
-            break
-    return [found[kind] for kind in ("right", "wrong", "truncated") if kind in found]
+    rows = read_rows(run_dir / ROLLOUTS_NAME, Rollout)
+    start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
+    first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
+    found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
+    return [replace(row, problem=problems.get((row.environment, row.key))) for row in found]

@@ -39,26 +39,23 @@ class Headline:
 
 def headline(morning: Morning) -> Headline:
     """Did it get better, and by how much really? Posterior means only: a best raw score is lucky by selection."""
-    standing = morning.standing
-    if not morning.experiments:
+    standing, count = morning.standing, len(morning.experiments)
+    if not count:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
+    if morning.count(Verdict.CRASH) == count:
+        return Headline("Nothing has been measured", f"{counted(count)}, and every one crashed.", "bad")
     if standing is None:
-        if morning.count(Verdict.CRASH) == len(morning.experiments):
-            sentence = f"{counted(len(morning.experiments))}, and every one crashed."
-            return Headline("Nothing has been measured", sentence, "bad")
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    tried = len(morning.experiments) - 1
-    if len(morning.chain) <= 1 and tried == 0:
+    if count == 1:
         sentence = "Only the baseline has been measured; there is nothing to compare it with."
         return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
     if len(morning.chain) <= 1:
         later = " for good" if morning.kept else ""
-        sentence = f"{counted(tried)} after the baseline, none kept{later}. "
+        sentence = f"{counted(count - 1)} after the baseline, none kept{later}. "
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
-    half = Z95 * standing.difference_sd
-    low, high = standing.difference - half, standing.difference + half
+    low, high = (standing.difference + sign * Z95 * standing.difference_sd for sign in (-1, 1))
     sentence = f"Expected gain of the incumbent over the baseline: {points(standing.difference)} "
     sentence += f"(95 % interval {signed(100 * low)} to {points(high)})."
     if low > 0:
@@ -137,8 +134,3 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
-
-
-def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters, the last an ellipsis where some were cut."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"

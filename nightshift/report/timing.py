@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import pairwise
-from typing import NamedTuple
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
@@ -50,29 +48,24 @@ class Night:
 
 
 def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
-    """The seconds of one run by use. Without `steps` the training window is one piece."""
-    uses = {
-        Use.STARTUP: run.startup_seconds or 0.0,
-        Use.EVALUATION: run.evaluation.seconds if run.evaluation else 0.0,
-        **_split_training(run.training.training_seconds or 0.0, steps),
-    }
-    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
-
-
-def _split_training(seconds: float, steps: Sequence[Step]) -> dict[Use, float]:
-    """The training window from the trainer's side; what its steps do not fill is left to OTHER.
+    """The seconds of one run by use; the window of training, in one piece without `steps`, from the trainer's side.
 
     Where generation runs beside training (prime-rl: the trainer reports what it waits for), it costs only the
     time that the trainer waits.
     """
     is_parallel = any(step.wait_for_rollouts_seconds is not None for step in steps)
-    uses = {
+    window = run.training.training_seconds or 0.0
+    training = {
         Use.GENERATION: 0.0 if is_parallel else sum(step.generate_seconds or 0.0 for step in steps),
         Use.TRAINING: sum(step.train_seconds or 0.0 for step in steps),
         Use.TRANSFER: sum(step.broadcast_seconds or 0.0 for step in steps),
         Use.WAITING: sum(step.wait_for_rollouts_seconds or 0.0 for step in steps),
     }
-    return uses if 0 < sum(uses.values()) <= seconds * _ROUNDING else {Use.UNSPLIT: seconds}
+    if not 0 < sum(training.values()) <= window * _ROUNDING:
+        training = {Use.UNSPLIT: window}
+    evaluation = run.evaluation.seconds if run.evaluation else 0.0
+    uses = {Use.STARTUP: run.startup_seconds or 0.0, **training, Use.EVALUATION: evaluation}
+    return total([uses, {Use.OTHER: run.total_seconds - sum(uses.values())}])
 
 
 def split_experiment(record: Record, steps: Sequence[Sequence[Step]]) -> dict[Use, float]:
@@ -89,31 +82,22 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
     return {use: seconds for use, seconds in sums.items() if seconds > 0}
 
 
-def nights(experiments: Sequence[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
+def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
     """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
-    groups: list[list[_Timed]] = []
+    found: list[Night] = []
     for record, uses in experiments:
         if (span := span_of(record)) is None:
             continue
-        if not groups or span[0] - groups[-1][-1].ended > NIGHT_GAP:
-            groups.append([])
-        groups[-1].append(_Timed(*span, uses, record.total_seconds is not None))
-    return [_night(group) for group in groups]
-
-
-class _Timed(NamedTuple):
-    began: datetime
-    ended: datetime
-    uses: Mapping[Use, float]
-    is_known: bool
-
-
-def _night(group: Sequence[_Timed]) -> Night:
-    idle = ({Use.IDLE: (later.began - earlier.ended).total_seconds()} for earlier, later in pairwise(group))
-    return Night(
-        began=group[0].began,
-        ended=max(each.ended for each in group),
-        num_experiments=len(group),
-        num_unknown=sum(not each.is_known for each in group),
-        seconds=total([*(each.uses for each in group), *idle]),
-    )
+        night = Night(*span, 1, int(record.total_seconds is None), total([uses]))
+        if found and night.began - found[-1].ended <= NIGHT_GAP:
+            last = found.pop()
+            idle = {Use.IDLE: (night.began - last.ended).total_seconds()}
+            night = Night(
+                began=last.began,
+                ended=max(last.ended, night.ended),
+                num_experiments=last.num_experiments + 1,
+                num_unknown=last.num_unknown + night.num_unknown,
+                seconds=total([last.seconds, uses, idle]),
+            )
+        found.append(night)
+    return found

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
 import subprocess
 from pathlib import Path
 
@@ -65,25 +62,11 @@ def test_by_default_the_working_file_against_the_incumbent(root: Path) -> None:
     ]
 
 
-def test_comments_are_listed_beside_the_keys_and_order_and_spelling_are_not(root: Path) -> None:
+def test_order_spelling_and_comments_are_no_difference(root: Path) -> None:
     edit(root, "# rollouts an example", "# wider: most groups are all wrong")
     edit(root, "seq_len = 2048 ", "# why not\nseq_len = 2_048 ")
     _, stdout, _ = nightshift(root, "diff")
-    lines = stdout.splitlines()
-    assert lines[1] == "  no key differs: both train the same"
-    assert lines[2] == "comments"
-    assert lines[3] == "  ~ orchestrator.group_size: # rollouts an example -> # wider: most groups are all wrong"
-    assert lines[4] == "  + # why not"
-    assert len(lines) == 5
-
-
-def test_the_comment_of_a_changed_key_stands_beside_it(root: Path) -> None:
-    source = (root / "train.toml").read_text()
-    line = next(line for line in source.splitlines() if line.startswith("lr ="))
-    edit(root, line, "lr = 2.5e-6  # half-way back")
-    _, stdout, _ = nightshift(root, "diff")
-    assert stdout.splitlines()[1].endswith("-> 2.5e-6    # half-way back")
-    assert "comments" not in stdout
+    assert stdout.splitlines()[1:] == ["  no key differs: both train the same"]
 
 
 def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) -> None:
@@ -98,25 +81,14 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
     assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
-def test_json_has_typed_values(root: Path) -> None:
-    edit(root, "max_norm = 1.0", "max_norm = 0.125  # tight")
-    _, stdout, _ = nightshift(root, "diff", "--json")
-    found = json.loads(stdout)
-    assert found["new"] == "working file"
-    assert found["changes"] == [
-        {"key": "trainer.optim.max_norm", "kind": "changed", "old": 1.0, "new": 0.125, "comment": "# tight"}
-    ]
-
-
 def test_the_chain_has_every_keep_with_its_delta(root: Path) -> None:
     _, stdout, _ = nightshift(root, "diff", "--chain")
     titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
     assert [int(title[:4]) for title in titles] == kept(root)
     assert titles[0].split()[1] == "baseline"
     assert all(" pp ± " in title for title in titles[1:])
-    chain = json.loads(nightshift(root, "diff", "--chain", "--json")[1])
-    assert [entry["experiment"] for entry in chain] == kept(root)
-    assert chain[1]["diff"] == list(Ledger(root).records()[kept(root)[1] - 1].diff)
+    changes = [line.strip() for line in stdout.splitlines() if line.startswith(" ")]
+    assert changes == [line for r in Ledger(root).records() if r.status == "keep" for line in r.diff]
 
 
 @pytest.mark.parametrize(
@@ -149,25 +121,8 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
     git(root, "switch", "--quiet", "--create", "autoresearch/fresh")
     code, _, stderr = nightshift(root, "diff")
     assert code == 2
-    assert "branch autoresearch/fresh has no baseline yet" in stderr
+    assert "no experiment ran on autoresearch/fresh" in stderr
     assert nightshift(root, "diff", "--chain")[0] == 2
-
-
-def test_coloured_on_a_terminal_only(root: Path) -> None:
-    edit(root, "max_norm = 1.0", "max_norm = 0.125")
-
-    def on_terminal(environment: dict[str, str]) -> bytes:
-        leader, follower = pty.openpty()
-        subprocess.run(["nightshift", "diff"], cwd=root, stdout=follower, check=True, env={**os.environ, **environment})
-        os.close(follower)
-        try:
-            return os.read(leader, 65536)
-        finally:
-            os.close(leader)
-
-    assert b"\x1b[33m  trainer.optim.max_norm" in on_terminal({})
-    assert b"\x1b[" not in on_terminal({"NO_COLOR": "1"})
-    assert "\x1b[" not in nightshift(root, "diff")[1]
 
 
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
@@ -177,16 +132,17 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]
-    assert ["experiment", f"{number:04d}"] in [[name, value.strip()] for name, value in values]
+    assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
     for wanted in (record.description, *record.diff, record.rules_hash, *(str(run.seed) for run in record.runs)):
         assert wanted in stdout
-    assert f"delta:              {100 * record.judgement.delta:+.2f} pp" in stdout  # type: ignore[union-attr]
+    assert f"  delta:                {record.judgement.delta:.6g}" in stdout  # type: ignore[union-attr]
+    assert "scores" not in stdout  # a thousand numbers
 
 
 def test_show_says_what_was_not_measured(root: Path) -> None:
-    stdout = nightshift(root, "show", "1")[1]
-    assert "delta:              not measured" in stdout
-    assert "compared with:      nothing" in stdout
+    lines = nightshift(root, "show", "1")[1].splitlines()
+    assert {line.split()[0]: line.split()[-1] for line in lines}["delta:"] == "none"
+    assert "parent:                 none" in lines
 
 
 def test_show_of_nothing_is_one_line(root: Path) -> None:

@@ -31,13 +31,14 @@ def test_a_step_written_twice_counts_once_and_the_last_line_wins(tmp_path: Path)
     assert [(step.step, step.reward_mean) for step in read_steps(path)] == [(1, None), (2, 0.9)]
 
 
-def test_strange_values_are_not_measured(tmp_path: Path) -> None:
+def test_lines_with_strange_values_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     huge = "1" + "0" * 400
-    lines = [f'{{"step": 1, "entropy": {huge}, "loss": NaN, "lr": "x", "kl": true, "surprise": 1}}']
-    lines += ["[" * 100_000, "[]", "null", '{"step": "2"}', "\0"]
-    path.write_text("\n".join(lines))
-    assert read_steps(path) == [Step(1)]
+    values = (f'"entropy": {huge}', '"entropy": 1e400', '"loss": NaN', '"loss": Infinity', '"lr": "x"', '"kl": true')
+    lines = [f'{{"step": 1, {value}}}' for value in values]
+    lines += ["[" * 100_000, "[]", "null", '{"step": "2"}', f'{{"step": {huge}}}', '{"lr": 1}', "\0"]
+    path.write_text("\n".join([*lines, '{"step": 3, "surprise": 1}']))
+    assert read_steps(path) == [Step(3)]
 
 
 def test_what_is_no_regular_file_is_no_steps(tmp_path: Path) -> None:

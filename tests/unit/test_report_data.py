@@ -17,12 +17,11 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.report.chart import CHARACTER_WIDTH, Dot, Label, Size, place, short_names
 from nightshift.report.data import Morning, gather
 from nightshift.report.diff import kept_chain
-from nightshift.report.keys import short_names, study
-from nightshift.report.labels import Flag, Placed, place
 from nightshift.report.markdown import markdown, markdown_code
-from nightshift.report.panels import panel
+from nightshift.report.panels import key_panels
 from nightshift.report.text import certificate_line, duration, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
 from tests.campaigns import BRANCH, a_record, a_result, judged
@@ -142,12 +141,13 @@ def test_a_damaged_record_is_a_note(tmp_path: Path) -> None:
     assert any("record.json is damaged" in note for note in found.notes)
 
 
-def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for() -> None:
+def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) -> None:
     records = judged(STORY)
-    elsewhere = replace(records[0], number=9, branch="other")
-    assert [r.number for r in kept_chain([*records, elsewhere], BRANCH)] == [1, 3, 5]
-    assert [r.number for r in kept_chain([*records, elsewhere], "other")] == [9]
-    assert kept_chain(records, "nowhere") == []
+    ledger = stored(tmp_path, [*records, replace(records[0], number=7, branch="other")])
+    assert [e.number for e in kept_chain(ledger, BRANCH)] == [1, 3, 5]
+    assert [e.number for e in kept_chain(ledger, "other")] == [7]
+    with pytest.raises(UsageError, match="nowhere"):
+        kept_chain(ledger, "nowhere")
 
 
 # The certificate
@@ -220,11 +220,11 @@ def test_a_key_is_judged_by_its_trials(tmp_path: Path) -> None:
     diffs = [(), ("a.lr 3 -> 10",), ("a.lr 3 -> 5", "a.b 1 -> 2")]
     records = [replace(r, diff=d) for r, d in zip(records, diffs, strict=True)]
     records.append(replace(crash(4), diff=("a.lr 5 -> 90",)))
-    first, second = study(morning(tmp_path, records).experiments)
-    assert (first.key, [t.value for t in first.trials], first.current) == ("a.lr", ["10", "5", "90"], "5")
-    assert [dot.kind for dot in panel(first).dots] == ["discard", "keep shared", "crash"]
-    assert [tick.text for tick in panel(first).x_ticks] == ["5", "90", "10"]  # the incumbent's value first
-    assert second.key == "a.b"
+    first, second = key_panels(morning(tmp_path, records).experiments)
+    assert (first.key, second.key) == ("a.lr", "a.b")
+    assert [(dot.number, dot.kind) for dot in first.dots] == [(2, "discard"), (3, "keep shared"), (4, "crash")]
+    assert [tick.text for tick in first.x_ticks] == ["5", "90", "10"]  # the incumbent's value first
+    assert first.current_x == first.dots[1].x < first.dots[0].x < first.dots[2].x  # values in their order
 
 
 def test_short_names_stay_apart() -> None:
@@ -313,35 +313,39 @@ def test_markdown_cells_hold_no_markup(text: str) -> None:
 
 # Labels
 
+NARROW = Size("narrow", 360, 0, 0, 100, max_levels=6, max_labels=16)
+Flags = list[tuple[Dot, tuple[str, ...]]]
+
 
 @st.composite
-def flags(draw: st.DrawFn) -> list[Flag]:
+def flags(draw: st.DrawFn) -> Flags:
     xs = draw(st.lists(st.integers(20, 340), max_size=25, unique=True))
     texts = (("x" * draw(st.integers(4, 34)), "x" * 4) for _ in xs)
-    return [Flag(i, float(x), t, draw(st.floats(0, 1))) for i, (x, t) in enumerate(zip(sorted(xs), texts, strict=True))]
+    return [(Dot(x, float(x), 50.0, "keep", ""), text) for x, text in zip(sorted(xs), texts, strict=True)]
 
 
-def overlap(one: Placed, other: Placed) -> bool:
-    return one.level == other.level and one.low < other.high and other.low < one.high
+def ends(label: Label) -> tuple[float, float]:
+    return label.x, label.x + len(label.text) * CHARACTER_WIDTH
 
 
 @given(flags())
-def test_no_label_covers_another_or_a_leader(wanted: list[Flag]) -> None:
-    placed = place(wanted, width=360, character_width=6.8, max_levels=6, max_flags=16)
-    assert len(placed) == len({p.number for p in placed}) <= 16
+def test_no_label_covers_another_or_a_leader(wanted: Flags) -> None:
+    placed = place(wanted, NARROW)
+    dots = [label.dot for label in placed]
+    assert dots == [dot for dot, _ in wanted if dot in dots]
     for one in placed:
-        assert 0 <= one.low < one.high <= 360
+        low, high = ends(one)
+        assert 0 <= low < high <= 360
         assert 0 <= one.level < 6
-        assert one.x == wanted[one.number].x
         for other in placed:
             if other is one:
                 continue
-            assert not overlap(one, other)
+            assert one.level != other.level or low > ends(other)[1] or high < ends(other)[0]
             # A leader runs from its own level down through all lower ones.
-            assert not (one.low < other.x < one.high and one.level <= other.level)
+            assert not (low < other.dot.x < high and one.level <= other.level)
 
 
 def test_labels_with_room_are_all_placed_whole() -> None:
-    wanted = [Flag(i, 100.0 * i, ("a long enough text",), 1.0) for i in range(1, 9)]
-    placed = place(wanted, width=1080, character_width=6.8, max_levels=8, max_flags=24)
-    assert [p.text for p in placed] == ["a long enough text"] * 8
+    wanted = [(Dot(i, 100.0 * i, 50.0, "keep", ""), ("a long enough text", "short")) for i in range(1, 9)]
+    placed = place(wanted, Size("wide", 1080, 0, 0, 100, max_levels=8, max_labels=24))
+    assert [label.text for label in placed] == ["a long enough text"] * 8
