@@ -9,6 +9,7 @@ prime-rl writes nowhere else, and for the cause of a death.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +26,7 @@ from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.rollouts import sample_rollouts
 from nightshift.engines.prime_rl.server import Server
-from nightshift.engines.prime_rl.weights import (
-    Broadcast,
-    build_model_folder,
-    check_weights,
-    latest_stable,
-    remove_heavy,
-    still_there,
-)
+from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory
@@ -89,7 +83,7 @@ class PrimeRlSession:
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._tail = MetricsTail(launch.trainer_metrics, launch.orchestrator_metrics)
-        self._final: Broadcast | None = None
+        self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._resources = ExitStack()
@@ -117,20 +111,19 @@ class PrimeRlSession:
         outcome = Outcome.CRASHED
         try:
             outcome = self._watch(began, budget_seconds, progress)
-            # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
-            self._final = latest_stable(self._launch.broadcasts_dir)
         except EngineError as error:
             problem = error
         seconds = self._clock() - began
         self._stop("trainer", "rollouts")
-        if self._final is not None:
-            self._final = still_there(self._final)
         self._tail.poll()
-        if problem is None and (self._final is None or self._final.step == 0):
-            outcome = Outcome.CRASHED
-            fix = "Lower orchestrator.batch_size or max_completion_tokens."
-            problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
-        last_step = self._final.step if self._final and not problem else None
+        # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
+        if problem is None:
+            self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
+            if not self._final_step:
+                outcome = Outcome.CRASHED
+                fix = "Lower orchestrator.batch_size or max_completion_tokens."
+                problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
+        last_step = None if problem else self._final_step
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
@@ -144,27 +137,26 @@ class PrimeRlSession:
 
     def load_final_weights(self) -> Weights:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
-        if self._final is None:
+        if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
-        folder = self._run_dir / "weights"
+        folder, launch = self._run_dir / "weights", self._launch
         if folder.exists():
-            files = check_weights(folder)
+            sha256 = check_weights(folder)
         else:
-            files = build_model_folder(self._final.folder, self._base_model, folder)
-        self._server.load_weights(folder, self._launch.served_model, is_adapter=files.is_adapter)
-        return Weights(self._final.step, files.sha256)
+            sha256 = build_model_folder(launch.broadcasts_dir / f"step_{self._final_step}", self._base_model, folder)
+        self._server.load_weights(folder, launch.served_model, is_adapter=launch.served_model != launch.base_model_name)
+        return Weights(self._final_step, sha256)
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
         """One completion a prompt, in order. The salt keeps answers of other weights out of the prefix cache."""
-        step = self._final.step if self._final else 0
         completions = self._server.complete(
             prompts,
             decoding,
             self._launch.served_model,
             cache_salt=uuid.uuid4().hex,
-            progress=lambda num_done: progress(Progress(Phase.EVALUATING, step, num_done=num_done)),
+            progress=lambda num_done: progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done)),
         )
         self._memory.sample()
         return completions
@@ -180,7 +172,8 @@ class PrimeRlSession:
                 text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
                 (self._run_dir / "rollouts.jsonl").write_text(text)
             if not self._keep_all:
-                remove_heavy(self._launch.prime_dir)
+                for gigabytes in (self._launch.broadcasts_dir, self._launch.rollouts_dir):
+                    shutil.rmtree(gigabytes, ignore_errors=True)
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
@@ -210,12 +203,11 @@ class PrimeRlSession:
         """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
         log = self._children["orchestrator"].log_path
         broadcasts = self._launch.broadcasts_dir
-        base = self._launch.base_model_name
         return [
             ("the inference server", "inference", self._server.is_healthy),
-            (f"model {base}", "inference", lambda: base in self._server.model_ids()),
             # Any step's: a fast trainer may have deleted step 0 between two looks.
             ("the first broadcast of weights", "trainer", lambda: latest_stable(broadcasts) is not None),
+            # It asks the server for the model by its name before.
             ("the orchestrator's loop", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()),
         ]
 
