@@ -203,7 +203,8 @@ def _submitted(run_dir: Path) -> Config | None:
 
     Two folders up at most: beyond runs/ lies the checkout, whose train.toml is of another moment.
     """
-    path = next((path for folder in run_dir.parents[:2] if (path := folder / "train.toml").is_file()), None)
+    folders = (run_dir, *run_dir.parents[:2])
+    path = next((path for folder in folders if (path := folder / "train.toml").is_file()), None)
     try:
         return None if path is None else load(path)
     except (ConfigError, OSError):

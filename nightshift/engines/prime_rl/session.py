@@ -21,7 +21,7 @@ import msgspec
 
 from nightshift.engines import Message, ProgressCallback
 from nightshift.engines.prime_rl.causes import diagnose
-from nightshift.engines.prime_rl.errors import explain, is_config_fault, read_verdict
+from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.rollouts import sample_rollouts
@@ -197,7 +197,7 @@ class PrimeRlSession:
         except (OSError, msgspec.DecodeError):
             raise self._death(child) from None
         if errors:
-            raise EngineError(explain(errors, config), is_config_fault=is_config_fault(errors, config))
+            raise explain(errors, config)
 
     def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
         """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
