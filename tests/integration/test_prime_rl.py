@@ -282,7 +282,7 @@ def test_a_server_that_cannot_load_the_weights_evaluates_nothing(start: Open, tr
 def test_an_adapter_is_served_under_its_own_name(engine: PrimeRlEngine, run_dir: Path) -> None:
     source = BATCH + b"[trainer.model.lora]\nrank = 8\nalpha = 16\n"
     launch = engine.launch(engine.validate(parse(source)).settings, 1000, run_dir)
-    assert (launch.base_model_name, launch.served_model) == (RULES.model, "r8-a16.0")
+    assert (launch.served_model, launch.is_adapter) == ("r8-a16.0", True)
 
 
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:

@@ -34,7 +34,7 @@ def golden(launch: Launch) -> dict[str, Any]:
             "name": command.name,
             "argv": [word.replace(str(VALIDATOR), "<validator>") for word in command.argv],
             "env": dict(command.env),
-            "log_name": command.log_name,
+            "log_name": f"{command.name}.log",
         }
         for command in launch.commands
     ]

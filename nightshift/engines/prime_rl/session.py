@@ -21,6 +21,7 @@ import msgspec
 
 from nightshift.engines import Message, ProgressCallback
 from nightshift.engines.prime_rl.causes import diagnose
+from nightshift.engines.prime_rl.effective import ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
@@ -82,7 +83,7 @@ class PrimeRlSession:
         }
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
-        self._tail = MetricsTail(launch.trainer_metrics, launch.orchestrator_metrics)
+        self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
@@ -144,7 +145,7 @@ class PrimeRlSession:
             sha256 = check_weights(folder)
         else:
             sha256 = build_model_folder(launch.broadcasts_dir / f"step_{self._final_step}", self._base_model, folder)
-        self._server.load_weights(folder, launch.served_model, is_adapter=launch.served_model != launch.base_model_name)
+        self._server.load_weights(folder, launch.served_model, is_adapter=launch.is_adapter)
         return Weights(self._final_step, sha256)
 
     def complete(
@@ -180,7 +181,7 @@ class PrimeRlSession:
         self._children[name] = self._groups[group].start(
             name,
             command.argv,
-            log_path=self._run_dir / command.log_name,
+            log_path=self._run_dir / f"{name}.log",
             env=engine_environment(self._environment, command.env),
             cwd=self._run_dir,
         )
