@@ -15,7 +15,7 @@ from filelock import FileLock
 from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import Gpu
@@ -57,7 +57,7 @@ class Prepared:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
     def prepare(self, *, smoke: bool = False) -> None:
-        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append, _run)
+        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append)
         preparation.prepare(self.engine(RULES), installer, CONFIG, smoke=smoke)
 
     def engine(self, rules: Rules) -> PrimeRlEngine:
@@ -76,9 +76,6 @@ class _NoInstaller(Installer):
 
     def install(self) -> None:
         self._copy_environments(self.root)
-
-
-_run = CommandRunner(lambda line: None)
 
 
 @pytest.fixture
@@ -137,7 +134,7 @@ def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> Non
 
 def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
     busy = replace(GPU, free_gb=10.0)
-    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append, _run)
+    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
         preparation.prepare(prepared.engine(RULES), installer, CONFIG)
     assert prepared.notes == []

@@ -20,12 +20,13 @@ from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
     Installation,
     Pins,
+    cache_dir,
     examine,
     installed_versions,
     model_folder,
     problems,
 )
-from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.prime_rl.launch import Launch, describe, plan
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
@@ -69,7 +70,7 @@ class PrimeRlEngine:
         """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
         it = self._asked(flags)
         config = load(it.root / "train.toml")
-        installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
+        installer = Installer(it.installation, it.root, it._pair(), it._environ, note)
         prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
         if it.installation != Installation.find(it.installation.pins, it._environ):
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
@@ -180,8 +181,7 @@ class PrimeRlEngine:
 
     def _lock(self, gpu: Gpu) -> str | None:
         """Hold the GPU until this process ends; the problem if another experiment holds it."""
-        cache = Path(self._environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "nightshift" / "locks"
+        folder = cache_dir(self._environ) / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{gpu.uuid}.lock", timeout=0)
         try:
