@@ -120,7 +120,9 @@ class PrimeRlEngine:
 
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
-        return Effective(effective(config, self.rules, self._prompt_tokens()), unused=())
+        loaded = environments.load(self.root, self.rules.environments)
+        prompt_tokens = max(environment.prompt_tokens for environment in loaded)
+        return Effective(effective(config, self.rules, prompt_tokens), unused=())
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Every process's command line, the complete config, ports and GPUs; and what is missing here."""
@@ -137,7 +139,7 @@ class PrimeRlEngine:
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
         launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
+        session = PrimeRlSession(launch, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
@@ -171,9 +173,6 @@ class PrimeRlEngine:
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
         )
-
-    def _prompt_tokens(self) -> int:
-        return max(environment.prompt_tokens for environment in environments.load(self.root, self.rules.environments))
 
     def _pair(self) -> Sequence[Gpu]:
         """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""

@@ -207,12 +207,7 @@ def _inference(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _commands(
-    tree: Mapping[str, Any],
-    run_dir: Path,
-    ports: Ports,
-    gpu_ids: GpuIds,
-    bin_dir: Path,
-    environment: Mapping[str, str],
+    tree: Mapping[str, Any], run_dir: Path, ports: Ports, gpu_ids: GpuIds, bin_dir: Path, environment: Mapping[str, str]
 ) -> tuple[Command, ...]:
     # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
     run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex

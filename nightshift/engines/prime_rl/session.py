@@ -48,7 +48,7 @@ class Timing:
     startup_seconds: float
     hang_seconds: float = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
     # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
-    # gets no grace at all: it would go on to delete the very weights that are to be evaluated.
+    # gets no grace at all: it would train on after its budget.
     grace_seconds: float = 5.0
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
@@ -60,7 +60,6 @@ class PrimeRlSession:
     def __init__(
         self,
         launch: Launch,
-        run_dir: Path,
         base_model: Path,
         environment: Mapping[str, str],
         timing: Timing,
@@ -68,19 +67,14 @@ class PrimeRlSession:
         keep_all: bool,
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
-        self._launch, self._run_dir, self._base_model = launch, run_dir, base_model
+        self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._keep_all = environment, timing, keep_all
         self._clock = timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
-        run_id = f"{run_dir.parent.name}-{uuid.uuid4().hex}"
-        self._groups = {  # in the order in which they are stopped
-            name: ProcessGroup(f"{run_id}-{name}", grace_seconds)
-            for name, grace_seconds in (
-                ("trainer", 0.0),
-                ("rollouts", timing.grace_seconds),
-                ("server", timing.grace_seconds),
-            )
-        }
+        run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
+        # In the order in which they are stopped.
+        graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
+        self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
