@@ -44,7 +44,7 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert Installation.find(PINS, {}).root == tmp_path / ".cache" / default
     assert Installation.find(PINS, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
     assert Installation.find(PINS, named).root == tmp_path / "mine"
-    assert Installation.find(PINS, named, Path("flag")).root == tmp_path / "flag"
+    assert Installation.find(PINS, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
     assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 

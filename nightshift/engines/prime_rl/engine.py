@@ -67,12 +67,12 @@ class PrimeRlEngine:
         self._locks: list[FileLock] = []
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
+        """Install what is missing, fill the compile caches by an unscored run."""
         it = self._asked(flags)
         config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it._pair(), it._environ, note)
         prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
-        if it.installation != Installation.find(it.installation.pins, it._environ):
+        if it.installation != self.installation:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
@@ -149,10 +149,8 @@ class PrimeRlEngine:
 
     def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
         """This engine, with the GPUs and the folder that the flags name."""
-        pins = self.installation.pins
-        found = Installation.find(pins, self._environ, flags.prime_rl) if flags.prime_rl else self.installation
-        gpus = self._gpus if flags.gpus is None else flags.gpus
-        return PrimeRlEngine(self.rules, self.root, self._environ, gpus, installation=found)
+        environ = dict(self._environ) | ({ENV_VAR: str(flags.prime_rl)} if flags.prime_rl else {})
+        return PrimeRlEngine(self.rules, self.root, environ, flags.gpus)
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """The same machine and installation under other rules."""

@@ -57,10 +57,10 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, pins: Pins, environ: Mapping[str, str], flag: Path | None = None) -> Installation:
-        """The folder of `--prime-rl`, else of NIGHTSHIFT_PRIME_RL, else one in the user's cache."""
+    def find(cls, pins: Pins, environ: Mapping[str, str]) -> Installation:
+        """The folder that NIGHTSHIFT_PRIME_RL names, else one in the user's cache."""
         default = cache_dir(environ) / "prime-rl" / pins.commit
-        return cls(Path(flag or environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
+        return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 
     @property
     def venv(self) -> Path:
