@@ -254,9 +254,9 @@ def test_a_failed_start_names_the_part(
 ) -> None:
     really = PrimeRlSession._wait_for
 
-    def wait_for(self: PrimeRlSession, what: str, name: str) -> None:
-        clock.now += 20.0 * cause.startswith(what)  # all that comes before the part has its time
-        really(self, what, name)
+    def wait_for(self: PrimeRlSession, problem: str, name: str, is_there: Callable[[], bool]) -> None:
+        clock.now += 20.0 * cause.startswith(problem)  # all that comes before the part has its time
+        really(self, problem, name, is_there)
 
     monkeypatch.setattr(PrimeRlSession, "_wait_for", wait_for)
     source = BATCH + b"[trainer.optim]\nlr = 0.5\n"

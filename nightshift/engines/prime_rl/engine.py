@@ -87,11 +87,10 @@ class PrimeRlEngine:
             unfit: list[EngineError | None] = [*pair_problems(pair)]
         except EngineError as error:
             unfit = [error]
-        seen = "; ".join(map(_describe, pair))
-        found = [Check(it.name, "GPUs", problem, seen) for problem in unfit or [None] * bool(pair)]
-        for name, problem in examine(it.installation, it.rules, it.root, pair):
-            found.append(Check(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
-        return found
+        gpus, where = "; ".join(map(_describe, pair)), {"checkout": str(it.installation.root)}
+        found = [Check(it.name, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
+        parts = examine(it.installation, it.rules, it.root, pair)
+        return found + [Check(it.name, name, problem, where.get(name, "")) for name, problem in parts]
 
     def check(self) -> list[str]:
         """GPUs, installation, model, data, disk: each problem with its fix. Takes the GPUs for this process."""

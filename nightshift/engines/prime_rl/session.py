@@ -95,10 +95,16 @@ class PrimeRlSession:
         self._validate(config)
         for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
             self._start(group, name)
-        for part, name, is_ready in self._parts():
-            while not is_ready():
-                self._raise_if_dead()
-                self._wait_for(f"{part} was not ready", name)
+        broadcasts, log = self._launch.broadcasts_dir, self._children["orchestrator"].log_path
+        self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        # Any step's: a fast trainer may have deleted step 0 between two looks.
+        self._wait_for(
+            "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
+        )
+        # Before that it asks the server for the model by its name.
+        self._wait_for(
+            "the orchestrator's loop was not ready", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()
+        )
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
@@ -184,9 +190,7 @@ class PrimeRlSession:
         """Have prime-rl's own classes resolve the tree into the files that its programs read."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
-        while child.poll() is None:
-            self._raise_if_dead()
-            self._wait_for("prime-rl's validation did not end", "validator")
+        self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
             errors = read_verdict(self._launch.verdict)
         except (OSError, msgspec.DecodeError):
@@ -194,25 +198,15 @@ class PrimeRlSession:
         if errors:
             raise explain(errors, config)
 
-    def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
-        """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
-        log = self._children["orchestrator"].log_path
-        broadcasts = self._launch.broadcasts_dir
-        return [
-            ("the inference server", "inference", self._server.is_healthy),
-            # Any step's: a fast trainer may have deleted step 0 between two looks.
-            ("the first broadcast of weights", "trainer", lambda: latest_stable(broadcasts) is not None),
-            # It asks the server for the model by its name before.
-            ("the orchestrator's loop", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()),
-        ]
-
-    def _wait_for(self, what: str, name: str) -> None:
-        """One pause of waiting; EngineError once start-up has taken too long."""
-        if self._clock() >= self._startup_ends:
-            words = " | ".join(self._children[name].tail(3))
-            raise EngineError(f"{what} after {self._timing.startup_seconds:g} s: {name} says: {words or 'nothing'}")
-        self._memory.sample()
-        time.sleep(self._timing.poll_seconds)
+    def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
+        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
+        while not is_there():
+            self._raise_if_dead()
+            if self._clock() >= self._startup_ends:
+                words = " | ".join(self._children[name].tail(3)) or "nothing"
+                raise EngineError(f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}")
+            self._memory.sample()
+            time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. EngineError if it dies, hangs or can no longer learn."""
