@@ -189,6 +189,9 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         or not (run_dir / "broadcasts" / "step_0" / "STABLE").exists()
     ):
         time.sleep(0.05)
+    with urllib.request.urlopen(f"{base}/v1/models", timeout=5) as answer:
+        if config["model"]["name"] not in {model["id"] for model in json.load(answer)["data"]}:
+            fail(f"ValueError: Model {config['model']['name']} was not found in the inference pool on {base}")
     if fault == "loop_never_starts":
         time.sleep(600)
     print("\x1b[2m17:41:57\x1b[0m   INFO \x1b[22mStarting orchestrator loop (max_steps=infinite)\x1b[0m", flush=True)
@@ -298,6 +301,7 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
         fail("ModuleNotFoundError: No module named 'prime_rl'")
     run_dir = str(Path(tree["output_dir"]) / tree["run"]["name"])
     shared = {"output_dir": run_dir, "max_steps": tree.get("max_steps")}
+    tree["orchestrator"]["model"] |= tree["model"]
     for name in ("trainer", "orchestrator"):
         (configs_dir / f"{name}.json").write_text(json.dumps(tree[name] | shared))
     [source] = tree["orchestrator"]["train"]["source"]

@@ -35,7 +35,6 @@ FAULTS = (
     "finish_abort",
     "no_choices",
     "null_content",  # an empty completion: no fault of the real server
-    "huge_answer",  # 10 MB
     "invalid_json",
     "pause_hang",
     "resume_500",
@@ -131,7 +130,7 @@ class StandInServer:
 
     def _completion(self, model: str, text: str, truncated: bool, num_prompt: int, num_tokens: int) -> Any:
         fault = self.fault
-        content = None if fault == "null_content" else "x" * 10_000_000 if fault == "huge_answer" else text
+        content = None if fault == "null_content" else text
         reason = "abort" if fault == "finish_abort" else "length" if truncated else "stop"
         message = {"role": "assistant", "content": content, "refusal": None, "reasoning": None}
         usage = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from nightshift import environments
-from nightshift.engines import Message, Note
+from nightshift.engines import Note
 from nightshift.errors import EngineError
 from nightshift.rules import Rules
 
@@ -54,10 +53,3 @@ def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """The official data is missing or is not the official one."""
     problems = map(environments.data_problem, environments.load(root, rules.environments))
     return next((problem for problem in problems if problem is not None), None)
-
-
-def prompts(root: Path, rules: Rules, num: int) -> list[Sequence[Message]]:
-    """The first prompts of the selection set, for a rehearsal."""
-    (environment,) = environments.load(root, rules.environments)
-    episodes = (environment.episode(example) for example in environment.examples("selection")[:num])
-    return [episode.ask() or () for episode in episodes]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from filelock import FileLock
 from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl import installer as prime_rl_installer
 from nightshift.engines.prime_rl.installation import SUBMODULES, Installation, Pins
-from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.installer import Installer
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import interruptible
@@ -45,8 +46,7 @@ class Place:
         return self.installation.root
 
     def installer(self, gpus: tuple[Gpu, ...] = PAIR, **environ: str) -> Installer:
-        run = CommandRunner(self.notes.append)
-        return Installer(self.installation, ROOT, gpus, {**self.environ, **environ}, self.notes.append, run)
+        return Installer(self.installation, ROOT, gpus, {**self.environ, **environ}, self.notes.append)
 
     def uv_calls(self) -> list[dict[str, object]]:
         log = Path(self.environ["UV_STAND_IN_LOG"])
@@ -143,13 +143,14 @@ def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_p
     assert place.notes[0].startswith("prime-rl checkout: prime-rl is not installed in")
 
 
-def test_installing_again_starts_nothing(place: Place) -> None:
+def test_installing_again_starts_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.installer().install()
 
-    def refuse(*arguments: object, **options: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise AssertionError(arguments)
 
-    replace(place.installer(), run=refuse).install()
+    monkeypatch.setattr(Installer, "_run", refuse)
+    place.installer().install()
 
 
 def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place: Place, tmp_path: Path) -> None:
@@ -193,10 +194,13 @@ def own_checkout(place: Place, tmp_path: Path) -> None:
     git(place.root, "checkout", "--quiet", "--detach", place.installation.pins.commit)
 
 
-def test_a_persons_own_checkout_is_completed_in_place(place: Place, tmp_path: Path) -> None:
+def test_a_persons_own_checkout_is_completed_in_place(place: Place, tmp_path: Path, upstream: tuple[Path, str]) -> None:
     own_checkout(place, tmp_path)
     (place.root / "notes.txt").write_text("mine\n")
-    assert "a submodule is missing" in " ".join(place.problems())
+    with pytest.raises(EngineError, match=r"a submodule is missing\. Run: git -C .* submodule update --init"):
+        place.installer().install()
+    allowed = ["-c", "protocol.file.allow=always", "-c", f"url.{upstream[0].as_uri()}/.insteadOf=git@github.com:"]
+    git(place.root, *allowed, "submodule", "update", "--init", "--", *SUBMODULES)
     place.installer().install()
     assert place.problems() == []
     assert (place.root / "notes.txt").read_text() == "mine\n"
@@ -250,7 +254,9 @@ def test_a_folder_that_is_no_checkout_is_left_alone(place: Place) -> None:
         ("die", "killed by SIGKILL"),
     ],
 )
-def test_a_sync_that_fails_is_quoted_and_resumed(place: Place, mode: str, said: str) -> None:
+def test_a_sync_that_fails_is_quoted_and_resumed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+) -> None:
     with pytest.raises(EngineError) as caught:
         place.installer(UV_STAND_IN=mode).install()
     assert said in str(caught.value)
@@ -258,13 +264,14 @@ def test_a_sync_that_fails_is_quoted_and_resumed(place: Place, mode: str, said: 
     assert "Downloaded package-0" in log_path.read_text()
     assert any("uv sync did not end well" in problem for problem in place.problems())
     commands: list[str] = []
-    installer = place.installer()
+    really = Installer._run
 
-    def record(name: str, *arguments: object, **options: object) -> None:
+    def record(self: Installer, name: str, argv: Sequence[str | Path], cwd: Path, log_path: Path) -> None:
         commands.append(name)
-        installer.run(name, *arguments, **options)  # type: ignore[arg-type]
+        really(self, name, argv, cwd, log_path)
 
-    replace(installer, run=record).install()
+    monkeypatch.setattr(Installer, "_run", record)
+    place.installer().install()
     assert commands == ["uv sync"]  # the clone is not made again
     assert place.problems() == []
 

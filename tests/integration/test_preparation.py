@@ -15,9 +15,9 @@ from filelock import FileLock
 from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from nightshift.train_toml.config import parse
@@ -57,7 +57,7 @@ class Prepared:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
     def prepare(self, *, smoke: bool = False) -> None:
-        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append, _run)
+        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append)
         preparation.prepare(self.engine(RULES), installer, CONFIG, smoke=smoke)
 
     def engine(self, rules: Rules) -> PrimeRlEngine:
@@ -78,9 +78,6 @@ class _NoInstaller(Installer):
         self._copy_environments(self.root)
 
 
-_run = CommandRunner(lambda line: None)
-
-
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
@@ -96,26 +93,24 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
     assert prepared.opened == ["warm-up"]
     mark = prepared.installation.warm_mark(PAIR)
     assert "weights of step" in mark.read_text()
-    assert any("checking train.toml with prime-rl's own classes" in note for note in prepared.notes)
     prepared.prepare(smoke=True)
     assert prepared.opened == ["warm-up", "smoke"]
     assert prepared.notes[-1].startswith("smoke: ready after")
-    assert "answered 8 prompts" in prepared.notes[-1]
+    assert prepared.notes[-1].endswith("weights of step 3 answer")
     assert list((prepared.installation.state_dir / "runs").iterdir()) == []  # rehearsals leave nothing
     assert living_children() == []
 
 
 def test_a_config_that_prime_rl_refuses_ends_the_preparation_in_its_words(prepared: Prepared) -> None:
     prepared.misbehave("config_refused")
-    with pytest.raises(ConfigError, match=r"trainer\.optim\.lr.*should be less than 1"):
+    with pytest.raises(EngineError, match=r"trainer\.optim\.lr.*should be less than 1"):
         prepared.prepare()
-    assert prepared.opened == []
     assert not prepared.installation.warm_mark(PAIR).exists()
 
 
 def test_a_validator_that_dies_is_quoted(prepared: Prepared) -> None:
     prepared.misbehave("validator_dies")
-    with pytest.raises(EngineError, match=r"prime-rl's validation failed with exit code 1.*No module named 'prime_rl'"):
+    with pytest.raises(EngineError, match=r"validator ended: exit code 1.*No module named 'prime_rl'"):
         prepared.prepare()
 
 
@@ -139,7 +134,7 @@ def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> Non
 
 def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
     busy = replace(GPU, free_gb=10.0)
-    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append, _run)
+    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
         preparation.prepare(prepared.engine(RULES), installer, CONFIG)
     assert prepared.notes == []
@@ -149,7 +144,7 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     """With the other engine's stand-in: rehearsing needs nothing but the protocol."""
     rules = replace(SMALL, budget_seconds=0.0)
     engine = TrlEngine(rules, ROOT, dict(os.environ), trainer=STAND_IN_WORKER)
-    with pytest.raises(EngineError, match=r"arithmetic-trl: 0 steps in 0 s"):
+    with pytest.raises(EngineError, match=r"arithmetic-trl: no step in 0 s"):
         preparation.rehearse(engine, CONFIG, tmp_path / "run", lambda line: None)
     assert living_children() == []
 

@@ -103,9 +103,8 @@ def test_the_stand_in_answers_what_was_recorded(weights: Path) -> None:
 # --- health, models, weights -----------------------------------------------------------------------------
 
 
-def test_health_and_models(stand_in: StandInServer, server: Server) -> None:
+def test_health(stand_in: StandInServer, server: Server) -> None:
     assert server.is_healthy()
-    assert server.model_ids() == [MODEL]
     stand_in.fault = "unhealthy"
     assert not server.is_healthy()
 
@@ -115,8 +114,8 @@ def test_nobody_listens() -> None:
         port = free.getsockname()[1]
     server = client(port)
     assert not server.is_healthy()
-    with pytest.raises(EngineError, match="cannot be asked for /v1/models: ConnectError"):
-        server.model_ids()
+    with pytest.raises(EngineError, match="cannot be asked for /pause: ConnectError"):
+        server.post("/pause")
     with pytest.raises(EngineError, match="prompt 0: the connection broke 4 times: ConnectError"):
         complete(server)
     server.close()
@@ -152,18 +151,7 @@ def test_an_adapter_is_loaded_and_completes_under_its_own_name(
     server.load_weights(weights, "r16-a32", is_adapter=True)
     assert stand_in.adapters == {"r16-a32": str(weights)}
     assert stand_in.weight_dir is None
-    assert server.model_ids() == [MODEL, "r16-a32"]
     assert stand_in.requests[-1][1]["model"] == "r16-a32"
-
-
-def test_a_folder_that_a_hub_would_be_asked_for_is_never_sent(
-    stand_in: StandInServer, server: Server, tmp_path: Path
-) -> None:
-    for folder in (tmp_path / "missing", Path("weights"), Path()):
-        for call in (lambda f=folder: server.update_weights(f), lambda f=folder: server.load_lora_adapter("a", f)):
-            with pytest.raises(EngineError, match="no absolute path of an existing folder"):
-                call()
-    assert stand_in.requests == []
 
 
 @pytest.mark.parametrize(
@@ -175,13 +163,14 @@ def test_a_folder_that_a_hub_would_be_asked_for_is_never_sent(
         ("pause_hang", "did not answer /pause within 1 s"),
         ("chat_500", "prompt 0: status 500: .*EngineCore died"),
         ("chat_hang", "answered 0 of 1 prompts and none for 1 s"),
-        ("wrong_model", "answered by model 'another/model'"),
+        ("wrong_model", "answered by model another/model"),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_an_error(
     stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
 ) -> None:
     monkeypatch.setattr(prime_rl_server, "ADMIN_SECONDS", 1.0)
+    monkeypatch.setattr(prime_rl_server, "STALL_SECONDS", 1.0)
     stand_in.fault = fault
     began = time.monotonic()
     with pytest.raises(EngineError, match=cause):
@@ -255,12 +244,11 @@ def test_connections_that_break_are_tried_again(stand_in: StandInServer, server:
     [
         ("cut_always", "the connection broke 4 times: RemoteProtocolError"),
         ("chat_500", "status 500: .*EngineCore died"),
-        ("wrong_model", "answered by model 'another/model' instead of Qwen"),
-        ("missing_usage", "no completion in .*chatcmpl"),
-        ("no_choices", "no completion in .*chatcmpl"),
-        ("finish_abort", "finish reason 'abort'"),
-        ("huge_answer", "the answer is longer than 8 MB"),
-        ("invalid_json", "no completion in .*chatcmpl"),
+        ("wrong_model", "answered by model another/model instead of Qwen"),
+        ("missing_usage", ".*no completion in .*chatcmpl"),
+        ("no_choices", ".*no completion in .*chatcmpl"),
+        ("finish_abort", "Invalid enum value 'abort'"),
+        ("invalid_json", ".*no completion in .*chatcmpl"),
     ],
 )
 def test_an_answer_that_is_no_completion_ends_the_evaluation(
@@ -303,18 +291,17 @@ def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weight
     began = time.monotonic()
     with pytest.raises(EngineError, match="answered 0 of 3 prompts before the deadline of the run"):
         complete(server)
-    for call in (server.pause, server.resume, server.model_ids, lambda: server.update_weights(weights)):
-        with pytest.raises(EngineError, match="the deadline of the run passed before /"):
-            call()
+    with pytest.raises(EngineError, match="the deadline of the run passed before /resume"):
+        server.load_weights(weights, MODEL)
     assert time.monotonic() - began < 3
     server.close()
 
 
 def test_requests_sent_while_paused_are_answered_after_resume(stand_in: StandInServer, server: Server) -> None:
-    server.pause()
-    server.pause()
+    server.post("/pause")
+    server.post("/pause")
     assert server.is_healthy()
-    resume = threading.Timer(0.3, server.resume)
+    resume = threading.Timer(0.3, server.post, ("/resume",))
     resume.start()
     began = time.monotonic()
     assert len(complete(server)) == 3

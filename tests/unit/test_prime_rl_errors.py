@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nightshift.engines.prime_rl.errors import Refusal, explain, is_config_fault, read_verdict
+from nightshift.engines.prime_rl.errors import Refusal, explain, read_verdict
 from nightshift.train_toml.config import parse
 from tests.prime_rl_plans import SHIPPED, launch_of
 
@@ -46,9 +46,10 @@ SAID = {
 def test_a_recorded_refusal_is_one_line_with_key_and_fix(name: str) -> None:
     errors = RECORDED[name]
     said, is_ours = SAID[name]
-    message = explain(errors, CONFIG)
+    error = explain(errors, CONFIG)
+    message = str(error)
     assert said in message
-    assert is_config_fault(errors, CONFIG) is is_ours
+    assert error.is_config_fault is is_ours
     assert ("uv run run.py --keys" in message, "uv run nightshift doctor" in message) == (is_ours, not is_ours)
     assert message.isprintable()
     assert len(message) < 600
@@ -65,16 +66,16 @@ def test_every_recorded_refusal_is_accounted_for() -> None:
 )
 def test_the_line_is_the_key_s_or_its_table_s(name: str, line: str) -> None:
     number = next(number for number, text in enumerate(LINES, 1) if text.startswith(line))
-    assert explain(RECORDED[name], CONFIG).startswith(f"train.toml:{number}: ")
+    assert explain(RECORDED[name], CONFIG).cause.startswith(f"train.toml:{number}: ")
 
 
 def test_copies_of_a_shared_key_are_one_error_and_others_are_counted() -> None:
     shared = RECORDED["text for a shared number"]
     assert len(shared) == 3
-    assert "more)" not in explain(shared, CONFIG)
+    assert "more)" not in explain(shared, CONFIG).fix
     both = [*RECORDED["too few GPUs"], *shared]
-    assert explain(both, CONFIG).startswith("max_steps: ")  # what the agent can change comes first
-    assert "(and 1 more)" in explain(both, CONFIG)
+    assert explain(both, CONFIG).cause.startswith("max_steps: ")  # what the agent can change comes first
+    assert "(and 1 more)" in explain(both, CONFIG).fix
 
 
 def test_a_pool_may_be_named_like_a_variant() -> None:
@@ -85,18 +86,20 @@ def test_a_pool_may_be_named_like_a_variant() -> None:
     error = Refusal(tuple(loc), "too heavy", "value_error")
     checked = parse(SHIPPED + source.encode())
     number = len(LINES) + 4
-    assert explain([error], checked).startswith(f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: ")
+    assert explain([error], checked).cause.startswith(
+        f"train.toml:{number}: {path}.pools.difficulty_pool.weight = 1.0: "
+    )
 
 
 def test_without_the_config_the_key_alone_is_named() -> None:
     errors = RECORDED["out of range"]
-    assert explain(errors, None).startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
-    assert is_config_fault(errors, None)
+    assert explain(errors, None).cause.startswith("orchestrator.train.sampling.temperature: prime-rl refuses it: ")
+    assert explain(errors, None).is_config_fault
 
 
 def test_hostile_text_stays_on_one_short_line() -> None:
     error = Refusal(("trainer",), "Value error, \x1b[31ma\nb\u202e" + "x" * 5000, "v")
-    message = explain([error], CONFIG)
+    message = str(explain([error], CONFIG))
     assert message.isprintable()
     assert len(message) < 450
 
@@ -110,4 +113,4 @@ def test_an_environment_without_prime_rl_is_an_answer_and_not_train_toml_s_fault
     assert json.loads(launch.verdict.read_bytes()) == json.loads(result.stdout)
     errors = read_verdict(launch.verdict)
     assert [error.type for error in errors] == ["ModuleNotFoundError"]
-    assert "No module named 'prime_rl'. This is not train.toml's fault" in explain(errors, CONFIG)
+    assert "No module named 'prime_rl'. This is not train.toml's fault" in str(explain(errors, CONFIG))

@@ -44,7 +44,7 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert Installation.find(PINS, {}).root == tmp_path / ".cache" / default
     assert Installation.find(PINS, {"XDG_CACHE_HOME": "/fast/cache"}).root == Path("/fast/cache") / default
     assert Installation.find(PINS, named).root == tmp_path / "mine"
-    assert Installation.find(PINS, named, Path("flag")).root == tmp_path / "flag"
+    assert Installation.find(PINS, {checks.ENV_VAR: "here"}).root == tmp_path / "here"
     assert Installation.find(PINS, {checks.ENV_VAR: ""}).root == tmp_path / ".cache" / default
 
 
@@ -87,7 +87,10 @@ def rename(name: str, new: str) -> Callable[[Installation], None]:
     [
         (lambda it: shutil.rmtree(it.venv), "has no Python 3.12"),
         (lambda it: it.site_packages.parent.rename(it.venv / "lib" / "python3.11"), "has no Python 3.12"),
-        (lambda it: it.python.unlink() or it.python.symlink_to("/gone/python3.12"), "has no Python 3.12"),
+        (
+            lambda it: (it.bin_dir / "python").unlink() or (it.bin_dir / "python").symlink_to("/gone/python3.12"),
+            "has no Python 3.12",
+        ),
         (lambda it: (it.bin_dir / "env-server").unlink(), "env-server is missing"),
         (lambda it: (it.bin_dir / "torchrun").chmod(0o644), "torchrun is missing"),
         (
@@ -125,7 +128,7 @@ def clone_of_environments(folder: Path) -> Path:
 
 
 def copy_environments(installation: Installation, root: Path) -> None:
-    Installer(installation, root, (), {}, lambda line: None, lambda *a, **k: None)._copy_environments(root)
+    Installer(installation, root, (), {}, lambda line: None)._copy_environments(root)
 
 
 def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:
@@ -191,7 +194,7 @@ def test_the_pinned_model_is_main_for_whoever_asks_by_name_only(installation: In
     offline = snapshot_download(rules.model, cache_dir=installation.hub_dir, local_files_only=True)
     assert Path(offline).samefile(source)
     (checks.model_folder(installation, rules) / "refs" / "main").write_text("0" * 40)
-    assert "does not name 7ae557604" in str(checks.model_problem(installation, rules))
+    assert "is not complete" in str(checks.model_problem(installation, rules))
     (source / "model.safetensors").unlink()  # the user empties the cache
     assert "is not complete" in str(checks.model_problem(installation, rules))
     assert checks.model_problem(installation, ARITHMETIC_TRL) is None  # in this repository

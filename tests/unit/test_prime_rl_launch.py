@@ -20,6 +20,7 @@ import pytest
 
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, leaves
 from nightshift.engines.prime_rl.ports import Ports, free_ports
+from nightshift.errors import EngineError
 from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -33,7 +34,7 @@ def golden(launch: Launch) -> dict[str, Any]:
             "name": command.name,
             "argv": [word.replace(str(VALIDATOR), "<validator>") for word in command.argv],
             "env": dict(command.env),
-            "log_name": command.log_name,
+            "log_name": f"{command.name}.log",
         }
         for command in launch.commands
     ]
@@ -122,9 +123,11 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_free_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(23_420, 23_421))
-    with pytest.raises(Exception, match=r"no free port among 23420-23421\. See what listens"):
-        free_ports()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(taken, taken + 1))
+        with pytest.raises(EngineError, match=rf"no free port among {taken}-{taken + 1}\. See what listens"):
+            free_ports()
 
 
 @pytest.mark.parametrize("name", ["run 1", "a'b\"c", "$(touch x); #", "-rf", "é@{}[]*?", "\\n"])

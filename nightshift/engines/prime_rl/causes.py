@@ -9,106 +9,97 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nightshift.errors import EngineError
 
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    regex: re.Pattern[str]
-    text: str  # {name} is the process, {match} the line that matched
-    fixes: dict[str, str]  # by process; "" is any
-    is_config_fault: bool
-
-
-def _pattern(regex: str, text: str, fix: str | dict[str, str], is_config_fault: bool) -> _Pattern:
-    return _Pattern(re.compile(regex), text, {"": fix} if isinstance(fix, str) else fix, is_config_fault)
-
-
-_TRAINER_MEMORY = "Lower seq_len or orchestrator.batch_size, or switch trainer.model.ac on."
-_SERVER_MEMORY = "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs."
-
+_OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+# A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame.
 # The first that matches decides, so the specific ones stand first.
 _PATTERNS = (
     # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py: the share asked for is not free, or too small.
-    _pattern(
+    (
         r"Free memory on device .* is less than desired GPU memory utilization",
-        "{name}: the GPU has less free memory than the share asked for: {match}",
+        "the GPU has less free memory than the share asked for: {match}",
         "Lower inference.vllm.gpu_memory_utilization, or free the GPU (nvidia-smi).",
         False,
     ),
-    _pattern(
+    (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
-        "{name}: no GPU memory is left for the KV cache",
+        "no GPU memory is left for the KV cache",
         "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
         True,
     ),
     # torch.OutOfMemoryError and its older spelling; NCCL and cuBLAS report the same in other words.
-    _pattern(
-        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED",
-        "{name}: out of GPU memory",
-        {"trainer": _TRAINER_MEMORY, "inference": _SERVER_MEMORY, "": _TRAINER_MEMORY},
+    (
+        rf"^inference: .*(?:{_OUT_OF_MEMORY})",
+        "out of GPU memory",
+        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
+        True,
+    ),
+    (
+        _OUT_OF_MEMORY,
+        "out of GPU memory",
+        "Lower seq_len or orchestrator.batch_size, or switch trainer.model.ac on.",
         True,
     ),
     # P/orchestrator/orchestrator.py:640-652
-    _pattern(
+    (
         r"consecutive empty train batches",
-        "{name}: ten batches in a row had no advantage: all rewards of every group were equal",
+        "ten batches in a row had no advantage: all rewards of every group were equal",
         "Raise orchestrator.group_size or the temperature, or undo what made the policy collapse.",
         True,
     ),
     # P/orchestrator/train_sink.py:322-338
-    _pattern(
+    (
         r"consecutive zero-output batch equivalents",
-        "{name}: ten batches' worth of rollouts gave nothing to train on",
+        "ten batches' worth of rollouts gave nothing to train on",
         "Loosen the curriculum's gates, or raise orchestrator.max_off_policy_steps.",
         True,
     ),
-    _pattern(
+    (
         r"Address already in use|EADDRINUSE",
-        "{name}: a port was taken by another process between its choice and its use: {match}",
+        "a port was taken by another process between its choice and its use: {match}",
         "Run it again: ports are chosen anew.",
         False,
     ),
-    _pattern(
+    (
         r"No space left on device|Disk quota exceeded",
-        "{name}: the disk is full",
+        "the disk is full",
         "Free space where runs/ lies, then run it again.",
         False,
     ),
     # torch.distributed and the driver
-    _pattern(
+    (
         r"NCCL error|ncclUnhandledCudaError|ncclSystemError|DistBackendError",
-        "{name}: NCCL failed: {match}",
+        "NCCL failed: {match}",
         "Run it again; if it repeats, check the driver: uv run nightshift doctor.",
         False,
     ),
-    _pattern(
+    (
         r"CUDA driver version is insufficient|no CUDA-capable device|No CUDA GPUs are available|"
         r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC|Xid",
-        "{name}: the GPU or its driver failed: {match}",
+        "the GPU or its driver failed: {match}",
         "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
         False,
     ),
     # torchrun's summary of a worker that somebody else killed
-    _pattern(
+    (
         r"Signal 9 \(SIGKILL\) received",
-        "{name}: its worker was killed (SIGKILL), perhaps by the kernel for lack of main memory",
+        "its worker was killed (SIGKILL), perhaps by the kernel for lack of main memory",
         "See the kernel log (dmesg), then run it again.",
         False,
     ),
     # P/trainer/model.py:1321-1324
-    _pattern(
+    (
         r"Flash attention \d is only supported if|No module named 'flash_attn",
-        "{name}: the attention kernel is not installed: {match}",
+        "the attention kernel is not installed: {match}",
         "Repair the installation: uv run prepare.py.",
         False,
     ),
     # pydantic-config's box around a refused config (PC/cli.py:225-425)
-    _pattern(
+    (
         r"validation errors? for \w+Config|Failed to validate config",
-        "{name}: prime-rl refuses the config: {match}",
+        "prime-rl refuses the config: {match}",
         "Undo the last change to train.toml.",
         True,
     ),
@@ -118,19 +109,13 @@ _PATTERNS = (
 def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
-    Without a pattern that fits: how it ended and its last words, as a failure of machinery.
+    Without a pattern that fits: how it ended and the last line that names an error, as a failure of machinery.
     """
-    for pattern in _PATTERNS:
+    for pattern, cause, fix, is_config_fault in _PATTERNS:
         for line in log_lines:
-            if pattern.regex.search(line):
-                fix = pattern.fixes.get(name) or pattern.fixes.get("", "")
-                text = pattern.text.format(name=name, match=line.strip()[:160])
-                return EngineError(text, fix, is_config_fault=pattern.is_config_fault)
-    words = _last_words(log_lines)
-    return EngineError(f"{name} ended: {exit_cause}" + (f": {words}" if words else ""))
-
-
-def _last_words(log_lines: Sequence[str]) -> str:
-    """The last line that names an error, else the last line."""
+            if re.search(pattern, f"{name}: {line}"):
+                text = f"{name}: {cause.format(match=line.strip()[:160])}"
+                return EngineError(text, fix, is_config_fault=is_config_fault)
     errors = [line for line in log_lines if re.search(r"\b\w*(?:Error|Exception)\b\s*:", line)]
-    return (errors or list(log_lines) or [""])[-1].strip()[:200]
+    words = [*log_lines[-1:], *errors][-1:]
+    return EngineError(": ".join([f"{name} ended: {exit_cause}", *(word.strip()[:200] for word in words)]))

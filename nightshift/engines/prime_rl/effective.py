@@ -97,12 +97,6 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
     }
 
 
-def adapter_name(tree: dict[str, Any]) -> str | None:
-    """The name under which the policy's adapter is served; None where all weights are trained."""
-    lora = tree["orchestrator"].get("model", {}).get("lora")
-    return None if lora is None else str(lora["name"])
-
-
 def _source(environment: EnvironmentRules) -> dict[str, Any]:
     """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker."""
     taskset = {"id": environment.package, "split": "train", "size": environment.num_train}

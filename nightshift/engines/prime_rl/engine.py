@@ -20,12 +20,13 @@ from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
     Installation,
     Pins,
+    cache_dir,
     examine,
     installed_versions,
     model_folder,
     problems,
 )
-from nightshift.engines.prime_rl.installer import CommandRunner, Installer
+from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.prime_rl.launch import Launch, describe, plan
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
@@ -66,12 +67,12 @@ class PrimeRlEngine:
         self._locks: list[FileLock] = []
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Install what is missing, check train.toml with prime-rl's own classes, fill the compile caches."""
+        """Install what is missing, fill the compile caches by an unscored run."""
         it = self._asked(flags)
         config = load(it.root / "train.toml")
-        installer = Installer(it.installation, it.root, it._pair(), it._environ, note, CommandRunner(note))
+        installer = Installer(it.installation, it.root, it._pair(), it._environ, note)
         prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
-        if it.installation != Installation.find(it.installation.pins, it._environ):
+        if it.installation != self.installation:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
@@ -86,11 +87,10 @@ class PrimeRlEngine:
             unfit: list[EngineError | None] = [*pair_problems(pair)]
         except EngineError as error:
             unfit = [error]
-        seen = "; ".join(map(_describe, pair))
-        found = [Check(it.name, "GPUs", problem, seen) for problem in unfit or [None] * bool(pair)]
-        for name, problem in examine(it.installation, it.rules, it.root, pair):
-            found.append(Check(it.name, name, problem, str(it.installation.root) if name == "checkout" else ""))
-        return found
+        gpus, where = "; ".join(map(_describe, pair)), {"checkout": str(it.installation.root)}
+        found = [Check(it.name, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
+        parts = examine(it.installation, it.rules, it.root, pair)
+        return found + [Check(it.name, name, problem, where.get(name, "")) for name, problem in parts]
 
     def check(self) -> list[str]:
         """GPUs, installation, model, data, disk: each problem with its fix. Takes the GPUs for this process."""
@@ -119,7 +119,9 @@ class PrimeRlEngine:
 
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
-        return Effective(effective(config, self.rules, self._prompt_tokens()), unused=())
+        loaded = environments.load(self.root, self.rules.environments)
+        prompt_tokens = max(environment.prompt_tokens for environment in loaded)
+        return Effective(effective(config, self.rules, prompt_tokens), unused=())
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Every process's command line, the complete config, ports and GPUs; and what is missing here."""
@@ -136,7 +138,7 @@ class PrimeRlEngine:
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
         launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, run_dir, base, self._environ, self._timing, deadline, self._keep_all)
+        session = PrimeRlSession(launch, base, self._environ, self._timing, deadline, self._keep_all)
         try:
             session.open(_submitted(run_dir))
         except BaseException:
@@ -146,10 +148,8 @@ class PrimeRlEngine:
 
     def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
         """This engine, with the GPUs and the folder that the flags name."""
-        pins = self.installation.pins
-        found = Installation.find(pins, self._environ, flags.prime_rl) if flags.prime_rl else self.installation
-        gpus = self._gpus if flags.gpus is None else flags.gpus
-        return PrimeRlEngine(self.rules, self.root, self._environ, gpus, installation=found)
+        environ = dict(self._environ) | ({ENV_VAR: str(flags.prime_rl)} if flags.prime_rl else {})
+        return PrimeRlEngine(self.rules, self.root, environ, flags.gpus)
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """The same machine and installation under other rules."""
@@ -171,17 +171,13 @@ class PrimeRlEngine:
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
         )
 
-    def _prompt_tokens(self) -> int:
-        return max(environment.prompt_tokens for environment in environments.load(self.root, self.rules.environments))
-
     def _pair(self) -> Sequence[Gpu]:
         """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""
         return () if self._gpu_ids == () else choose_pair(list_gpus(), self._gpu_ids or None, self._environ)
 
     def _lock(self, gpu: Gpu) -> str | None:
         """Hold the GPU until this process ends; the problem if another experiment holds it."""
-        cache = Path(self._environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "nightshift" / "locks"
+        folder = cache_dir(self._environ) / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{gpu.uuid}.lock", timeout=0)
         try:
@@ -203,7 +199,8 @@ def _submitted(run_dir: Path) -> Config | None:
 
     Two folders up at most: beyond runs/ lies the checkout, whose train.toml is of another moment.
     """
-    path = next((path for folder in run_dir.parents[:2] if (path := folder / "train.toml").is_file()), None)
+    folders = (run_dir, *run_dir.parents[:2])
+    path = next((path for folder in folders if (path := folder / "train.toml").is_file()), None)
     try:
         return None if path is None else load(path)
     except (ConfigError, OSError):

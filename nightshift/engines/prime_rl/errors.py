@@ -6,11 +6,12 @@ two components share, and stand at a whole component where a rule between keys i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from nightshift.errors import EngineError
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.keys import is_inner, variants
 from nightshift.train_toml.locks import SHARED, lock
@@ -40,23 +41,17 @@ def read_verdict(path: Path) -> tuple[Refusal, ...]:
     return msgspec.json.decode(path.read_bytes(), type=_Verdict).errors
 
 
-def explain(errors: Sequence[Refusal], config: Config | None) -> str:
-    """One line for the validator's errors: cause, then fix. `config` puts them into lines of train.toml."""
-    blamed = sorted(errors, key=lambda error: (not _is_refusal(error, config), not error.loc))
-    causes = list(dict.fromkeys(_cause(error, config) for error in blamed))
-    more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
-    fix = _CONFIG_FIX if is_config_fault(errors, config) else _OWN_FIX
-    return f"{causes[0].rstrip('.')}. {fix}{more}."
+def explain(errors: Sequence[Refusal], config: Config | None) -> EngineError:
+    """The validator's errors as one, that of train.toml first. `config` puts them into its lines.
 
-
-def is_config_fault(errors: Sequence[Refusal], config: Config | None) -> bool:
-    """True if train.toml can be to blame; False if only what the engine fills in or the installation can be."""
-    return any(_is_refusal(error, config) for error in errors)
-
-
-def _is_refusal(error: Refusal, config: Config | None) -> bool:
-    """A value was refused that train.toml may hold, or a part of the config with such values in it."""
-    return not _is_machinery(error) and lock(_path(error.loc, config)) is None
+    It is the config's fault if train.toml can be to blame for one; else only what the engine fills in or the
+    installation can be.
+    """
+    is_ours = [not _is_machinery(error) and lock(_path(error.loc, config)) is None for error in errors]
+    blamed = sorted(zip(is_ours, errors, strict=True), key=lambda pair: (not pair[0], not pair[1].loc))
+    cause, *others = dict.fromkeys(_cause(error, config) for _, error in blamed)
+    more = f" (and {len(others)} more)" if others else ""
+    return EngineError(cause, f"{_CONFIG_FIX if any(is_ours) else _OWN_FIX}{more}.", is_config_fault=any(is_ours))
 
 
 def _is_machinery(error: Refusal) -> bool:
@@ -73,9 +68,14 @@ def _cause(error: Refusal, config: Config | None) -> str:
         return f"prime-rl's validation failed: {name or error.type}: {message}"
     if not path:
         return f"train.toml: prime-rl refuses it: {message}"
-    line = _line(config, path) if config is not None and lock(path) is None else None
-    where = "" if line is None else f"train.toml:{line}: "
-    value = f" = {value_text(config.values[name])}" if config is not None and name in config.values else ""
+    where = value = ""
+    if config is not None:
+        if lock(path) is None:  # the line with the key, or with the innermost table around it that stands there
+            text = config.source.decode()
+            lines = (line_of(text, path[:length]) for length in range(len(path), 0, -1))
+            where = next((f"train.toml:{line}: " for line in lines if line is not None), "")
+        if name in config.values:
+            value = f" = {value_text(config.values[name])}"
     return f"{where}{name}{value}: prime-rl refuses it: {message}"
 
 
@@ -95,10 +95,3 @@ def _is_tag(segment: str, path: tuple[str, ...], config: Config | None) -> bool:
         return True
     here = ".".join((*path, segment))
     return bool(path) and segment in _ENGINE_TAGS and not variants(here) and not is_inner(here)
-
-
-def _line(config: Config, path: tuple[str, ...]) -> int | None:
-    """Line of train.toml with the key, or else with the innermost table around it that stands there."""
-    text = config.source.decode()
-    lines: Iterator[int | None] = (line_of(text, path[:length]) for length in range(len(path), 0, -1))
-    return next((line for line in lines if line is not None), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.engines.downloads import data_problem, is_whole_model
-from nightshift.engines.prime_rl.git import read_git
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import free_disk_gb
 from nightshift.rules import ALL_RULES, Rules
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
-PREPARE = "Run: uv run prepare.py --engine prime-rl"
+PREPARE = "Run: uv run prepare.py --engine prime-rl."
 # The fifth one, prime-kernels, is for other models.
 SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun")
 # One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
 RUN_DISK_GB = 6.0
+_GIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,10 @@ class Installation:
     pins: Pins
 
     @classmethod
-    def find(cls, pins: Pins, environ: Mapping[str, str], flag: Path | None = None) -> Installation:
-        """The folder of `--prime-rl`, else of NIGHTSHIFT_PRIME_RL, else one in the user's cache."""
-        named = flag or (Path(environ[ENV_VAR]) if environ.get(ENV_VAR) else None)
-        if named is None:
-            cache = Path(environ["XDG_CACHE_HOME"]) if environ.get("XDG_CACHE_HOME") else Path.home() / ".cache"
-            named = cache / "nightshift" / "prime-rl" / pins.commit
-        return cls(named.expanduser().absolute(), pins)
+    def find(cls, pins: Pins, environ: Mapping[str, str]) -> Installation:
+        """The folder that NIGHTSHIFT_PRIME_RL names, else one in the user's cache."""
+        default = cache_dir(environ) / "prime-rl" / pins.commit
+        return cls(Path(environ.get(ENV_VAR) or default).expanduser().absolute(), pins)
 
     @property
     def venv(self) -> Path:
@@ -72,10 +70,6 @@ class Installation:
     def bin_dir(self) -> Path:
         """prime-rl's programs; its processes start each other by bare name, so it comes first on their PATH."""
         return self.venv / "bin"
-
-    @property
-    def python(self) -> Path:
-        return self.bin_dir / "python"
 
     @property
     def site_packages(self) -> Path:
@@ -142,7 +136,6 @@ def examine(
     findings: list[tuple[str, EngineError | None]] = [("checkout", checkout_problem(installation))]
     if findings[0][1] is None:
         findings += [
-            ("submodules", submodules_problem(installation)),
             ("packages", packages_problem(installation, has_gpus=bool(gpus))),
             ("environments", environments_problem(installation, root)),
             ("model", model_problem(installation, rules)),
@@ -152,46 +145,49 @@ def examine(
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
-    """Another commit than the pinned one, or files that differ from it."""
+    """Another commit than the pinned one, a submodule that is missing, or files that differ."""
     root, commit = installation.root, installation.pins.commit
     if not (root / ".git").exists():
-        return EngineError(f"prime-rl is not installed in {root}", f"{PREPARE}.")
+        return EngineError(f"prime-rl is not installed in {root}", PREPARE)
     try:
-        head = read_git(root, "rev-parse", "HEAD")
-        if head != commit:
-            return EngineError(
-                f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
-                f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
-            )
+        head = _read_git(root, "rev-parse", "HEAD")
+        changed = _read_git(root, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked")
     except EngineError as error:
         return error
-    return _changed(root, "--ignore-submodules=all")
-
-
-def submodules_problem(installation: Installation) -> EngineError | None:
-    """A submodule that is missing, at another commit than the pinned one asks for, or changed."""
-    root = installation.root
+    if head != commit:
+        return EngineError(
+            f"{root} is at commit {head[:9]}, this version runs prime-rl at {commit[:9]}",
+            f"Run: git -C {root} checkout {commit}, then uv run prepare.py; or leave out --prime-rl.",
+        )
     for name in SUBMODULES:
         if not (root / name / ".git").exists():
-            return EngineError(f"{root / name} is empty: a submodule is missing", f"{PREPARE}.")
-    return _changed(root, "--ignore-submodules=untracked", "--", *SUBMODULES)
+            return EngineError(
+                f"{root / name} is empty: a submodule is missing",
+                f"Run: git -C {root} submodule update --init --recursive.",
+            )
+    if changed:
+        return EngineError(
+            f"{root}: {changed.splitlines()[0][2:].strip()} differs from the pinned commit",
+            f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
+        )
+    return None
 
 
 def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineError | None:
     """A Python, a program or a package that is missing or not the pinned one."""
     pins = installation.pins
     if installation.unfinished_sync.exists():
-        return EngineError("prime-rl's packages are not all installed: uv sync did not end well", f"{PREPARE}.")
-    if not os.access(installation.python, os.X_OK) or not installation.site_packages.is_dir():
-        return EngineError(f"{installation.venv} has no Python {pins.python}", f"{PREPARE}.")
+        return EngineError("prime-rl's packages are not all installed: uv sync did not end well", PREPARE)
+    if not os.access(installation.bin_dir / "python", os.X_OK) or not installation.site_packages.is_dir():
+        return EngineError(f"{installation.venv} has no Python {pins.python}", PREPARE)
     for program in PROGRAMS:
         if not os.access(installation.bin_dir / program, os.X_OK):
-            return EngineError(f"{installation.bin_dir / program} is missing", f"{PREPARE}.")
+            return EngineError(f"{installation.bin_dir / program} is missing", PREPARE)
     if has_gpus:
         for name, pinned in (("torch", pins.torch), ("vllm", pins.vllm), ("flash_attn", pins.flash_attn)):
             version = _version(installation.site_packages, name)
             if version is None or pinned not in (version, version.partition("+")[0]):
-                return EngineError(f"prime-rl's environment has {name} {version}, pinned is {pinned}", f"{PREPARE}.")
+                return EngineError(f"prime-rl's environment has {name} {version}, pinned is {pinned}", PREPARE)
     return None
 
 
@@ -200,7 +196,7 @@ def environments_problem(installation: Installation, root: Path) -> EngineError 
     folder = installation.environments_dir(root)
     packages = sorted(path for path in folder.glob("*") if path.is_dir())
     if environments_hash(packages) != folder.name:
-        return EngineError(f"{folder} is not the copy of {root / 'environments'}", f"{PREPARE}.")
+        return EngineError(f"{folder} is not the copy of {root / 'environments'}", PREPARE)
     return None
 
 
@@ -209,38 +205,37 @@ def model_problem(installation: Installation, rules: Rules) -> EngineError | Non
     if rules.model_revision is None:
         return None
     folder = model_folder(installation, rules)
-    snapshot = folder / "snapshots" / rules.model_revision
     main = folder / "refs" / "main"
-    if not is_whole_model(snapshot):
-        return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", f"{PREPARE}.")
-    if not main.is_file() or main.read_text() != rules.model_revision:
-        return EngineError(f"{main} does not name {rules.model_revision[:9]}", f"{PREPARE}.")
-    return None
+    is_main = main.is_file() and main.read_text() == rules.model_revision
+    if is_main and is_whole_model(folder / "snapshots" / rules.model_revision):
+        return None
+    return EngineError(f"{rules.model} at {rules.model_revision[:9]} is not complete in {folder}", PREPARE)
 
 
 def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError | None:
     """No unscored run has filled the compile caches for these GPUs: the first experiment would pay for it."""
     if not gpus or installation.warm_mark(gpus).is_file():
         return None
-    return EngineError(f"the compile caches are cold for {gpus[0].name}", f"{PREPARE}.")
+    return EngineError(f"the compile caches are cold for {gpus[0].name}", PREPARE)
 
 
 def disk_problem(root: Path) -> EngineError | None:
     """Too little space below `root` for one run."""
     free = free_disk_gb(root)
-    if free >= RUN_DISK_GB:
-        return None
-    return EngineError(
-        f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}",
-        "Delete old folders in runs/.",
-    )
+    cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}"
+    return None if free >= RUN_DISK_GB else EngineError(cause, "Delete old folders in runs/.")
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Nightshift's folder in the user's cache."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightshift"
 
 
 def installed_versions(installation: Installation) -> dict[str, str]:
     """The commit of the checkout and the packages of its environment; what is not there is left out."""
     found = {name: _version(installation.site_packages, name) for name in ("torch", "vllm", "transformers")}
     with suppress(EngineError):
-        found["prime-rl"] = read_git(installation.root, "rev-parse", "HEAD")
+        found["prime-rl"] = _read_git(installation.root, "rev-parse", "HEAD")
     return {name: version for name, version in found.items() if version is not None}
 
 
@@ -273,16 +268,28 @@ def _version(site_packages: Path, name: str) -> str | None:
     return None
 
 
-def _changed(root: Path, *arguments: str) -> EngineError | None:
-    """The first tracked file that differs, of those that `git status` is asked for."""
+def _read_git(root: Path, *arguments: str) -> str:
+    """What a reading git command prints, whatever the user's git configuration says. EngineError if it fails."""
+    environ = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+    }
+    # A checkout that another user installed for all: nothing of it is executed here.
+    safe = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+    command = ["git", "--no-optional-locks", *safe, "-C", os.fspath(root), *arguments]
     try:
-        lines = read_git(root, "status", "--porcelain", "--untracked-files=no", *arguments).splitlines()
-    except EngineError as error:
-        return error
-    if not lines:
-        return None
-    more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-    return EngineError(
-        f"{root}: {lines[0][2:].strip()}{more} differs from the pinned commit",
-        f"Look: git -C {root} status; then restore it, or leave out --prime-rl.",
-    )
+        done = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = " ".join(str(getattr(error, "stderr", None) or error).split())[:200]
+        raise EngineError(f"git {arguments[0]} fails in {root}: {said}", PREPARE) from None
+    return done.stdout.strip("\n")

@@ -19,7 +19,6 @@ from subprocess import TimeoutExpired
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Note
-from nightshift.engines.prime_rl.git import git_config
 from nightshift.engines.prime_rl.installation import (
     SUBMODULES,
     Installation,
@@ -28,10 +27,9 @@ from nightshift.engines.prime_rl.installation import (
     environments_problem,
     model_folder,
     packages_problem,
-    submodules_problem,
 )
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import write_atomically
+from nightshift.files import disk_error, write_atomically
 from nightshift.processes.gpus import Gpu, flash_attn_extra
 from nightshift.processes.supervise import ProcessGroup, free_disk_gb
 from nightshift.rules import Rules
@@ -52,45 +50,6 @@ _FOREIGN_VARIABLES = """
 
 
 @dataclass(frozen=True, slots=True)
-class CommandRunner:
-    """Runs one long command to its end: a supervised process with a log, and a line of news while it works."""
-
-    note: Note
-
-    def __call__(
-        self, name: str, argv: Sequence[str | Path], *, cwd: Path, env: Mapping[str, str], log_path: Path
-    ) -> None:
-        """EngineError with its last lines when it fails; whatever ends this call early (Ctrl-C) ends the command."""
-        program = shutil.which(argv[0], path=env.get("PATH"))
-        if program is None:
-            raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        log_path.unlink(missing_ok=True)
-        began = last_news = time.monotonic()
-        group = ProcessGroup(f"install-{uuid.uuid4().hex}", GRACE_SECONDS)
-        try:
-            child = group.start(name, [program, *argv[1:]], log_path=log_path, env=env, cwd=cwd)
-            while child.poll() is None:
-                with suppress(TimeoutExpired):
-                    child.popen.wait(_POLL_SECONDS)
-                group.check()
-                now = time.monotonic()
-                if now - last_news >= _NEWS_SECONDS:
-                    self.note(f"{name}: {now - began:.0f} s  {' '.join(child.tail(1))}".rstrip())
-                    last_news = now
-        finally:
-            left = group.stop()
-        if left:
-            raise EngineError(f"processes of {name} could not be killed: {', '.join(left)}")
-        if child.poll() != 0:
-            said = " | ".join(child.tail(NUM_QUOTED_LINES)) or "nothing"
-            raise EngineError(
-                f"{name} failed with {child.exit_cause()}; its last lines: {said}",
-                f"Fix that, then repeat: what is done stays done. All of it: {log_path}",
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class Installer:
     """Brings one installation to its pins, for the environments of the Nightshift checkout at `root`.
 
@@ -103,20 +62,24 @@ class Installer:
     gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     note: Note
-    run: Callable[..., None]  # as CommandRunner
 
     def install(self) -> None:
         """Do what is missing. EngineError with the cause and its fix; UsageError if another one is at it."""
         it = self.installation
         steps: list[tuple[str, Callable[[], EngineError | None], Callable[[Path], None]]] = [
             ("checkout", lambda: checkout_problem(it), self._clone),
-            ("submodules", lambda: submodules_problem(it), self._update_submodules),
             ("packages", lambda: packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
             ("environments", lambda: environments_problem(it, self.root), self._copy_environments),
         ]
         if not any(find_problem() for _, find_problem, _ in steps):
             return
         with self._work_folder() as work:
+            free = free_disk_gb(it.root)
+            if free < INSTALL_DISK_GB and not it.venv.exists():
+                raise EngineError(
+                    f"{free:.1f} GB of disk are free for {it.root}, prime-rl needs {INSTALL_DISK_GB:g}",
+                    "Free disk space, or choose another folder: --prime-rl DIR.",
+                )
             for name, find_problem, repair in steps:
                 if problem := find_problem():
                     self.note(f"prime-rl {name}: {problem.cause}")
@@ -154,29 +117,20 @@ class Installer:
         root, pins = self.installation.root, self.installation.pins
         if root.exists() and (not root.is_dir() or any(root.iterdir())):
             return  # somebody's own checkout at another commit, or no checkout at all: not ours to change
-        self._require_disk()
-        clone, log_path, env = work / "clone", work / "clone.log", self._variables()
+        clone = work / "clone"
         shutil.rmtree(clone, ignore_errors=True)
         git: list[str | Path] = ["git", "-C", clone]
-        steps: list[tuple[str, Sequence[str | Path]]] = [
-            ("git clone", ("git", "clone", "--progress", "--no-checkout", pins.repository, clone)),
-            ("git checkout", (*git, "checkout", "--detach", pins.commit)),
-            ("git submodule update", (*git, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES)),
-        ]
-        for name, argv in steps:
-            self.note(f"{name} {pins.repository} at {pins.commit[:9]}")
-            self.run(name, argv, cwd=work, env=env, log_path=log_path)
-        # Fills the indexes' times, without which every later check reads all files: 0.8 s instead of 0.01 s.
-        self.run("git status", (*git, "status", "--porcelain"), cwd=work, env=env, log_path=log_path)
+        steps: dict[str, list[str | Path]] = {
+            "git clone": ["git", "clone", "--progress", "--no-checkout", pins.repository, clone],
+            "git checkout": [*git, "checkout", "--detach", pins.commit],
+            "git submodule update": [*git, "submodule", "update", "--init", "--recursive", "--", *SUBMODULES],
+            # Fills the indexes' times, without which every later check reads all files: 0.8 s instead of 0.01 s.
+            "git status": [*git, "status", "--porcelain"],
+        }
+        self.note(f"git clone {pins.repository} at {pins.commit[:9]}")
+        for name, argv in steps.items():
+            self._run(name, argv, work, work / "clone.log")
         clone.replace(root)
-
-    def _update_submodules(self, work: Path) -> None:
-        """Fetch those that are missing in a checkout; changed ones are somebody's work and stay as they are."""
-        root = self.installation.root
-        missing = [name for name in SUBMODULES if not (root / name / ".git").exists()]
-        if missing:
-            argv: list[str | Path] = ["git", "-C", root, "submodule", "update", "--init", "--recursive", "--", *missing]
-            self.run("git submodule update", argv, cwd=root, env=self._variables(), log_path=work / "submodules.log")
 
     def _sync_packages(self, work: Path) -> None:
         """prime-rl's own lock file into its own `.venv`. --inexact leaves what somebody installed beside it."""
@@ -186,15 +140,21 @@ class Installer:
                 f"{installation.venv} is not complete, and without GPUs (--gpus none) none is built",
                 "Build prime-rl's environment there yourself, without CUDA.",
             )
-        if not installation.venv.exists():
-            self._require_disk()
-        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", installation.pins.python]
+        argv: list[str | Path] = [
+            "uv",
+            "sync",
+            "--locked",
+            "--inexact",
+            "--no-dev",
+            "--python",
+            installation.pins.python,
+        ]
         for extra in sorted({flash_attn_extra(gpu) for gpu in self.gpus}):
             argv += ["--extra", extra]
         self.note("uv sync: about 6 GB of packages, once")
         self._make_state_dir()
         installation.unfinished_sync.touch()
-        self.run("uv sync", argv, cwd=installation.root, env=self._variables(), log_path=work / "uv-sync.log")
+        self._run("uv sync", argv, installation.root, work / "uv-sync.log")
         installation.unfinished_sync.unlink()
 
     def _copy_environments(self, work: Path) -> None:
@@ -208,12 +168,37 @@ class Installer:
             shutil.copytree(package, temporary / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         temporary.replace(target)
 
-    def _require_disk(self) -> None:
-        free = free_disk_gb(self.installation.root)
-        if free < INSTALL_DISK_GB:
+    def _run(self, name: str, argv: Sequence[str | Path], cwd: Path, log_path: Path) -> None:
+        """Run a long command to its end, with a line of news while it works.
+
+        EngineError with its last lines when it fails; whatever ends this call early (Ctrl-C) ends the command.
+        """
+        env = self._variables()
+        program = shutil.which(argv[0], path=env.get("PATH"))
+        if program is None:
+            raise EngineError(f"{argv[0]} is not installed", f"Install {argv[0]}, then repeat.")
+        log_path.unlink(missing_ok=True)
+        began = last_news = time.monotonic()
+        group = ProcessGroup(f"install-{uuid.uuid4().hex}", GRACE_SECONDS)
+        try:
+            child = group.start(name, [program, *argv[1:]], log_path=log_path, env=env, cwd=cwd)
+            while child.poll() is None:
+                with suppress(TimeoutExpired):
+                    child.popen.wait(_POLL_SECONDS)
+                group.check()
+                now = time.monotonic()
+                if now - last_news >= _NEWS_SECONDS:
+                    self.note(f"{name}: {now - began:.0f} s  {' '.join(child.tail(1))}".rstrip())
+                    last_news = now
+        finally:
+            left = group.stop()
+        if left:
+            raise EngineError(f"processes of {name} could not be killed: {', '.join(left)}")
+        if child.poll() != 0:
+            said = " | ".join(child.tail(NUM_QUOTED_LINES)) or "nothing"
             raise EngineError(
-                f"{free:.1f} GB of disk are free for {self.installation.root}, prime-rl needs {INSTALL_DISK_GB:g}",
-                "Free disk space, or choose another folder: --prime-rl DIR.",
+                f"{name} failed with {child.exit_cause()}; its last lines: {said}",
+                f"Fix that, then repeat: what is done stays done. All of it: {log_path}",
             )
 
     def _make_state_dir(self) -> None:
@@ -235,13 +220,11 @@ class Installer:
             "http.lowSpeedLimit": "1000",  # bytes a second, for a minute: a dead connection ends
             "http.lowSpeedTime": "60",
         }
-        return {
-            **kept,
-            **git_config(settings, kept),
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_LFS_SKIP_SMUDGE": "1",
-            "LC_ALL": "C",
-        }
+        num_own = int(kept.get("GIT_CONFIG_COUNT") or 0)  # the user's, which stay
+        kept["GIT_CONFIG_COUNT"] = str(num_own + len(settings))
+        for index, (key, value) in enumerate(settings.items(), start=num_own):
+            kept |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
+        return {**kept, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}
 
 
 def pin_model(installation: Installation, rules: Rules, snapshot: Path) -> None:
@@ -260,6 +243,4 @@ def pin_model(installation: Installation, rules: Rules, snapshot: Path) -> None:
         link.symlink_to(snapshot.absolute(), target_is_directory=True)
         write_atomically(folder / "refs" / "main", rules.model_revision.encode())
     except OSError as error:
-        raise EngineError(
-            f"cannot write {folder}: {error.strerror}", "Free disk space or fix its permissions."
-        ) from None
+        raise disk_error(error, folder) from None

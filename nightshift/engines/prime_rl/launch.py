@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import HOST, ORCHESTRATOR_METRICS, TRAINER_METRICS, adapter_name
+from nightshift.engines.prime_rl.effective import HOST
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.processes.gpus import GpuIds
 
@@ -52,12 +52,11 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One process: `env` is what is added to the harness's own environment, `log_name` a file in the run's folder."""
+    """One process: `env` is what is added to the harness's own environment; its log is NAME.log in the run's folder."""
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    log_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Launch:
 
     `commands`: inference, validator, env-server, orchestrator, trainer. `inference` reads `inference_json`
     and may start at once; the validator writes the configs of the other three, and its verdict to `verdict`.
-    `served_model` is the policy's name in requests: the adapter's with LoRA, else the model's.
+    `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's.
     """
 
     tree: Mapping[str, Any]
@@ -75,8 +74,8 @@ class Launch:
     ports: Ports
     gpu_ids: GpuIds
     run_dir: Path
-    base_model_name: str
     served_model: str
+    is_adapter: bool
 
     @property
     def prime_dir(self) -> Path:
@@ -90,14 +89,6 @@ class Launch:
     @property
     def rollouts_dir(self) -> Path:
         return self.prime_dir / "rollouts"
-
-    @property
-    def trainer_metrics(self) -> Path:
-        return self.prime_dir / TRAINER_METRICS
-
-    @property
-    def orchestrator_metrics(self) -> Path:
-        return self.prime_dir / ORCHESTRATOR_METRICS
 
     @property
     def tree_path(self) -> Path:
@@ -136,7 +127,7 @@ def plan(
     if not run_dir.is_absolute() or not bin_dir.is_absolute():
         raise ValueError(f"relative path: {run_dir} or {bin_dir}")
     tree = _tree(settings, seed, run_dir, ports)
-    model = str(tree["model"]["name"])
+    lora = tree["orchestrator"]["model"].get("lora")
     return Launch(
         tree=tree,
         inference_json=_inference(tree),
@@ -144,8 +135,8 @@ def plan(
         ports=ports,
         gpu_ids=gpu_ids,
         run_dir=run_dir,
-        base_model_name=model,
-        served_model=adapter_name(tree) or model,
+        served_model=lora["name"] if lora else tree["model"]["name"],
+        is_adapter=bool(lora),
     )
 
 
@@ -165,7 +156,7 @@ def describe(launch: Launch) -> list[str]:
         own = {name: value for name, value in command.env.items() if name not in shared}
         lines.append(f"{command.name + ':':<14}{shlex.join(command.argv)}")
         lines += [f"{'':<14}with {_assignments(own)}"] if own else []
-        lines.append(f"{'':<14}log {command.log_name}")
+        lines.append(f"{'':<14}log {command.name}.log")
     return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
 
 
@@ -209,19 +200,14 @@ def _inference(tree: Mapping[str, Any]) -> dict[str, Any]:
     inference: dict[str, Any] = copy.deepcopy(tree["inference"])
     inference["weight_broadcast"] = dict(tree["weight_broadcast"])
     inference["vllm"]["model"] = tree["model"]["name"]
-    lora = tree["trainer"].get("model", {}).get("lora")
+    lora = tree["trainer"]["model"].get("lora")
     if lora is not None:
         inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
     return inference
 
 
 def _commands(
-    tree: Mapping[str, Any],
-    run_dir: Path,
-    ports: Ports,
-    gpu_ids: GpuIds,
-    bin_dir: Path,
-    environment: Mapping[str, str],
+    tree: Mapping[str, Any], run_dir: Path, ports: Ports, gpu_ids: GpuIds, bin_dir: Path, environment: Mapping[str, str]
 ) -> tuple[Command, ...]:
     # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
     run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex
@@ -232,7 +218,7 @@ def _commands(
     def command(name: str, argv: Sequence[object], **variables: str) -> Command:
         program, *arguments = argv
         words = (str(bin_dir / str(program)), *map(str, arguments))
-        return Command(name, words, {**common, **variables}, f"{name}.log")
+        return Command(name, words, {**common, **variables})
 
     trainer = [
         "torchrun",

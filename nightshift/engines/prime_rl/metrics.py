@@ -8,7 +8,7 @@ apart by their keys.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,45 +18,31 @@ import msgspec
 
 from nightshift.metrics import Step
 
-# By kind of row: a prefix that only its keys have, then raw key -> field of Step (or a name of our own, with _).
-# A row that is written again (a resumed run) replaces the earlier one of its kind whole.
+# Raw key -> field of Step, or a name of our own, with _. reward_std has no raw key: prime-rl writes mean, extremes and
+# percentiles only. A value that is no finite number has no key either.
+_TRAINER = {
+    "optim/lr": "lr",  # of the next step
+    "optim/grad_norm": "grad_norm",
+    "loss/mean": "loss",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "kl",  # of the trainer's probabilities from the server's, per token
+    "is_masked/mean": "masked_share",
+    "time/forward_backward": "train_seconds",  # optimizer step included
+    "time/broadcast_weights": "broadcast_seconds",
+    "time/wait_for_batch": "wait_for_rollouts_seconds",
+}
 # `all` holds every rollout of the step; `effective` only what was left after the zero-advantage filter.
-# reward_std has no raw key: prime-rl writes mean, extremes and percentiles only.
-_ROWS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "optim": (("optim/",), {"optim/lr": "lr", "optim/grad_norm": "grad_norm"}),  # lr: of the next step
-    "statistics": (
-        ("loss/", "entropy/", "is_masked/", "mismatch_kl/"),
-        {
-            "loss/mean": "loss",
-            "entropy/all/mean": "entropy",
-            "mismatch_kl/all/mean": "kl",  # of the trainer's probabilities from the server's, per token
-            "is_masked/mean": "masked_share",
-        },
-    ),
-    "time": (
-        ("time/forward_backward",),
-        {
-            "time": "time",
-            "time/forward_backward": "train_seconds",  # optimizer step included
-            "time/broadcast_weights": "broadcast_seconds",
-            "time/wait_for_batch": "wait_for_rollouts_seconds",
-        },
-    ),
-    "orchestrator": (
-        ("progress/",),
-        {
-            "train/agg/all/agent/reward/mean": "reward_mean",
-            "train/agg/all/agent/solved_all": "all_right_share",
-            "train/agg/all/agent/solved_none": "all_wrong_share",
-            "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
-            "train/agg/all/agent/is_truncated/mean": "truncated_share",
-            "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
-            "off_policy/mean": "off_policy_mean",
-            "time/step": "generate_seconds",  # from one full batch to the next
-            "time/wait_for_policy": "wait_for_policy_seconds",
-            "progress/rollouts": "_num_rollouts",
-        },
-    ),
+_ORCHESTRATOR = {
+    "train/agg/all/agent/reward/mean": "reward_mean",
+    "train/agg/all/agent/solved_all": "all_right_share",
+    "train/agg/all/agent/solved_none": "all_wrong_share",
+    "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
+    "train/agg/all/agent/is_truncated/mean": "truncated_share",
+    "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
+    "off_policy/mean": "off_policy_mean",
+    "time/step": "generate_seconds",  # from one full batch to the next
+    "time/wait_for_policy": "wait_for_policy_seconds",
+    "progress/rollouts": "_num_rollouts",
 }
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -70,7 +56,7 @@ class MetricsTail:
     def __init__(self, *paths: Path) -> None:
         """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet."""
         self._offsets = dict.fromkeys(paths, 0)
-        self._rows: dict[int, dict[str, dict[str, float | None]]] = {}
+        self._rows: dict[int, dict[str, float | None]] = {}
 
     def poll(self) -> bool:
         """Take in what was appended since the last call; True if there was any whole row."""
@@ -94,8 +80,7 @@ class MetricsTail:
         """Mean reward over all rollouts of the complete steps; None before the first."""
         total, count = 0.0, 0.0
         for number in self._complete(last_step):
-            row = self._rows[number].get("orchestrator", {})
-            reward, num_rollouts = row.get("reward_mean"), row.get("_num_rollouts")
+            reward, num_rollouts = map(self._rows[number].get, ("reward_mean", "_num_rollouts"))
             if reward is not None and num_rollouts:
                 total += reward * num_rollouts
                 count += num_rollouts
@@ -103,11 +88,11 @@ class MetricsTail:
 
     def not_finite_step(self) -> int | None:
         """The first complete step whose loss was NaN or infinite: prime-rl always has one and leaves it out then."""
-        return next((n for n in self._complete() if self._rows[n].get("statistics", {}).get("loss") is None), None)
+        return next((n for n in self._complete() if self._rows[n].get("loss") is None), None)
 
     def _complete(self, last_step: int | None = None) -> list[int]:
         """Numbers of the complete steps. The row with the times is the last that is read from the trainer."""
-        return sorted(n for n, rows in self._rows.items() if "time" in rows and (last_step is None or n <= last_step))
+        return sorted(n for n, row in self._rows.items() if "time" in row and (last_step is None or n <= last_step))
 
     def _new_rows(self, path: Path) -> Iterator[dict[str, Any]]:
         try:
@@ -126,32 +111,26 @@ class MetricsTail:
         step = _number(row.get("step"))
         if step is None or step != int(step):
             return
-        for kind, (prefixes, names) in _ROWS.items():
-            if any(key.startswith(prefixes) for key in row):
-                values = {name: _number(row.get(key)) for key, name in names.items()}
-                self._rows.setdefault(int(step), {})[kind] = values
+        names = _ORCHESTRATOR if "progress/rollouts" in row else _TRAINER
+        values = {name: _number(row[key]) for key, name in names.items() if key in row}
+        if "train_seconds" in values:
+            values["time"] = _number(row.get("time"))
+        self._rows.setdefault(int(step), {}).update(values)
 
     def _step(self, number: int, began: float) -> Step:
-        values = {name: value for row in self._rows[number].values() for name, value in row.items()}
+        values = dict(self._rows[number])
+        # As the trl engine counts: completion tokens of all rollouts, a second of the orchestrator's clock. The
+        # trainer's perf/throughput counts padding too, and only the time that it computes.
+        tokens, seconds = values.get("completion_tokens_mean"), values.get("generate_seconds")
         num_rollouts = values.pop("_num_rollouts", None)
+        if tokens is not None and num_rollouts and seconds:
+            values["tokens_per_second"] = tokens * num_rollouts / seconds
         if values["time"] is not None:
             values["time"] -= began
-        return Step(step=number, tokens_per_second=_tokens_per_second(values, num_rollouts), **values)
-
-
-def _tokens_per_second(values: dict[str, float | None], num_rollouts: float | None) -> float | None:
-    """Completion tokens of all rollouts of the step, a second of the orchestrator's clock.
-
-    As the trl engine counts. The trainer's perf/throughput counts padding too, and only the time that it computes.
-    """
-    tokens, seconds = values.get("completion_tokens_mean"), values.get("generate_seconds")
-    return tokens * num_rollouts / seconds if tokens is not None and num_rollouts and seconds else None
+        return Step(step=number, **values)
 
 
 def _number(value: Any) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of hundreds of digits
-        return None
+    """A finite number; an integer may be beyond any float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None

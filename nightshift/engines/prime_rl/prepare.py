@@ -1,4 +1,4 @@
-"""prime-rl's part of prepare.py: install it, have it check train.toml, fill its caches by a run that nobody scores."""
+"""prime-rl's part of prepare.py: install it, fill its caches by a run that nobody scores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Note
-from nightshift.engines.downloads import prepare_data, prepare_model, prompts
-from nightshift.engines.prime_rl.errors import explain, read_verdict
+from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
-from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import pair_problems
-from nightshift.processes.supervise import engine_environment
-from nightshift.records import Progress
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import Config, parse
 
 if TYPE_CHECKING:
     from nightshift.engines.prime_rl.engine import PrimeRlEngine
 
-NUM_REHEARSAL_PROMPTS = 8
 # For the shipped model of a megabyte, whose context is 512 tokens.
 SMOKE_CONFIG = b"""
 seq_len = 512
@@ -42,9 +38,9 @@ max_completion_tokens = 64
 def prepare(
     engine: PrimeRlEngine, installer: Installer, config: Config, *, gsm8k: Path | None = None, smoke: bool = False
 ) -> None:
-    """Install prime-rl, its model and data; let it check train.toml; fill its compile caches by an unscored run.
+    """Install prime-rl, its model and data; fill its compile caches by an unscored run with `config`.
 
-    EngineError or ConfigError names what is in the way; repeating goes on where this stopped.
+    EngineError names what is in the way; repeating goes on where this stopped.
     """
     rules, installation, note = engine.rules, installer.installation, installer.note
     for problem in pair_problems(installer.gpus):
@@ -55,8 +51,6 @@ def prepare(
     if model_problem(installation, rules) is not None:
         pin_model(installation, rules, model)
     with _alone(installation):
-        note("checking train.toml with prime-rl's own classes")
-        dry_run(engine, installer, config)
         runs_dir = installation.state_dir / "runs"
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
@@ -97,60 +91,28 @@ def smoke_rules(root: Path, rules: Rules) -> Rules:
     )
 
 
-def dry_run(engine: PrimeRlEngine, installer: Installer, config: Config) -> None:
-    """Have prime-rl's own classes resolve what a run with this config would start. ConfigError with their refusal."""
-    run_dir = installer.installation.state_dir / "runs" / "dry-run"
-    shutil.rmtree(run_dir, ignore_errors=True)
-    run_dir.mkdir(parents=True)
-    launch = engine.launch(engine.validate(config).settings, engine.rules.seed(0), run_dir)
-    launch.write()
-    validator = next(command for command in launch.commands if command.name == "validator")
-    variables = engine_environment(installer.environ, validator.env)
-    try:
-        installer.run(
-            "prime-rl's validation", validator.argv, cwd=run_dir, env=variables, log_path=run_dir / validator.log_name
-        )
-    except EngineError:
-        if not launch.verdict.is_file():
-            raise
-        raise ConfigError(explain(read_verdict(launch.verdict), config)) from None
-    shutil.rmtree(run_dir)
-
-
 def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -> str:
-    """One short run of the whole chain: start, train, load the final weights, complete. Nothing is scored.
+    """One short run of the whole chain: start, train, load the final weights, have them answer. Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
     rules, began = engine.rules, time.monotonic()
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
+    (run_dir / "train.toml").write_bytes(config.source)
     settings = engine.validate(config).settings
     session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
-    ready = time.monotonic()
+    startup_seconds = time.monotonic() - began
     try:
-        training = session.train(rules.budget_seconds, _silent)
-        if not training.outcome.is_success:
-            raise EngineError(f"{rules.name}: {training.cause}", f"Read the logs in {run_dir}.")
+        training = session.train(rules.budget_seconds, lambda reading: None)
+        if not training.outcome.is_success or training.num_steps < 1:
+            cause = training.cause or f"no step in {rules.budget_seconds:g} s"
+            raise EngineError(f"{rules.name}: {cause}", f"Read the logs in {run_dir}.")
         weights = session.load_final_weights()
-        asked = prompts(engine.root, rules, NUM_REHEARSAL_PROMPTS)
-        completions = session.complete(asked, rules.decoding, _silent)
     finally:
         session.close()
-    if training.num_steps < 1 or len(completions) != len(asked):
-        raise EngineError(
-            f"{rules.name}: {training.num_steps} steps in {rules.budget_seconds:g} s, "
-            f"{len(completions)} of {len(asked)} prompts completed",
-            f"Read the logs in {run_dir}.",
-        )
-    said = (
-        f"{rules.name}: ready after {ready - began:.0f} s, {training.num_steps} steps in {rules.budget_seconds:g} s, "
-        f"weights of step {weights.step} answered {len(completions)} prompts"
-    )
+    steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
+    said = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
     note(said)
     shutil.rmtree(run_dir)
     return said
-
-
-def _silent(reading: Progress) -> None:
-    """Rehearsals show no live line."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_TEXT = 4000  # characters of a problem or completion that are kept
-_MAX_LINE = 4 << 20  # bytes; a rollout of 2,048 tokens is about 0.1 MB
-_MAX_READ = 64 << 20  # bytes of a file that are looked at: a thousand rollouts or more
+_MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rollouts of 2,048 tokens
 # As verifiers: limits of the framework; else the last answer's finish reason decides.
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
@@ -22,42 +21,21 @@ def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
     """Up to `num` rollouts as {step, problem, completion, reward, truncated}, of the last steps first.
 
     Evenly spaced over a step, so that they are not all of one problem. Text is cut to MAX_TEXT characters and
-    holds no control characters but newline and tab; `reward` is None where scoring failed. Lines that are torn,
-    too long or no episode are left out.
+    holds no control characters but newline and tab; `reward` is None where scoring failed. Lines that are torn
+    or no episode are left out.
     """
     samples: list[dict[str, Any]] = []
-    for step, path in _files(rollouts_dir):
-        lines = _lines(path)
+    files = rollouts_dir.glob("step_*/train/all/traces.jsonl")
+    steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
+    for step in sorted(steps, reverse=True):
+        with steps[step].open("rb") as file:
+            lines = file.read(_MAX_READ).splitlines()
         wanted = min(num - len(samples), len(lines))
-        with path.open("rb") as file:
-            for index in range(wanted):
-                offset, length = lines[index * len(lines) // wanted]
-                file.seek(offset)
-                rollout = _rollout(file.read(length))
-                if rollout is not None:
-                    samples.append({"step": step, **rollout})
+        found = (_rollout(lines[index * len(lines) // wanted]) for index in range(wanted))
+        samples += ({"step": step, **rollout} for rollout in found if rollout is not None)
         if len(samples) >= num:
             break
     return samples
-
-
-def _files(rollouts_dir: Path) -> list[tuple[int, Path]]:
-    """(step, file of all its train rollouts), the last step first."""
-    found = []
-    for path in rollouts_dir.glob("step_*/train/all/traces.jsonl"):
-        name = re.fullmatch(r"step_(\d+)", path.parents[2].name)
-        if name:
-            found.append((int(name[1]), path))
-    return sorted(found, reverse=True)
-
-
-def _lines(path: Path) -> list[tuple[int, int]]:
-    """(offset, length) of the lines; a longer one than _MAX_LINE falls into pieces, which are no JSON."""
-    lines = []
-    with path.open("rb") as file:
-        while file.tell() < _MAX_READ and (line := file.readline(_MAX_LINE)):
-            lines.append((file.tell() - len(line), len(line)))
-    return lines
 
 
 def _rollout(line: bytes) -> dict[str, Any] | None:

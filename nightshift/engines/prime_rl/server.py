@@ -7,16 +7,17 @@ loopback without a password, so nothing here sends a secret or goes through a pr
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
+import msgspec
 
 from nightshift.engines import Message
 from nightshift.errors import EngineError
@@ -33,10 +34,29 @@ STALL_SECONDS = 120.0  # without a single completion; estimated: 1,024 tokens at
 CONNECT_SECONDS = 30.0
 RETRIES = 3  # of a request whose connection broke
 BACKOFF_SECONDS = 0.5  # before the first retry; doubles
-MAX_ANSWER_BYTES = 8 << 20  # 2,048 tokens are some 10 kB, at the very worst 2 MB
 SEED = 0  # of sampled decoding; greedy has no use for it
 _TICK_SECONDS = 1.0
 _CHAT = "/v1/chat/completions"
+
+
+# An answer of the server, as far as it is read: one completion that ended by itself or at the token limit.
+class _Message(msgspec.Struct):
+    content: str | None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: Literal["stop", "length"]
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Answer(msgspec.Struct):
+    model: str
+    choices: tuple[_Choice]
+    usage: _Usage
 
 
 class Server:
@@ -60,46 +80,37 @@ class Server:
         except httpx.HTTPError:
             return False
 
-    def model_ids(self) -> list[str]:
-        """The names that it serves: the base model, and adapters under their own."""
-        response = self._call("GET", "/v1/models")
-        try:
-            return [str(model["id"]) for model in response.json()["data"]]
-        except (ValueError, LookupError, TypeError):
-            raise EngineError(f"/v1/models gave no list of models: {_printable(response.text)}") from None
-
-    def pause(self) -> None:
-        """Hold all requests, also those that come now, until `resume`. Pausing twice is harmless."""
-        self._call("POST", "/pause")
-
-    def resume(self) -> None:
-        """Go on; harmless when not paused."""
-        self._call("POST", "/resume")
-
-    def update_weights(self, folder: Path) -> None:
-        """Load the weights of a full fine-tune. An absolute existing folder: another name is asked of a hub."""
-        self._call("POST", "/update_weights", {"weight_dir": _existing(folder)})
-
-    def load_lora_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter and serve it as model `name`, in place of an earlier one of that name."""
-        self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": _existing(folder)})
-
     def load_weights(self, folder: Path, model: str, *, is_adapter: bool = False) -> None:
         """Load final weights and have them complete a word. `model`: the name that they are served under.
 
-        The orchestrator may have been killed between its own pause and resume, hence the resume first.
-        After an update that failed, the server goes on with its old weights: EngineError, nothing to evaluate.
+        `folder` is absolute and exists: another name is asked of a hub. The orchestrator may have been killed
+        between its own pause and resume, hence the resume first. After an update that failed, the server goes on with
+        its old weights: EngineError, nothing to evaluate.
         """
-        self.resume()
+        self.post("/resume")
         if is_adapter:
-            self.load_lora_adapter(model, folder)
+            self.post("/load_lora_adapter", lora_name=model, lora_path=str(folder))
         else:
-            self.pause()
-            self.update_weights(folder)
-            self.resume()
+            self.post("/pause")
+            self.post("/update_weights", weight_dir=str(folder))
+            self.post("/resume")
         probe = [{"role": "user", "content": "1 + 1 ="}]
         salt = f"probe-{uuid.uuid4().hex}"
-        self.complete([probe], Decoding(max_completion_tokens=1), model, salt, lambda num_done: None, ADMIN_SECONDS)
+        self.complete([probe], Decoding(max_completion_tokens=1), model, salt, lambda num_done: None)
+
+    def post(self, path: str, **body: str) -> None:
+        """An admin request: /pause holds all requests until /resume. Anything but 200 in time is an EngineError."""
+        seconds = min(ADMIN_SECONDS, self._deadline - self._clock())
+        if seconds <= 0:
+            raise EngineError(f"the deadline of the run passed before {path}")
+        try:
+            response = self._client.post(path, json=body or None, timeout=seconds)
+        except httpx.TimeoutException:
+            raise EngineError(f"the server did not answer {path} within {seconds:.0f} s") from None
+        except httpx.HTTPError as error:
+            raise EngineError(f"the server cannot be asked for {path}: {type(error).__name__} {error}") from None
+        if response.status_code != 200:
+            raise EngineError(f"the server answered {path} with {response.status_code}: {_printable(response.text)}")
 
     def complete(
         self,
@@ -108,14 +119,13 @@ class Server:
         model: str,
         cache_salt: str,
         progress: Callable[[int], None],
-        stall_seconds: float = STALL_SECONDS,
     ) -> list[Completion]:
         """One completion a prompt, in order, from the model served as `model`.
 
         `cache_salt` must be new for every set of weights: the server keeps the prefix cache of earlier ones.
         `progress` is called every second, in this thread, with the number done; what it raises ends the call.
         Raises EngineError for an answer that is not exactly one finished completion of that model, and when none
-        comes for `stall_seconds`.
+        comes for STALL_SECONDS.
         """
         # All that vLLM would else take from the model's generation_config.json, said explicitly.
         sampling = {
@@ -134,29 +144,26 @@ class Server:
             "stream": False,
         }
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
-        answers: list[Completion | None] = [None] * len(bodies)
+        answers: dict[int, Completion] = {}
         num_done, last_change = 0, self._clock()
 
         def tick() -> None:
             nonlocal num_done, last_change
-            done, now = sum(answer is not None for answer in answers), self._clock()
+            done, now = len(answers), self._clock()
             if done > num_done:
                 num_done, last_change = done, now
             answered = f"the server answered {done} of {len(bodies)} prompts"
             if now >= self._deadline:
                 raise EngineError(f"{answered} before the deadline of the run")
-            if now >= last_change + stall_seconds:
-                raise EngineError(f"{answered} and none for {stall_seconds:g} s")
+            if now >= last_change + STALL_SECONDS:
+                raise EngineError(f"{answered} and none for {STALL_SECONDS:g} s")
             progress(done)
 
         _run_beside(self._ask_all(bodies, answers), tick)
-        completions = [answer for answer in answers if answer is not None]
-        if len(completions) != len(bodies):
-            raise EngineError(f"the server answered {len(completions)} of {len(bodies)} prompts")
-        progress(len(completions))
-        return completions
+        progress(len(answers))
+        return [answers[index] for index in range(len(bodies))]
 
-    async def _ask_all(self, bodies: list[dict[str, Any]], answers: list[Completion | None]) -> None:
+    async def _ask_all(self, bodies: list[dict[str, Any]], answers: dict[int, Completion]) -> None:
         """Workers that share the list of prompts. Each has a client of one connection: in a pool of hundreds a
         request costs 10 ms of CPU instead of 1 (httpcore looks at all of them each time)."""
         waiting = iter(enumerate(bodies))
@@ -166,7 +173,7 @@ class Server:
             async with httpx.AsyncClient(timeout=timeout, **self._options) as client:
                 for index, body in waiting:
                     try:
-                        answers[index] = _completion(await _ask(client, body), body["model"])
+                        answers[index] = await _ask(client, body)
                     except ValueError as error:
                         raise EngineError(f"prompt {index}: {error}") from None
 
@@ -178,62 +185,30 @@ class Server:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    def _call(self, method: str, path: str, body: dict[str, str] | None = None) -> httpx.Response:
-        """An admin request; anything but 200 in time is an EngineError."""
-        seconds = min(ADMIN_SECONDS, self._deadline - self._clock())
-        if seconds <= 0:
-            raise EngineError(f"the deadline of the run passed before {path}")
-        try:
-            response = self._client.request(method, path, json=body, timeout=seconds)
-        except httpx.TimeoutException:
-            raise EngineError(f"the server did not answer {path} within {seconds:.0f} s") from None
-        except httpx.HTTPError as error:
-            raise EngineError(f"the server cannot be asked for {path}: {type(error).__name__} {error}") from None
-        if response.status_code != 200:
-            raise EngineError(f"the server answered {path} with {response.status_code}: {_printable(response.text)}")
-        return response
 
-
-async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> bytes:
-    """The answer's bytes. ValueError for another status than 200 and for a connection that keeps breaking."""
-    for attempt in range(RETRIES + 1):
+async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
+    """ValueError for another status than 200, for no completion, and for a connection that keeps breaking."""
+    for attempt in itertools.count():
         try:
-            async with client.stream("POST", _CHAT, json=body) as response:
-                answer = bytearray()
-                async for chunk in response.aiter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MB")
-                if response.status_code != 200:
-                    raise ValueError(
-                        f"status {response.status_code}: {_printable(bytes(answer[:4096]).decode(errors='replace'))}"
-                    )
-                return bytes(answer)
+            response = await client.post(_CHAT, json=body)
+            break
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
             if attempt == RETRIES:
                 raise ValueError(f"the connection broke {attempt + 1} times: {type(error).__name__} {error}") from None
             await asyncio.sleep(BACKOFF_SECONDS * 2**attempt)
         except httpx.HTTPError as error:
             raise ValueError(f"{type(error).__name__} {error}") from None
-    raise AssertionError("unreachable")
-
-
-def _completion(answer: bytes, model: str) -> Completion:
-    """ValueError unless the answer is one completion of `model` that ended by itself or at the token limit."""
+    if response.status_code != 200:
+        raise ValueError(f"status {response.status_code}: {_printable(response.text)}")
     try:
-        data = json.loads(answer)
-        (choice,) = data["choices"]
-        served, text, reason = data["model"], choice["message"]["content"] or "", choice["finish_reason"]
-        num_tokens = data["usage"]["completion_tokens"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ValueError(f"no completion in {_printable(answer[:4096].decode(errors='replace'))}") from None
-    if served != model:
-        raise ValueError(f"answered by model {_printable(repr(served))} instead of {model}")
-    if reason not in ("stop", "length"):
-        raise ValueError(f"finish reason {_printable(repr(reason))}")
-    if not isinstance(text, str) or type(num_tokens) is not int or num_tokens < 0:
-        raise ValueError(f"no text with its number of tokens in {_printable(answer[:4096].decode(errors='replace'))}")
-    return Completion(text=text, num_tokens=num_tokens, truncated=reason == "length")
+        answer = msgspec.json.decode(response.content, type=_Answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{error}: no completion in {_printable(response.text)}") from None
+    if answer.model != body["model"]:
+        raise ValueError(f"answered by model {_printable(answer.model)} instead of {body['model']}")
+    (choice,) = answer.choices
+    text, num_tokens = choice.message.content or "", answer.usage.completion_tokens
+    return Completion(text=text, num_tokens=num_tokens, truncated=choice.finish_reason == "length")
 
 
 def _run_beside(work: Coroutine[Any, Any, None], tick: Callable[[], None]) -> None:
@@ -252,12 +227,6 @@ def _run_beside(work: Coroutine[Any, Any, None], tick: Callable[[], None]) -> No
             if not future.done():
                 loop.call_soon_threadsafe(task.cancel)
         future.result()
-
-
-def _existing(folder: Path) -> str:
-    if not (folder.is_absolute() and folder.is_dir()):
-        raise EngineError(f"{folder} is no absolute path of an existing folder")
-    return str(folder)
 
 
 def _printable(text: str) -> str:

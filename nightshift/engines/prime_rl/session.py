@@ -9,6 +9,7 @@ prime-rl writes nowhere else, and for the cause of a death.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,19 +21,13 @@ import msgspec
 
 from nightshift.engines import Message, ProgressCallback
 from nightshift.engines.prime_rl.causes import diagnose
-from nightshift.engines.prime_rl.errors import explain, is_config_fault, read_verdict
+from nightshift.engines.prime_rl.effective import ORCHESTRATOR_METRICS, TRAINER_METRICS
+from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.rollouts import sample_rollouts
 from nightshift.engines.prime_rl.server import Server
-from nightshift.engines.prime_rl.weights import (
-    Broadcast,
-    build_model_folder,
-    check_weights,
-    latest_stable,
-    remove_heavy,
-    still_there,
-)
+from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory
@@ -53,7 +48,7 @@ class Timing:
     startup_seconds: float
     hang_seconds: float = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
     # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
-    # gets no grace at all: it would go on to delete the very weights that are to be evaluated.
+    # gets no grace at all: it would train on after its budget.
     grace_seconds: float = 5.0
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
@@ -65,7 +60,6 @@ class PrimeRlSession:
     def __init__(
         self,
         launch: Launch,
-        run_dir: Path,
         base_model: Path,
         environment: Mapping[str, str],
         timing: Timing,
@@ -73,23 +67,18 @@ class PrimeRlSession:
         keep_all: bool,
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
-        self._launch, self._run_dir, self._base_model = launch, run_dir, base_model
+        self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
         self._environment, self._timing, self._keep_all = environment, timing, keep_all
         self._clock = timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
-        run_id = f"{run_dir.parent.name}-{uuid.uuid4().hex}"
-        self._groups = {  # in the order in which they are stopped
-            name: ProcessGroup(f"{run_id}-{name}", grace_seconds)
-            for name, grace_seconds in (
-                ("trainer", 0.0),
-                ("rollouts", timing.grace_seconds),
-                ("server", timing.grace_seconds),
-            )
-        }
+        run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
+        # In the order in which they are stopped.
+        graces = {"trainer": 0.0, "rollouts": timing.grace_seconds, "server": timing.grace_seconds}
+        self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
-        self._tail = MetricsTail(launch.trainer_metrics, launch.orchestrator_metrics)
-        self._final: Broadcast | None = None
+        self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
+        self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._resources = ExitStack()
@@ -106,10 +95,16 @@ class PrimeRlSession:
         self._validate(config)
         for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
             self._start(group, name)
-        for part, name, is_ready in self._parts():
-            while not is_ready():
-                self._raise_if_dead()
-                self._wait_for(f"{part} was not ready", name)
+        broadcasts, log = self._launch.broadcasts_dir, self._children["orchestrator"].log_path
+        self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        # Any step's: a fast trainer may have deleted step 0 between two looks.
+        self._wait_for(
+            "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
+        )
+        # Before that it asks the server for the model by its name.
+        self._wait_for(
+            "the orchestrator's loop was not ready", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()
+        )
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
@@ -117,20 +112,19 @@ class PrimeRlSession:
         outcome = Outcome.CRASHED
         try:
             outcome = self._watch(began, budget_seconds, progress)
-            # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
-            self._final = latest_stable(self._launch.broadcasts_dir)
         except EngineError as error:
             problem = error
         seconds = self._clock() - began
         self._stop("trainer", "rollouts")
-        if self._final is not None:
-            self._final = still_there(self._final)
         self._tail.poll()
-        if problem is None and (self._final is None or self._final.step == 0):
-            outcome = Outcome.CRASHED
-            fix = "Lower orchestrator.batch_size or max_completion_tokens."
-            problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
-        last_step = self._final.step if self._final and not problem else None
+        # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
+        if problem is None:
+            self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
+            if not self._final_step:
+                outcome = Outcome.CRASHED
+                fix = "Lower orchestrator.batch_size or max_completion_tokens."
+                problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
+        last_step = None if problem else self._final_step
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
             outcome,
@@ -144,27 +138,26 @@ class PrimeRlSession:
 
     def load_final_weights(self) -> Weights:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
-        if self._final is None:
+        if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
-        folder = self._run_dir / "weights"
+        folder, launch = self._run_dir / "weights", self._launch
         if folder.exists():
-            files = check_weights(folder)
+            sha256 = check_weights(folder)
         else:
-            files = build_model_folder(self._final.folder, self._base_model, folder)
-        self._server.load_weights(folder, self._launch.served_model, is_adapter=files.is_adapter)
-        return Weights(self._final.step, files.sha256)
+            sha256 = build_model_folder(launch.broadcasts_dir / f"step_{self._final_step}", self._base_model, folder)
+        self._server.load_weights(folder, launch.served_model, is_adapter=launch.is_adapter)
+        return Weights(self._final_step, sha256)
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
         """One completion a prompt, in order. The salt keeps answers of other weights out of the prefix cache."""
-        step = self._final.step if self._final else 0
         completions = self._server.complete(
             prompts,
             decoding,
             self._launch.served_model,
             cache_salt=uuid.uuid4().hex,
-            progress=lambda num_done: progress(Progress(Phase.EVALUATING, step, num_done=num_done)),
+            progress=lambda num_done: progress(Progress(Phase.EVALUATING, self._final_step, num_done=num_done)),
         )
         self._memory.sample()
         return completions
@@ -180,14 +173,15 @@ class PrimeRlSession:
                 text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
                 (self._run_dir / "rollouts.jsonl").write_text(text)
             if not self._keep_all:
-                remove_heavy(self._launch.prime_dir)
+                for gigabytes in (self._launch.broadcasts_dir, self._launch.rollouts_dir):
+                    shutil.rmtree(gigabytes, ignore_errors=True)
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
         self._children[name] = self._groups[group].start(
             name,
             command.argv,
-            log_path=self._run_dir / command.log_name,
+            log_path=self._run_dir / f"{name}.log",
             env=engine_environment(self._environment, command.env),
             cwd=self._run_dir,
         )
@@ -196,36 +190,23 @@ class PrimeRlSession:
         """Have prime-rl's own classes resolve the tree into the files that its programs read."""
         self._start("rollouts", "validator")
         child = self._children["validator"]
-        while child.poll() is None:
-            self._raise_if_dead()
-            self._wait_for("prime-rl's validation did not end", "validator")
+        self._wait_for("prime-rl's validation did not end", "validator", lambda: child.poll() is not None)
         try:
             errors = read_verdict(self._launch.verdict)
         except (OSError, msgspec.DecodeError):
             raise self._death(child) from None
         if errors:
-            raise EngineError(explain(errors, config), is_config_fault=is_config_fault(errors, config))
+            raise explain(errors, config)
 
-    def _parts(self) -> list[tuple[str, str, Callable[[], bool]]]:
-        """What must be there before the clock starts: its name, the process that brings it, and how to see it."""
-        log = self._children["orchestrator"].log_path
-        broadcasts = self._launch.broadcasts_dir
-        base = self._launch.base_model_name
-        return [
-            ("the inference server", "inference", self._server.is_healthy),
-            (f"model {base}", "inference", lambda: base in self._server.model_ids()),
-            # Any step's: a fast trainer may have deleted step 0 between two looks.
-            ("the first broadcast of weights", "trainer", lambda: latest_stable(broadcasts) is not None),
-            ("the orchestrator's loop", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()),
-        ]
-
-    def _wait_for(self, what: str, name: str) -> None:
-        """One pause of waiting; EngineError once start-up has taken too long."""
-        if self._clock() >= self._startup_ends:
-            words = " | ".join(self._children[name].tail(3))
-            raise EngineError(f"{what} after {self._timing.startup_seconds:g} s: {name} says: {words or 'nothing'}")
-        self._memory.sample()
-        time.sleep(self._timing.poll_seconds)
+    def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
+        """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
+        while not is_there():
+            self._raise_if_dead()
+            if self._clock() >= self._startup_ends:
+                words = " | ".join(self._children[name].tail(3)) or "nothing"
+                raise EngineError(f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}")
+            self._memory.sample()
+            time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. EngineError if it dies, hangs or can no longer learn."""

@@ -8,10 +8,8 @@ The trainer writes `broadcasts/step_N/` after every step, touches `STABLE` in it
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,23 +17,11 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
+from nightshift.files import disk_error
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-# What a Hugging Face folder holds beside weights, as far as the base model has it.
 _CONFIG = ("config.json", "generation_config.json")
-_TOKENIZER = (
-    "LICENSE",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
-_HEAVY = ("broadcasts", "rollouts")
 Content = TypeVar("Content")
 
 
@@ -43,71 +29,34 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]  # tensor -> file
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """A policy version that the trainer has published: `step` 0 is the base model."""
+def latest_stable(broadcasts: Path) -> int | None:
+    """The highest step that has its STABLE now, 0 for the base model; None without one.
 
-    step: int
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """The files of one set of weights, opened and found whole.
-
-    `sha256` is over names and bytes: that of the lines `<sha256 of the file>  <name>`, by name, so it can be
-    checked with `LC_ALL=C; sha256sum FILES | sha256sum`.
+    A trainer that is killed leaves its last two steps whole, and of the one before any part or nothing.
     """
-
-    names: tuple[str, ...]
-    sha256: str
-    is_adapter: bool
+    steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
+    return max((int(step[1]) for step in steps if step), default=None)
 
 
-def latest_stable(broadcasts: Path) -> Broadcast | None:
-    """The highest step that has its STABLE now; None without one.
+def check_weights(folder: Path) -> str:
+    """The sha256 of a whole set of weights: over the lines `<sha256 of the file>  <name>`, by name.
 
-    The trainer may publish and delete meanwhile: what vanishes is passed over, and if that leaves nothing and
-    the folder has changed, it is looked at again.
-    """
-    steps = _steps(broadcasts)
-    while True:
-        published = [step for step in steps if (steps[step] / "STABLE").exists()]
-        seen, steps = steps, _steps(broadcasts)
-        if published:
-            return Broadcast(max(published), seen[max(published)])
-        if steps == seen:
-            return None
-
-
-def still_there(chosen: Broadcast) -> Broadcast:
-    """`chosen`, or the next one that is left where the trainer went on for two steps, and so deleted it.
-
-    Ask when the trainer is dead. A kill leaves steps N-1 and N whole, and of N-2 any part or nothing.
-    """
-    last = latest_stable(chosen.folder.parent)
-    if last is None or last.step < chosen.step + 2:
-        return chosen
-    return Broadcast(last.step - 1, chosen.folder.with_name(f"step_{last.step - 1}"))
-
-
-def check_weights(folder: Path, source: Path | None = None) -> WeightFiles:
-    """Open every safetensors file (its header must account for every byte), compare with the index, and hash.
-
-    Raises EngineError that names the file, what is wrong with it, and `source`, where the files are from.
+    So anyone can check it with `LC_ALL=C; sha256sum FILES | sha256sum`. Every safetensors file is opened (its header
+    must account for every byte) and compared with the index. Raises EngineError that names what is wrong.
     """
     try:
-        return _check(folder)
+        manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in _whole_files(folder))
     except (OSError, ValueError) as error:
-        raise EngineError(f"the weights in {source or folder} are not whole: {error}") from None
+        raise EngineError(f"the weights are not whole: {error}") from None
+    return hashlib.sha256(manifest.encode()).hexdigest()
 
 
-def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
-    """Make `target` a complete Hugging Face folder: the weights of `source`, config and tokenizer of `base`.
+def build_model_folder(source: Path, base: Path, target: Path) -> str:
+    """Make `target` a complete Hugging Face folder: the weights of `source`, all but the weights of `base`.
 
     `base` is the base model's snapshot. An adapter names its base model in adapter_config.json and needs no
     config. Weights are hard links where the filesystem allows it. `target` appears when it is complete, and
-    checked, or not at all. Raises EngineError.
+    checked, or not at all. Returns the sha256 as `check_weights`, raises EngineError.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -116,57 +65,37 @@ def build_model_folder(source: Path, base: Path, target: Path) -> WeightFiles:
         for path in source.iterdir():
             if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
                 _link(path, partial / path.name)
-        files = check_weights(partial, source)  # the bytes that are kept
-        for name in _TOKENIZER if files.is_adapter else (*_CONFIG, *_TOKENIZER):
-            if (base / name).is_file():
-                shutil.copyfile(base / name, partial / name)
-        for name in ("tokenizer_config.json",) if files.is_adapter else ("config.json", "tokenizer_config.json"):
-            if not (partial / name).is_file():
-                raise EngineError(f"{base} has no {name}", "Run: uv run prepare.py")
+        sha256 = check_weights(partial)  # the bytes that are kept
+        without = _CONFIG if (partial / _ADAPTER[0]).exists() else ()
+        for path in base.iterdir():
+            is_beside = path.suffix in (".json", ".jinja", ".model", ".txt") or path.name == "LICENSE"
+            if is_beside and path.name not in (_INDEX, *without):
+                shutil.copyfile(path, partial / path.name)
         partial.rename(target)
     except FileNotFoundError as error:
         raise EngineError(f"{error.filename} is gone", "Run it again.") from None
     except OSError as error:
-        raise EngineError(
-            f"cannot write {target}: {error.strerror or error}", "Free disk space or fix its permissions."
-        ) from None
+        raise disk_error(error, target) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return files
+    return sha256
 
 
-def remove_heavy(run_dir: Path) -> None:
-    """Delete what prime-rl wrote by the gigabyte: published weights and rollouts. What cannot be deleted stays."""
-    for name in _HEAVY:
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-
-
-def _steps(broadcasts: Path) -> dict[int, Path]:
-    try:
-        names = [(re.fullmatch(r"step_(\d+)", folder.name), folder) for folder in broadcasts.iterdir()]
-    except FileNotFoundError:
-        return {}
-    return {int(name[1]): folder for name, folder in names if name}
-
-
-def _check(folder: Path) -> WeightFiles:
-    names = sorted(entry.name for entry in os.scandir(folder))
+def _whole_files(folder: Path) -> list[str]:
+    """The names of the files of a set of weights, sorted. ValueError where one is missing, torn or too many."""
+    names = sorted(path.name for path in folder.iterdir())
     weights = {name: _tensor_names(folder / name) for name in names if name.endswith(".safetensors")}
-    is_adapter = any(name in names for name in _ADAPTER)
-    if is_adapter:
+    if any(name in names for name in _ADAPTER):
         if list(weights) != [_ADAPTER[1]]:
             raise ValueError(f"an adapter is one {_ADAPTER[1]}, here is {', '.join(weights) or 'none'}")
         _json(folder / _ADAPTER[0], dict[str, Any])
-        used = sorted(_ADAPTER)
-    elif _INDEX in names:
+        return sorted(_ADAPTER)
+    if _INDEX in names:
         _compare_with_index(_json(folder / _INDEX, _Index).weight_map, weights)
-        used = sorted([*weights, _INDEX])
-    elif list(weights) == ["model.safetensors"]:
-        used = list(weights)
-    else:
+        return sorted([*weights, _INDEX])
+    if list(weights) != ["model.safetensors"]:
         raise ValueError(f"model.safetensors or {_INDEX} is missing, here is {', '.join(names) or 'nothing'}")
-    manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in used)
-    return WeightFiles(tuple(used), hashlib.sha256(manifest.encode()).hexdigest(), is_adapter)
+    return list(weights)
 
 
 def _tensor_names(path: Path) -> set[str]:
@@ -184,8 +113,7 @@ def _tensor_names(path: Path) -> set[str]:
 def _compare_with_index(listed: dict[str, str], weights: dict[str, set[str]]) -> None:
     actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
     if listed != actual or sum(map(len, weights.values())) != len(actual):
-        differing = sorted({f"{t} in {n}" for t, n in listed.items() ^ actual.items()})
-        raise ValueError(f"{_INDEX} and the files differ, first at {differing[0] if differing else 'a double tensor'}")
+        raise ValueError(f"{_INDEX} lists other tensors than the files hold")
 
 
 def _json(path: Path, kind: type[Content]) -> Content:
