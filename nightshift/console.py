@@ -90,24 +90,16 @@ def summary(record: Record) -> str:
         ("settled", record.settled or ""),
         *(("health", finding) for finding in (record.health or "").splitlines()),
     )
-    return "---\n" + "".join(f"{key + ':':18}{printable(value)}".rstrip() + "\n" for key, value in lines)
+    return "\n".join(["---", *(f"{key + ':':18}{printable(value)}".rstrip() for key, value in lines)])
 
 
-def dry_run(record: Record, rules_name: str, starts: Sequence[str]) -> str:
+def dry_run(record: Record, starts: Sequence[str]) -> str:
     """What an experiment would run, without running it; `starts` is what the engine would start."""
-    lines = [f"rules:    {rules_name} {record.rules_hash}", f"against:  {_against(record)}"]
+    against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
+    lines = [f"rules:    {record.rules_name} {record.rules_hash}", f"against:  {against}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
     lines += [f"unused:   {key}" for key in record.unused_keys]
     return "\n".join(printable(line) for line in (*lines, *starts))
-
-
-def _against(record: Record) -> str:
-    return "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
-
-
-def print_summary(record: Record) -> None:
-    """The summary block on stdout."""
-    print(summary(record), end="", flush=True)
 
 
 def print_text(text: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from nightshift.files import read_file
 
-METRICS_NAME = "metrics.jsonl"
+METRICS_NAME, PROGRESS_NAME = "metrics.jsonl", "progress.json"
 
 
 @dataclass(frozen=True, slots=True)

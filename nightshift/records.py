@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 RECORD_VERSION = 2
 CURVE_POINTS = 32
+ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
 class Outcome(StrEnum):

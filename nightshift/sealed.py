@@ -42,8 +42,8 @@ class Look:
     key_sha256: str = ""
 
     def is_same(self, other: Look) -> bool:
-        """True if the two compare the same configs under the same rules with as many seeds."""
-        names = ("branch", "rules_hash", "baseline", "incumbent", "num_seeds")
+        """True if the two compare the same configs under the same rules."""
+        names = ("branch", "rules_hash", "baseline", "incumbent")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 

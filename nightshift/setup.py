@@ -16,7 +16,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.environments import chosen, load
-from nightshift.git.repo import Head, Repo
+from nightshift.git.repo import Repo
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.processes.gpus import num_gpus
@@ -81,7 +81,8 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     would not import what the rules hash.
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    rules = pick_rules(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ), chosen(root))
+    first = baseline_of(ledger.records(), repo.head())
+    rules = pick_rules(request.engine or (first.engine if first else None), num_gpus(environ), chosen(root))
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
@@ -99,8 +100,3 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
     )
-
-
-def _engine_of(head: Head, ledger: Ledger) -> str | None:
-    first = baseline_of(ledger.records(), head.branch) if head.is_campaign else None
-    return first.engine if first else None

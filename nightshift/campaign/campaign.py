@@ -14,8 +14,9 @@ import numpy as np
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Array, Belief, Tested
-from nightshift.campaign.version_1 import require_not_version_1
+from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
+from nightshift.git.repo import Head
 from nightshift.records import Judgement, Record, Verdict
 
 
@@ -170,14 +171,16 @@ def _without(record: Record) -> str:
     return f"Move runs/{record.number:04d} away to go on without it."
 
 
-def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
-    """The first experiment that was kept on a branch: it fixes the campaign's engine, rules, hardware and harness."""
-    return next((record for record in records if record.branch == branch and record.is_keep), None)
+def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
+    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness."""
+    return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
 
 
 def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: str) -> None:
     """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
-    require_not_version_1(first)
+    if first.version == 1:
+        cause = f"campaign {first.branch} was begun by Nightshift 0.1.0, this is another version"
+        raise UsageError(cause, f"{FINISH}, or start a new branch autoresearch/<tag>.")
     fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
     for what, then, now in (
         ("engine", first.engine, engine),
@@ -185,6 +188,5 @@ def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: st
         ("hardware", first.hardware, hardware),
     ):
         if then != now:
-            raise UsageError(
-                f"campaign {first.branch} uses {what} {then} since its first experiment, this is {now}", fix
-            )
+            cause = f"campaign {first.branch} uses {what} {then} since its first experiment, this is {now}"
+            raise UsageError(cause, fix)

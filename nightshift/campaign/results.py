@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import Any
 
 from nightshift.records import Record, Result
@@ -23,9 +25,9 @@ def figures(record: Record) -> dict[str, Any]:
     score, stderr = score_of(record.runs)
     judgement = record.judgement
     return {
-        "commit": record.kept_commit[:7] if record.kept_commit else None,
+        "commit": record.kept_commit and record.kept_commit[:7],
         "eval_score": score,
-        "memory_gb": _max(r.training.peak_memory_gb for r in record.runs),
+        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
         "status": record.status,
         "description": record.description,
         "run": f"{record.number:04d}",
@@ -36,9 +38,9 @@ def figures(record: Record) -> dict[str, Any]:
         "p_better": judgement.p_better if judgement else None,
         "why": judgement.why if judgement else None,
         "num_runs": len(record.runs),
-        "num_steps": _mean(r.training.num_steps for r in record.runs),
-        "reward_mean": _mean(r.training.reward_mean for r in record.runs),
-        "training_seconds": _sum(r.training.training_seconds for r in record.runs),
+        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
+        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
+        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
         "total_seconds": record.total_seconds,
         "engine": record.engine,
         "rules": record.rules_hash,
@@ -57,13 +59,11 @@ def score_of(runs: Iterable[Result]) -> tuple[float | None, float | None]:
 
     The standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
     """
-    evaluations = [r.evaluation for r in runs if r.evaluation is not None]
+    evaluations = [run.evaluation for run in runs if run.evaluation]
     if not evaluations:
         return None, None
-    k = len(evaluations)
-    score = sum(e.eval_score for e in evaluations) / k
-    stderr = (sum(e.eval_stderr**2 for e in evaluations) / k) ** 0.5 / k**0.5
-    return score, stderr
+    stderr = math.sqrt(fmean(e.eval_stderr**2 for e in evaluations) / len(evaluations))
+    return fmean(e.eval_score for e in evaluations), stderr
 
 
 def _cell(value: object) -> str:
@@ -73,15 +73,6 @@ def _cell(value: object) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _max(values: Iterable[float | None]) -> float | None:
-    return max((v for v in values if v is not None), default=None)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
+def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return combine(known) if known else None

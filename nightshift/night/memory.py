@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.resume import resume
+from nightshift.campaign.closing import resume
 from nightshift.errors import Interrupted
 from nightshift.files import write_atomically, write_json
 from nightshift.night.state import NightState, Pending, decided, lesson_of, save

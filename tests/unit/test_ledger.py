@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.closing import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.models import keep_model
 from nightshift.campaign.results import COLUMNS, row, score_of
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
@@ -270,10 +270,10 @@ def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Led
     target.mkdir()
     record = replace(closed(ledger, runs=()), status="discard")
     for run, place in (("run-1", target), ("run-2", tmp_path / "nowhere")):
-        (ledger.run_dir(1) / run).mkdir()
-        (ledger.run_dir(1) / run / "weights").symlink_to(place)
+        (ledger.run_dir(1) / run / "attempt-0").mkdir(parents=True)
+        (ledger.run_dir(1) / run / "attempt-0" / "weights").symlink_to(place)
     keep_model(ledger, record)
-    assert list(ledger.run_dir(1).glob("run-*/weights")) == []
+    assert list(ledger.run_dir(1).glob("run-*/attempt-0/weights")) == []
     assert target.is_dir()
 
 
