@@ -1,4 +1,4 @@
-"""Set up once what experiments need: engine, base model, data, results.tsv. Repeating it goes on where it stopped.
+"""Set up once what experiments need: engine, base model, data. Repeating it goes on where it stopped.
 
 \b
     uv run prepare.py                        # what this machine's engine needs

@@ -162,23 +162,16 @@ def show(number: int) -> None:
     from nightshift.report.show import experiment_text
 
     ledger = Ledger(command.process_root())
-    record = ledger.read(number)
-    if record is None:
-        last = max(ledger.numbers(), default=None)
-        fix = "Run the first one: uv run run.py." if last is None else f"The last one is {last}."
-        raise UsageError(f"there is no experiment {number:04d}", fix)
-    console.print_text(experiment_text(record, ledger.run_dir(number)))
+    console.print_text(experiment_text(ledger.record(number), ledger.run_dir(number)))
 
 
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
-        if not isinstance(constant.default, int | float):
-            continue  # the kinds of ideas
-        kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "take_back")
-        if isinstance(constant.default, int):
-            kind = click.IntRange(min=1)
-        function = click.option(f"--{constant.name.replace('_', '-')}", type=kind)(function)
+        if constant.name != "ideas":
+            kind = click.FloatRange(min=0, min_open=constant.name != "take_back")
+            whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
+            function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)
     return function
 
 

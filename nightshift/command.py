@@ -10,19 +10,16 @@ from contextlib import closing
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from nightshift import console
+from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
-from nightshift.records import Record, Request
+from nightshift.records import ATTEMPT, Record, Request
 from nightshift.rules import pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
-
-if TYPE_CHECKING:
-    from nightshift.campaign.ledger import Ledger
-    from nightshift.setup import Setup
 
 TIMED_OUT = 124  # as timeout(1)
 _POLL_SECONDS = 0.05
@@ -58,14 +55,17 @@ def run(root: Path, request: Request) -> int:
     load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
         return detach(root)
-    from nightshift.experiment import require_ready, run_experiment
+    from nightshift.experiment import admit, next_seed, require_ready, run_experiment
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
     with closing(console.TerminalReporter()) as reporter, interruptible():
         setup = open_setup(root, request, reporter)
         if request.dry_run:
-            console.print_text(_dry_run(setup))
+            record = admit(load(root / "train.toml"), request, setup)
+            run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / ATTEMPT
+            starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
+            console.print_text(console.dry_run(record, starts))
             return ExitCode.MEASURED
         require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
@@ -78,12 +78,11 @@ def run(root: Path, request: Request) -> int:
 @in_one_line
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
-    from nightshift.campaign.ledger import Ledger
     from nightshift.environments import chosen
     from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
 
-    began, ledger = time.monotonic(), Ledger(root)
+    began = time.monotonic()
     with closing(console.TerminalReporter()) as reporter, interruptible():
         rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
         if flags.rebuild_base:
@@ -91,19 +90,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
             base_model.rebuild_shipped(root, reporter.note)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
-        if not ledger.tsv_path.exists() and ledger.sync_tsv():  # every run.py puts right what is wrong in it
-            reporter.note("results.tsv: written")
         reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED
-
-
-def _dry_run(setup: Setup) -> str:
-    from nightshift.experiment import admit, next_seed
-
-    record = admit(load(setup.root / "train.toml"), setup.request, setup)
-    run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / "attempt-0"
-    starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
-    return console.dry_run(record, starts)
 
 
 def exit_code(record: Record) -> int:
@@ -119,8 +107,6 @@ def detach(root: Path) -> int:
     Errors that come before the experiment are shown here, with their exit code.
     """
     import subprocess
-
-    from nightshift.campaign.ledger import Ledger
 
     ledger = Ledger(root)
     ledger.runs_dir.mkdir(exist_ok=True)
@@ -148,8 +134,6 @@ def detach(root: Path) -> int:
 
 def wait(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    from nightshift.campaign.ledger import Ledger
-
     ledger = Ledger(root)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while ledger.is_running():
@@ -170,7 +154,6 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
     from nightshift.campaign.campaign import Campaign  # loads numpy: a typo in train.toml shall not wait for that
-    from nightshift.campaign.ledger import read_progress
     from nightshift.night.text import status_lines
 
     records = ledger.records()

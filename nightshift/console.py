@@ -9,10 +9,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.campaign.results import figures
+from nightshift.campaign.ledger import figures
 from nightshift.errors import NightshiftError
 from nightshift.records import Phase, Progress, Record
 
@@ -22,8 +22,7 @@ _PLAIN_INTERVAL_SECONDS = 10.0
 class TerminalReporter:
     """Tells on stderr how an experiment goes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._has_live_line = False
         self._last: dict[Path, tuple[Phase, float]] = {}  # what was shown of each run in flight, and when
 
@@ -40,9 +39,9 @@ class TerminalReporter:
             width = shutil.get_terminal_size().columns
             print(f"\r\x1b[2K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
             self._has_live_line = True
-        elif reading.phase is not phase or self._clock() - when >= _PLAIN_INTERVAL_SECONDS:
+        elif reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
             print(line, file=sys.stderr, flush=True)
-            self._last[folder] = reading.phase, self._clock()
+            self._last[folder] = reading.phase, time.monotonic()
 
     def close(self) -> None:
         """End the live line."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from nightshift.engines import ProgressCallback, Session
@@ -22,7 +23,7 @@ Posed = tuple[Environment, Example]
 
 
 def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
-    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in looks.py only.
+    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in sealed.py only.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
@@ -31,19 +32,14 @@ def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
 
 
 def evaluate(
-    session: Session,
-    examples: Sequence[Posed],
-    rules: Rules,
-    path: Path,
-    progress: ProgressCallback,
-    clock: Callable[[], float],
+    session: Session, examples: Sequence[Posed], rules: Rules, path: Path, progress: ProgressCallback
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     `eval_score` is the mean over examples. Raises EngineError when the policy cannot be loaded or answers
     another number of questions than it was asked.
     """
-    began = clock()
+    began = time.monotonic()
     weights = session.load_final_weights()
     episodes = [environment.episode(example) for environment, example in examples]
     said: list[list[Completion]] = [[] for _ in episodes]
@@ -77,5 +73,5 @@ def evaluate(
         truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
         completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
         weights=weights,
-        seconds=clock() - began,
+        seconds=time.monotonic() - began,
     )

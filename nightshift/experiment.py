@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from importlib import metadata
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
-from nightshift.campaign.closing import close, interrupted, resume
+from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Effective, Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
@@ -22,7 +24,7 @@ from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Failure, Job, Judgement, Record, Request, Verdict
+from nightshift.records import Failure, Job, Record, Request
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, load
 from nightshift.train_toml.diff import diff
@@ -92,8 +94,11 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
 def conclude(record: Record, setup: Setup) -> Record:
     """Close an experiment that has its verdict: in the ledger first, then in git."""
     with setup.ledger.lock():
-        decided = None if record.failure is Failure.MACHINERY else setup.ledger.next_decided()
-        record = replace(record, decided=decided, total_seconds=_total_seconds(record, setup))
+        if record.decided is None and record.failure in (None, Failure.TRAINING):
+            record = replace(record, decided=setup.ledger.next_decided())
+        # A wall clock may be set back: no less than its runs took.
+        elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
+        record = replace(record, total_seconds=max(elapsed, sum(run.total_seconds for run in record.runs)))
         return close(replace(record, health=examine(record, setup)), setup.ledger, setup.repo)
 
 
@@ -129,7 +134,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
-        versions=setup.versions,
+        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")},
         hardware=setup.engine.hardware(),
         decision=setup.rules.decision,
         harness_tree=setup.harness_tree,
@@ -153,11 +158,8 @@ def refuse_tried(tried: Record | None) -> None:
 def refuse_unused(candidate: Effective, incumbent: Effective, changes: tuple[str, ...]) -> None:
     """Raise UsageError for a change that the engine cannot tell from the incumbent."""
     if candidate.settings == incumbent.settings:
-        shown, others = shorten("; ".join(changes), _LONGEST), shorten(", ".join(candidate.unused), _LONGEST)
-        raise UsageError(
-            f"the only changes are to keys that this engine does not use: {shown}",
-            f"Change a key that it uses (unused: {others}), or run it all the same: --again.",
-        )
+        cause = f"the only changes are to keys that this engine does not use: {shorten('; '.join(changes), _LONGEST)}"
+        raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
 
 
 def require_ready(engine: Engine) -> None:
@@ -207,19 +209,13 @@ def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
     return request.until is None or end <= request.until
 
 
-def crash(record: Record, failure: Failure, cause: str) -> Record:
-    """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
-
-
 def cancel(number: int, cause: str, setup: Setup) -> None:
     """End what an experiment has in flight, and close its record: as interrupted, unless it has its verdict."""
     record = setup.ledger.record(number)
     setup.pool.cancel(setup.ledger.run_dir(number, len(record.runs) + 1))
-    with setup.ledger.lock():
-        if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
-            record = interrupted(record, cause)
-        close(replace(record, total_seconds=_total_seconds(record, setup)), setup.ledger, setup.repo)
+    if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
+        record = crash(record, Failure.INTERRUPTED, f"interrupted: {cause}")
+    conclude(record, setup)
 
 
 def examine(record: Record, setup: Setup) -> str | None:
@@ -241,12 +237,6 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None
-
-
-def _total_seconds(record: Record, setup: Setup) -> float:
-    """From its start to now, and no less than its runs took: a wall clock may be set back."""
-    elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
-    return max(elapsed, sum(run.total_seconds for run in record.runs))
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

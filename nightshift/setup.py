@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -31,11 +29,9 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """One line of news."""
-        ...
 
     def show(self, folder: Path, reading: Progress) -> None:
         """How far the run in `folder` is: the live line."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +51,6 @@ class Setup:
     now: Callable[[], datetime]  # aware, UTC
     clock: Callable[[], float]  # monotonic seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Of the harness; those of the engine stand in each result."""
-        return {"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
 
     def campaign(self, branch: str) -> Campaign:
         """The campaign of a branch under this set-up's rules, as the ledger tells it now."""

@@ -73,12 +73,9 @@ def main(root: Path, folder: Path) -> int:
 
 def _read_key() -> bytes:
     """The next key on stdin. Interrupted where the head died before it sent one."""
-    key = b""
-    while len(key) < KEY_BYTES:
-        data = os.read(0, KEY_BYTES - len(key))
-        if not data:
-            raise Interrupted("the head is gone")
-        key += data
+    key = sys.stdin.buffer.read(KEY_BYTES)
+    if len(key) < KEY_BYTES:
+        raise Interrupted("the head is gone")
     return key
 
 
@@ -115,7 +112,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             steps = read_steps(attempt / METRICS_NAME)
             result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
             if result.training.outcome.is_success:
-                evaluation = evaluate(session, examples, rules, answers, progress, time.monotonic)
+                evaluation = evaluate(session, examples, rules, answers, progress)
                 result = replace(result, evaluation=evaluation)
         finally:
             session.close()

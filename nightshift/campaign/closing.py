@@ -31,10 +31,9 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     return record
 
 
-def interrupted(record: Record, cause: str) -> Record:
-    """The record of an experiment that was cut off: it decides nothing."""
-    judgement = Judgement(Verdict.CRASH, f"interrupted: {cause}")
-    return replace(record, status=Verdict.CRASH, failure=Failure.INTERRUPTED, judgement=judgement)
+def crash(record: Record, failure: Failure, cause: str) -> Record:
+    """The record of an experiment that came to no verdict of its own."""
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
@@ -45,7 +44,8 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
             if record.status == STARTED:
                 note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
         elif record.status == STARTED:
-            close(interrupted(record, "the process ended before its verdict"), ledger, repo)
+            cause = "interrupted: the process ended before its verdict"
+            close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
         elif record.settled is None:
             close(record, ledger, repo)

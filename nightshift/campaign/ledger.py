@@ -1,34 +1,43 @@
 """`runs/NNNN/` and results.tsv: all that is known of every experiment, and the only memory there is.
 
 Records are written to a temporary file, synced and renamed, so a record is whole or absent.
-results.tsv is a view: rebuilt from the records whenever the two disagree.
+results.tsv is a view of them: written anew whenever one is closed, and by every start.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
 
-from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.version_1 import from_version_1
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import disk_error, read_file, read_json, sweep_folder, sync_folder, write_atomically, write_json
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, RECORD_VERSION, Progress, Record, Result
+from nightshift.records import ATTEMPT, Progress, Record, Result
 from nightshift.train_toml.config import Config, parse
 
 STARTED = "started"
 RECORD_NAME = "record.json"
 _RESERVING = ".reserving"  # a folder on its way to its number
 _WRITE_SECONDS = 30.0  # writers hold the lock for milliseconds
+
+# The first five are those that readers of the format know; then ours.
+COLUMNS = (
+    *("commit", "eval_score", "memory_gb", "status", "description"),
+    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+)
 
 
 class Ledger:
@@ -138,10 +147,11 @@ class Ledger:
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def record(self, number: int) -> Record:
-        """One record. EngineError when it is gone."""
+        """One record. EngineError when there is none."""
         record = self.read(number)
         if record is None:
-            raise EngineError(f"the record of experiment {number:04d} is gone", "Keep runs/ as it is while one runs.")
+            last = max(self.numbers(), default=0)
+            raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record
 
     def read(self, number: int) -> Record | None:
@@ -197,18 +207,13 @@ class Ledger:
             )
         return config
 
-    def sync_tsv(self) -> bool:
-        """Make results.tsv say what runs/ says; returns whether anything was written, which is never through a link."""
+    def sync_tsv(self) -> None:
+        """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
         lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
-        data = ("\n".join(lines) + "\n").encode()
         try:
-            with suppress(OSError):
-                if read_file(self.tsv_path) == data:
-                    return False
-            write_atomically(self.tsv_path, data)
+            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
-        return True
 
 
 def read_progress(run_dir: Path) -> Progress | None:
@@ -221,6 +226,53 @@ def read_progress(run_dir: Path) -> Progress | None:
 
 def _record(text: bytes) -> Record:
     data = msgspec.json.decode(text)
-    if data["version"] not in (1, RECORD_VERSION):
-        raise ValueError(f"record version {data['version']}, this Nightshift reads 1 and {RECORD_VERSION}")
     return msgspec.convert(from_version_1(data) if data["version"] == 1 else data, Record)
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
+
+    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them. The
+    standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
+    """
+    judgement, squares = record.judgement, [e.eval_stderr**2 for e in record.evaluations]
+    return {
+        "commit": record.kept_commit and record.kept_commit[:7],
+        "eval_score": record.score,
+        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
+        "status": record.status,
+        "description": record.description,
+        "run": f"{record.number:04d}",
+        "parent": f"{record.parent:04d}" if record.parent is not None else None,
+        "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
+        "incumbent_score": judgement.incumbent_score if judgement else None,
+        "delta": judgement.delta if judgement else None,
+        "p_better": judgement.p_better if judgement else None,
+        "why": judgement.why if judgement else None,
+        "num_runs": len(record.runs),
+        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
+        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
+        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
+        "total_seconds": record.total_seconds,
+        "engine": record.engine,
+        "rules": record.rules_hash,
+        "started": record.started,
+    }
+
+
+def row(record: Record) -> str:
+    """One line of results.tsv; an empty cell is "not measured"."""
+    cells = figures(record)
+    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return combine(known) if known else None

@@ -7,6 +7,7 @@ from typing import Any
 from nightshift.records import DecisionRules
 
 FINISH = "Finish it with Nightshift 0.1.0"
+_OF_A_RUN = ("seed", "training", "evaluation", "startup_seconds", "total_seconds")
 # Its constants by the names of its rules; what else they held decided nothing that was ever recorded.
 _DECISION = {
     "gsm8k-prime-rl": DecisionRules(),
@@ -29,11 +30,7 @@ def from_version_1(data: dict[str, Any]) -> dict[str, Any]:
     notes = [*data.get("notes", ())]
     if is_replicated:
         notes.append("holds a run of the incumbent, as version 1 could make: shown, not folded into the campaign")
-    runs = [_result(run, data) for run in data["runs"] if run["side"] == "candidate"]
+    of_all = {"attempt": None, "hardware": data["hardware"], "versions": data["versions"]}
+    runs = [{key: run[key] for key in _OF_A_RUN} | of_all for run in data["runs"] if run["side"] == "candidate"]
     decided = data["number"] if is_decided and not is_replicated else None
     return {**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}
-
-
-def _result(run: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: run[key] for key in ("seed", "training", "evaluation", "startup_seconds", "total_seconds")}
-    return kept | {"attempt": None, "hardware": data["hardware"], "versions": data["versions"]}

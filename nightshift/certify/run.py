@@ -68,8 +68,8 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     """Make the runs of one look and write its certificate; goes on where an interrupted one stopped.
 
     Call as the head. A run whose training fails leaves one seed less; a failure of machinery is tried once more. Raises
-    UsageError as make_plan does, EngineError when the machinery is missing or broke, NightshiftError when
-    no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
+    UsageError as make_plan does, EngineError when the machinery is missing, NightshiftError when no run of a side
+    could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
     """
     plan = make_plan(setup, num_seeds)
     for line in describe(plan, setup):
@@ -142,12 +142,17 @@ def describe(plan: Plan, setup: Setup) -> list[str]:
     look, counted, seconds = plan.look, counted_looks(setup.ledger.runs_dir), plan.look.num_seeds * plan.pair_seconds
     duration = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
     done = f", {len(_done(plan))} runs are done" if plan.is_resumed else ""
+    num_examples = sum(environment.num_selection for environment in setup.rules.environments)  # as many as decide
     return [
         f"certify:  experiment {look.incumbent:04d} (incumbent) against {look.baseline:04d} (baseline), "
-        f"{look.num_seeds} new seeds each, {sealed.num_examples(setup.rules)} sealed examples",
+        f"{look.num_seeds} new seeds each, {num_examples} sealed examples",
         f"time:     about {duration}{done}",
         f"looks:    {len(counted)} at the sealed set so far" + (", this goes on" if plan.is_resumed else ""),
-        *(f"{'':10}{line}" for line in sealed.describe(counted)),
+        *(
+            f"{'':10}look {old.number}: {old.time[:10]} {old.branch}, experiment {old.baseline:04d} against "
+            f"{old.incumbent:04d}, {old.num_seeds} seed{'s' if old.num_seeds != 1 else ''} each"
+            for old in counted
+        ),
     ]
 
 
@@ -223,10 +228,8 @@ def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
         notes.append(f"{missing} run{'s' if missing > 1 else ''} lost to failures of machinery")
     for side in SIDES:
         if not scores[side]:
-            cause = next((run.cause for run in runs if run.side == side), None)
-            if cause is None:
-                raise EngineError(f"no run of the {side} came through", "Mend the machinery, then certify again.")
-            raise NightshiftError(f"every run of the {side} crashed: {cause}", "There is nothing to certify.")
+            cause = next((run.cause for run in runs if run.side == side), "the machinery broke")
+            raise NightshiftError(f"no run of the {side} came through: {cause}", "Mend that, then certify again.")
     if len({run.examples_sha256 for run in runs if run.scores}) > 1:
         fix = f"Give it up and begin another: rm -r {plan.folder}"
         raise UsageError("the sealed examples changed since this look began", fix)

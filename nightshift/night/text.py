@@ -7,7 +7,6 @@ from datetime import datetime
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import score_of
 from nightshift.night.state import STOP_NAME, NightState, decided, is_running, load, num_since_keep
 from nightshift.proposers.history import clean
 from nightshift.records import Record
@@ -90,8 +89,7 @@ def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> li
 
 
 def _score(record: Record) -> str:
-    score, _ = score_of(record.runs)
-    return "not measured" if score is None else f"{score:.4f}"
+    return "not measured" if record.score is None else f"{record.score:.4f}"
 
 
 def _local(moment: str) -> str:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nightshift.campaign.results import score_of
 from nightshift.proposers import Context
 from nightshift.proposers.history import brief_lines, clean, history, load_configs, untried
 from nightshift.records import Record
@@ -144,8 +143,7 @@ def _config(source: bytes) -> list[str]:
 
 
 def _score(record: Record) -> str:
-    score, _ = score_of(record.runs)
-    return f"raw score {score:.4f}" if score is not None else "not measured"
+    return f"raw score {record.score:.4f}" if record.score is not None else "not measured"
 
 
 def _noise(context: Context) -> str:

@@ -20,7 +20,6 @@ EXCEPTIONS = {
     "nightshift/campaign/__init__.py": "a docstring",
     "nightshift/campaign/closing.py": "does what the records say; keeps and deletes weights that were scored",
     "nightshift/campaign/ledger.py": "stores records, and reads them as they are",
-    "nightshift/campaign/results.py": "results.tsv, for readers",
     "nightshift/campaign/version_1.py": "reads records that are never continued",
     "nightshift/command.py": "flags and exit codes",
     "nightshift/console.py": "prints",
