@@ -1,4 +1,4 @@
-"""Set up once what experiments need: engine, base model, data, results.tsv. Repeating it goes on where it stopped.
+"""Set up once what experiments need: engine, base model, data. Repeating it goes on where it stopped.
 
 \b
     uv run prepare.py                        # what this machine's engine needs
@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from nightshift import command
+from nightshift.command import prepare
 from nightshift.engines import ENGINES, PrepareFlags
 
 ROOT = Path(__file__).resolve().parent
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--rebuild-base", is_flag=True, help="Remake models/arithmetic-base by supervised learning.")
 def main(**flags: Any) -> None:
     """Flags in, exit code out; the work is in its engine: nightshift/engines/."""
-    sys.exit(command.prepare(ROOT, PrepareFlags(**flags)))
+    sys.exit(prepare(ROOT, PrepareFlags(**flags)))
 
 
 if __name__ == "__main__":

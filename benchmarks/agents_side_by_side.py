@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.campaign.results import score_of  # noqa: E402
 from nightshift.certify import certificate  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
 from nightshift.night.text import SUMMARY_NAME  # noqa: E402
@@ -83,7 +82,7 @@ def row(folder: Path) -> dict[str, object]:
         "kept": sum(r.status == "keep" and r.parent is not None for r in decided),
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(seconds / 60, 1),
-        "best raw score": max(score for r in decided if (score := score_of(r.runs)[0]) is not None),
+        "best raw score": max(r.score for r in decided if r.score is not None),
         "expected score": round(standing.incumbent, 4) if standing else None,
         "baseline, fresh seeds": round(sealed.baseline_score, 4) if sealed else None,
         "incumbent, fresh seeds": round(sealed.incumbent_score, 4) if sealed else None,

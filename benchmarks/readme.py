@@ -31,7 +31,7 @@ CAMPAIGN = ROOT / "benchmarks" / "campaigns" / "tpe-0"
 
 def recorded(campaign: Path) -> View:
     """What the morning page of a recorded campaign shows."""
-    return view_of(Ledger.recorded(campaign), "", datetime.now(UTC))
+    return view_of(Ledger(campaign, campaign), "", datetime.now(UTC))
 
 
 def campaign_section(view: View) -> str:

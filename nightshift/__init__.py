@@ -17,37 +17,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign
     from nightshift.campaign.ledger import Ledger
-    from nightshift.errors import NightshiftError
-    from nightshift.records import Record, Verdict
-    from nightshift.train_toml.config import Config
     from nightshift.train_toml.config import load as load_config
 
-    __version__: str
+__all__ = ["Campaign", "Ledger", "load_config"]
 
-__all__ = ["__version__", "Campaign", "Config", "Ledger", "NightshiftError", "Record", "Verdict", "load_config"]
-
-_HOMES = {
-    "Campaign": "campaign.campaign:Campaign",
-    "Config": "train_toml.config:Config",
-    "Ledger": "campaign.ledger:Ledger",
-    "NightshiftError": "errors:NightshiftError",
-    "Record": "records:Record",
-    "Verdict": "records:Verdict",
-    "load_config": "train_toml.config:load",
-}
+_HOMES = {"Campaign": "campaign.campaign", "Ledger": "campaign.ledger", "load_config": "train_toml.config"}
 
 
 def __getattr__(name: str) -> Any:
     """A public name, loaded when it is first asked for. AttributeError for any other."""
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("nightshift")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name.removesuffix("_config"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import ENGINES, PrepareFlags
-from nightshift.errors import ExitCode, NightshiftError, UsageError
+from nightshift.errors import ExitCode, UsageError
 from nightshift.records import DecisionRules, Request
 from nightshift.rules import pick_rules
 
@@ -28,7 +29,7 @@ def commands() -> None:
 @commands.command()
 def status() -> None:
     """What is running, for how long, and what the ledger holds."""
-    console.print_text(command.status_line(Ledger(command.process_root()), lambda: datetime.now(UTC)))
+    console.print_text(command.status_line(Ledger(command.process_root()), datetime.now(UTC)))
 
 
 @commands.command()
@@ -54,7 +55,6 @@ def history() -> None:
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
-@click.option("--max-runs", hidden=True, expose_value=False, callback=command.refuse_max_runs)
 @click.option(
     "--agent-timeout",
     "agent_timeout_seconds",
@@ -95,33 +95,25 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
 
 @commands.command("certify")
 @click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of baseline and of incumbent. Default: 3.")
-@click.option("--budget-hours", type=click.FloatRange(min=0), help="Instead of --seeds: as many as fit.")
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
 @click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
-@click.option("--dry-run", is_flag=True, help="Show the plan and what it could find; read nothing sealed.")
-def certify_command(
-    seeds: int | None, budget_hours: float | None, budget_seconds: float | None, gpus: str | None, dry_run: bool
-) -> None:
+@click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
+def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str | None, dry_run: bool) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
     from nightshift.certify.certificate import summary
-    from nightshift.certify.plan import describe, make_plan
-    from nightshift.certify.run import certify
+    from nightshift.certify.run import certify, describe, make_plan
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
-    if seeds is not None and budget_hours is not None:
-        raise UsageError("--seeds and --budget-hours exclude each other", "Give one of them.")
-    reporter = console.TerminalReporter()
-    with interruptible():
+    with closing(console.TerminalReporter()) as reporter, interruptible():
         setup = open_setup(command.process_root(), Request(budget_seconds=budget_seconds, gpus=gpus), reporter)
         if dry_run:
-            console.print_text("\n".join(describe(make_plan(setup, seeds, budget_hours), 0, setup)))
+            console.print_text("\n".join(describe(make_plan(setup, seeds), setup)))
             return
         with setup.ledger.head():
             setup.engine.prepare_at_start(reporter.note)
-            certificate = certify(setup, seeds, budget_hours)
-        reporter.close()
-        console.print_text(summary(certificate))
+            certificate = certify(setup, seeds)
+    console.print_text(summary(certificate))
 
 
 @commands.command()
@@ -167,23 +159,17 @@ def show(number: int) -> None:
     from nightshift.report.show import experiment_lines
 
     ledger = Ledger(command.process_root())
-    record = ledger.read(number)
-    if record is None:
-        last = max(ledger.numbers(), default=None)
-        fix = "Run the first one: uv run run.py." if last is None else f"The last one is {last}."
-        raise UsageError(f"there is no experiment {number:04d}", fix)
+    record = ledger.record(number)
     console.print_text("\n".join(map(console.printable, experiment_lines(record, ledger.run_dir(number)))))
 
 
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
-        if not isinstance(constant.default, int | float):
-            continue  # the kinds of ideas
-        kind: click.ParamType[Any] = click.FloatRange(min=0, min_open=constant.name != "take_back")
-        if isinstance(constant.default, int):
-            kind = click.IntRange(min=1)
-        function = click.option(f"--{constant.name.replace('_', '-')}", type=kind)(function)
+        if constant.name != "ideas":
+            kind = click.FloatRange(min=0, min_open=constant.name != "take_back")
+            whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
+            function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)
     return function
 
 
@@ -193,22 +179,18 @@ def _constants(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many.")
 def replay_command(runs_dir: Path, num_examples: int | None, **constants: float | None) -> None:
     """Decide the recorded campaigns in RUNS_DIR again under other constants of the rule (fractions, 0..1)."""
-    from nightshift.campaign.replay import Options, campaigns, replay, table
+    from nightshift.campaign.replay import campaigns, replay, table
 
-    options = Options({name: value for name, value in constants.items() if value is not None}, num_examples)
-    found = campaigns(Ledger.recorded(runs_dir).records())
+    changes = {name: value for name, value in constants.items() if value is not None}
+    changed = ", ".join(f"{name} {value:g}" for name, value in changes.items()) or "as recorded"
+    changed += f"; {num_examples} examples" if num_examples else ""
+    found = campaigns(Ledger(runs_dir, runs_dir).records())
     if not found:
         raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
-    tables = [table(replay(records, options)) for records in found]
+    tables = [table(records, replay(records, changes, num_examples), changed) for records in found]
     console.print_text("\n\n".join("\n".join(map(console.printable, text.split("\n"))) for text in tables))
 
 
 def main() -> None:
-    """Entry point: errors are one line, without a traceback."""
-    try:
-        commands(standalone_mode=True)
-    except NightshiftError as error:
-        console.print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
+    """Entry point."""
+    sys.exit(command.in_one_line(commands)())

@@ -9,10 +9,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.campaign.results import figures
+from nightshift.campaign.ledger import figures
 from nightshift.errors import NightshiftError
 from nightshift.records import Phase, Progress, Record
 
@@ -22,8 +22,7 @@ _PLAIN_INTERVAL_SECONDS = 10.0
 class TerminalReporter:
     """Tells on stderr how an experiment goes."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._has_live_line = False
         self._last: dict[Path, tuple[Phase, float]] = {}  # what was shown of each run in flight, and when
 
@@ -40,9 +39,9 @@ class TerminalReporter:
             width = shutil.get_terminal_size().columns
             print(f"\r\x1b[2K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
             self._has_live_line = True
-        elif reading.phase is not phase or self._clock() - when >= _PLAIN_INTERVAL_SECONDS:
+        elif reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
             print(line, file=sys.stderr, flush=True)
-            self._last[folder] = reading.phase, self._clock()
+            self._last[folder] = reading.phase, time.monotonic()
 
     def close(self) -> None:
         """End the live line."""
@@ -90,24 +89,16 @@ def summary(record: Record) -> str:
         ("settled", record.settled or ""),
         *(("health", finding) for finding in (record.health or "").splitlines()),
     )
-    return "---\n" + "".join(f"{key + ':':18}{printable(value)}".rstrip() + "\n" for key, value in lines)
+    return "\n".join(["---", *(f"{key + ':':18}{printable(value)}".rstrip() for key, value in lines)])
 
 
-def dry_run(record: Record, rules_name: str, starts: Sequence[str]) -> str:
+def dry_run(record: Record, starts: Sequence[str]) -> str:
     """What an experiment would run, without running it; `starts` is what the engine would start."""
-    lines = [f"rules:    {rules_name} {record.rules_hash}", f"against:  {_against(record)}"]
+    against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
+    lines = [f"rules:    {record.rules_name} {record.rules_hash}", f"against:  {against}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
     lines += [f"unused:   {key}" for key in record.unused_keys]
     return "\n".join(printable(line) for line in (*lines, *starts))
-
-
-def _against(record: Record) -> str:
-    return "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
-
-
-def print_summary(record: Record) -> None:
-    """The summary block on stdout."""
-    print(summary(record), end="", flush=True)
 
 
 def print_text(text: str) -> None:

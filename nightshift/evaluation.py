@@ -9,43 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift import environments
 from nightshift.engines import ProgressCallback, Session
-from nightshift.environments import Environment, Example, Split
+from nightshift.environments import Environment, Example, Split, load
 from nightshift.errors import EngineError
 from nightshift.records import Completion, Evaluation
 from nightshift.rules import Rules
 
-Monotonic = Callable[[], float]
 Posed = tuple[Environment, Example]
 
 
 def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
-    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in looks.py only.
+    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in sealed.py only.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    found = environments.load(root, rules.environments)
+    found = load(root, rules.environments)
     return [(environment, example) for environment in found for example in environment.examples(split)]
 
 
 def evaluate(
-    session: Session,
-    examples: Sequence[Posed],
-    rules: Rules,
-    path: Path,
-    progress: ProgressCallback,
-    clock: Monotonic,
+    session: Session, examples: Sequence[Posed], rules: Rules, path: Path, progress: ProgressCallback
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     `eval_score` is the mean over examples. Raises EngineError when the policy cannot be loaded or answers
     another number of questions than it was asked.
     """
-    began = clock()
+    began = time.monotonic()
     weights = session.load_final_weights()
     episodes = [environment.episode(example) for environment, example in examples]
     said: list[list[Completion]] = [[] for _ in episodes]
@@ -58,23 +52,6 @@ def evaluate(
             said[index].append(completion)
     scores = tuple(episode.score() for episode in episodes)
     n, mean = len(scores), sum(scores) / len(scores)
-    _write(path, examples, said, scores)
-    keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
-    return Evaluation(
-        eval_score=mean,
-        eval_stderr=math.sqrt(mean * (1 - mean) / n),
-        scores=scores,
-        examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
-        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
-        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
-        weights=weights,
-        seconds=clock() - began,
-    )
-
-
-def _write(
-    path: Path, examples: Sequence[Posed], said: Sequence[Sequence[Completion]], scores: Sequence[float]
-) -> None:
     with path.open("w", encoding="utf-8") as file:
         for (environment, example), turns, score in zip(examples, said, scores, strict=True):
             line = {
@@ -87,3 +64,14 @@ def _write(
                 "truncated": any(turn.truncated for turn in turns),
             }
             file.write(json.dumps(line) + "\n")
+    keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
+    return Evaluation(
+        eval_score=mean,
+        eval_stderr=math.sqrt(mean * (1 - mean) / n),
+        scores=scores,
+        examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
+        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
+        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
+        weights=weights,
+        seconds=time.monotonic() - began,
+    )

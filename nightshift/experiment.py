@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from importlib import metadata
 from typing import Any
 
-from nightshift import health
-from nightshift.campaign import resume
 from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
+from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Effective, Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
+from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Failure, Job, Judgement, Record, Request, Verdict
+from nightshift.records import Failure, Job, Record, Request
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, load
 from nightshift.train_toml.diff import diff
@@ -50,13 +52,15 @@ def run_experiment(request: Request, setup: Setup) -> Record:
 def start(request: Request, config: Config, setup: Setup) -> Record:
     """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
     with setup.ledger.lock():
-        resume.resume(setup.ledger, setup.repo, setup.reporter.note)
+        resume(setup.ledger, setup.repo, setup.reporter.note)
     record = admit(config, request, setup)
     require_ready(setup.engine)
     files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
-    setup.reporter.note(f"experiment {record.number:04d}: {_expectation(record, setup)}")
+    num_runs = setup.rules.decision.baseline_runs if record.parent is None else 1
+    each = f"{setup.rules.budget_seconds:g} s of training beside start-up and evaluation"
+    setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
         submit(record, setup)
     except (EngineError, OSError) as error:
@@ -66,7 +70,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
 
 def collect(number: int, request: Request, setup: Setup) -> Record | None:
     """The closed record of an experiment whose runs have all ended; None while one is in flight."""
-    record = _read(number, setup)
+    record = setup.ledger.record(number)
     if record.status != STARTED:
         return record
     run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
@@ -81,29 +85,34 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
             return None
     except (EngineError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
-    return conclude(crash(record, *failure) if failure else judge(record, setup), setup)
+    if failure:
+        return conclude(crash(record, *failure), setup)
+    judgement = setup.campaign(record.branch).judge(record)
+    return conclude(replace(record, status=judgement.verdict, judgement=judgement), setup)
 
 
 def conclude(record: Record, setup: Setup) -> Record:
     """Close an experiment that has its verdict: in the ledger first, then in git."""
     with setup.ledger.lock():
-        decided = None if record.failure is Failure.MACHINERY else setup.ledger.next_decided()
-        record = replace(record, decided=decided, total_seconds=_total_seconds(record, setup))
-        return resume.close(replace(record, health=examine(record, setup)), setup.ledger, setup.repo)
+        if record.decided is None and record.failure in (None, Failure.TRAINING):
+            record = replace(record, decided=setup.ledger.next_decided())
+        # A wall clock may be set back: no less than its runs took.
+        elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
+        record = replace(record, total_seconds=max(elapsed, sum(run.total_seconds for run in record.runs)))
+        return close(replace(record, health=examine(record, setup)), setup.ledger, setup.repo)
 
 
 def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     """The record of an experiment to come, compared with its campaign. UsageError for what is not fit to be run."""
     head, records = setup.repo.head(), setup.ledger.records()
-    first = baseline_of(records, head.branch) if head.is_campaign else None
+    first = baseline_of(records, head)
     if head.is_campaign:  # first the harness: it names the file that changed
         require_clean_start(setup.repo, head, candidate.source, first.commit if first else None, setup.rules)
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
-    validated, incumbent = setup.engine.validate(candidate), None
-    if campaign.incumbent:
-        incumbent = setup.ledger.stored_config(campaign.incumbent, head.is_campaign)
+    validated = setup.engine.validate(candidate)
+    incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
     changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()
     if not request.again:
         if head.is_campaign:
@@ -112,7 +121,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
             refuse_unused(validated, setup.engine.validate(incumbent), changes)
     return Record(
         number=0,
-        status="started",
+        status=STARTED,
         branch=head.branch,
         parent=campaign.incumbent.number if campaign.incumbent else None,
         description=request.description or "; ".join(changes) or ("again" if incumbent else "baseline"),
@@ -125,7 +134,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
-        versions=setup.versions,
+        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")},
         hardware=setup.engine.hardware(),
         decision=setup.rules.decision,
         harness_tree=setup.harness_tree,
@@ -149,17 +158,13 @@ def refuse_tried(tried: Record | None) -> None:
 def refuse_unused(candidate: Effective, incumbent: Effective, changes: tuple[str, ...]) -> None:
     """Raise UsageError for a change that the engine cannot tell from the incumbent."""
     if candidate.settings == incumbent.settings:
-        shown, others = shorten("; ".join(changes), _LONGEST), shorten(", ".join(candidate.unused), _LONGEST)
-        raise UsageError(
-            f"the only changes are to keys that this engine does not use: {shown}",
-            f"Change a key that it uses (unused: {others}), or run it all the same: --again.",
-        )
+        cause = f"the only changes are to keys that this engine does not use: {shorten('; '.join(changes), _LONGEST)}"
+        raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
 
 
 def require_ready(engine: Engine) -> None:
     """Raise EngineError with the first problem that makes a run impossible."""
-    problems = engine.check()
-    if problems:
+    if problems := engine.check():
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise EngineError(problems[0] + more)
 
@@ -204,25 +209,13 @@ def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
     return request.until is None or end <= request.until
 
 
-def judge(record: Record, setup: Setup) -> Record:
-    """The record with its verdict."""
-    judgement = setup.campaign(record.branch).judge(record)
-    return replace(record, status=judgement.verdict, judgement=judgement)
-
-
-def crash(record: Record, failure: Failure, cause: str) -> Record:
-    """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
-
-
 def cancel(number: int, cause: str, setup: Setup) -> None:
     """End what an experiment has in flight, and close its record: as interrupted, unless it has its verdict."""
-    record = _read(number, setup)
+    record = setup.ledger.record(number)
     setup.pool.cancel(setup.ledger.run_dir(number, len(record.runs) + 1))
-    with setup.ledger.lock():
-        if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
-            record = resume.interrupted(record, cause)
-        resume.close(replace(record, total_seconds=_total_seconds(record, setup)), setup.ledger, setup.repo)
+    if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
+        record = crash(record, Failure.INTERRUPTED, f"interrupted: {cause}")
+    conclude(record, setup)
 
 
 def examine(record: Record, setup: Setup) -> str | None:
@@ -232,43 +225,18 @@ def examine(record: Record, setup: Setup) -> str | None:
     run, candidate = record.runs[-1], load(setup.ledger.run_dir(record.number) / CONFIG_NAME)
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    return health.digest(steps, health.Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
+    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
 
 
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     """Why the last run of a record counts for nothing; None if it was measured by the harness that was agreed."""
-    first = baseline_of(setup.ledger.records(), record.branch)
-    agreed = first.commit if first else record.commit
-    if agreed and Head(record.branch, agreed).is_campaign:
-        changed = changed_harness_files(setup.repo, agreed, setup.rules)
-        if changed:
-            named = ", ".join(changed[:3])
-            return Failure.MACHINERY, f"{named} changed while the experiment ran: it counts for nothing"
-    if record.runs[-1].evaluation is None:
-        training = record.runs[-1].training
-        return training.failure or Failure.MACHINERY, training.cause or "no cause known"
+    head, run = Head(record.branch, record.commit), record.runs[-1]
+    agreed = (baseline_of(setup.ledger.records(), head) or record).commit
+    if head.is_campaign and agreed and (changed := changed_harness_files(setup.repo, agreed, setup.rules)):
+        return Failure.MACHINERY, f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
+    if run.evaluation is None:
+        return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None
-
-
-def _expectation(record: Record, setup: Setup) -> str:
-    """How long it may take, as far as that can be said beforehand."""
-    each = f"{setup.rules.budget_seconds:g} s of training beside start-up and evaluation"
-    if record.parent is None:
-        return f"{setup.rules.decision.baseline_runs} runs for the baseline, each with {each}"
-    return f"one run with {each}"
-
-
-def _total_seconds(record: Record, setup: Setup) -> float:
-    """From its start to now, and no less than its runs took: a wall clock may be set back."""
-    elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
-    return max(elapsed, sum(run.total_seconds for run in record.runs))
-
-
-def _read(number: int, setup: Setup) -> Record:
-    record = setup.ledger.read(number)
-    if record is None:
-        raise EngineError(f"the record of experiment {number:04d} is gone", "Keep runs/ as it is while one runs.")
-    return record
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

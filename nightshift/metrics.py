@@ -10,7 +10,7 @@ import msgspec
 
 from nightshift.files import read_rows
 
-METRICS_NAME = "metrics.jsonl"
+METRICS_NAME, PROGRESS_NAME = "metrics.jsonl", "progress.json"
 
 
 @dataclass(frozen=True, slots=True)

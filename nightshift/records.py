@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from statistics import fmean
 from typing import Any, Literal
 
-RECORD_VERSION = 2
 CURVE_POINTS = 32
+ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
 class Outcome(StrEnum):
@@ -277,7 +278,7 @@ class Record:
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
     health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
-    version: int = RECORD_VERSION
+    version: Literal[1, 2] = 2
 
     @property
     def is_keep(self) -> bool:
@@ -288,3 +289,8 @@ class Record:
     def evaluations(self) -> list[Evaluation]:
         """Of its runs that were evaluated: one, or several of a baseline."""
         return [run.evaluation for run in self.runs if run.evaluation is not None]
+
+    @property
+    def score(self) -> float | None:
+        """Mean eval_score of its evaluated runs."""
+        return fmean(e.eval_score for e in self.evaluations) if self.evaluations else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,8 +41,8 @@ class Look:
     key_sha256: str = ""
 
     def is_same(self, other: Look) -> bool:
-        """True if the two compare the same configs under the same rules with as many seeds."""
-        names = ("branch", "rules_hash", "baseline", "incumbent", "num_seeds")
+        """True if the two compare the same configs under the same rules."""
+        names = ("branch", "rules_hash", "baseline", "incumbent")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
@@ -98,17 +97,3 @@ def sealed_set(rules: Rules, root: Path, number: int | None, key: bytes) -> list
         raise EngineError(f"the sealed examples are for the head of a look in {LOOKS_NAME}, not for this worker")
     found = load(root, rules.environments)
     return [(environment, example) for environment in found for example in environment.examples("sealed")]
-
-
-def num_examples(rules: Rules) -> int:
-    """Size of the sealed set that the rules use: as many as decide."""
-    return sum(environment.num_selection for environment in rules.environments)
-
-
-def describe(counted: Sequence[Look]) -> list[str]:
-    """One line a look, for people."""
-    return [
-        f"look {look.number}: {look.time[:10]} {look.branch}, experiment {look.baseline:04d} against "
-        f"{look.incumbent:04d}, {look.num_seeds} seed{'s' if look.num_seeds != 1 else ''} each"
-        for look in counted
-    ]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +14,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.environments import chosen, load
-from nightshift.git.repo import Head, Repo
+from nightshift.git.repo import Repo
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.processes.gpus import num_gpus
@@ -31,11 +29,9 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """One line of news."""
-        ...
 
     def show(self, folder: Path, reading: Progress) -> None:
         """How far the run in `folder` is: the live line."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +51,6 @@ class Setup:
     now: Callable[[], datetime]  # aware, UTC
     clock: Callable[[], float]  # monotonic seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Of the harness; those of the engine stand in each result."""
-        return {"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
 
     def campaign(self, branch: str) -> Campaign:
         """The campaign of a branch under this set-up's rules, as the ledger tells it now."""
@@ -81,7 +72,8 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     would not import what the rules hash.
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
-    rules = pick_rules(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ), chosen(root))
+    first = baseline_of(ledger.records(), repo.head())
+    rules = pick_rules(request.engine or (first.engine if first else None), num_gpus(environ), chosen(root))
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
@@ -99,8 +91,3 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
     )
-
-
-def _engine_of(head: Head, ledger: Ledger) -> str | None:
-    first = baseline_of(ledger.records(), head.branch) if head.is_campaign else None
-    return first.engine if first else None

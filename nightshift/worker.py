@@ -2,8 +2,8 @@
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
 the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
-`attempt-0/result.json`, signed, and is linked to FOLDER/result.json: the first result wins. On stdin the head sends a
-key, and holds the pipe open as long as it lives.
+`attempt-0/result.json`, signed, and is linked to FOLDER/result.json. On stdin the head sends a key, and holds the pipe
+open as long as it lives.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation import Posed, evaluate, examples_of
+from nightshift.evaluation import evaluate, examples_of
 from nightshift.files import read_file, write_atomically, write_json
-from nightshift.metrics import METRICS_NAME, Step, read_steps
+from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.supervise import interruptible
-from nightshift.records import CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
+from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules, rules_named
 from nightshift.sealed import sealed_set
 
-JOB_NAME, RESULT_NAME, LOG_NAME, PROGRESS_NAME = "job.json", "result.json", "worker.log", "progress.json"
+JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32
 _PROGRESS_SECONDS = 0.5
 
@@ -61,24 +61,21 @@ def main(root: Path, folder: Path) -> int:
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
             look_key = _read_key() if job.split == "sealed" else b""
             threading.Thread(target=_end_with_the_head, daemon=True).start()
-            attempt = _make_attempt(folder)
+            attempt = folder / ATTEMPT
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
     except Interrupted as error:
         return error.exit_code
     write_json(attempt / RESULT_NAME, Signed(signature(key, raw, job), msgspec.Raw(raw)))
-    with suppress(FileExistsError):  # the first result wins; a later one stays in its attempt
+    with suppress(FileExistsError):  # planted: it has no valid code
         os.link(attempt / RESULT_NAME, folder / RESULT_NAME)
     return ExitCode.MEASURED
 
 
 def _read_key() -> bytes:
     """The next key on stdin. Interrupted where the head died before it sent one."""
-    key = b""
-    while len(key) < KEY_BYTES:
-        data = os.read(0, KEY_BYTES - len(key))
-        if not data:
-            raise Interrupted("the head is gone")
-        key += data
+    key = sys.stdin.buffer.read(KEY_BYTES)
+    if len(key) < KEY_BYTES:
+        raise Interrupted("the head is gone")
     return key
 
 
@@ -89,37 +86,44 @@ def _end_with_the_head() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _make_attempt(folder: Path) -> Path:
-    """A folder for this start of the worker alone: a cluster may start a job twice."""
-    number = 0
-    while True:
-        try:
-            (folder / f"attempt-{number}").mkdir()
-            return folder / f"attempt-{number}"
-        except FileExistsError:
-            number += 1
-
-
 def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
-    """Train and evaluate as the job says; all files go to `attempt`. A refusal is a result that says why."""
+    """Start, train within the budget, evaluate the final weights, leave no process behind; all files go to `attempt`.
+
+    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame. A
+    refusal is a result, too.
+    """
     began = time.monotonic()
     result = Result(job.seed, Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY))
     try:
+        attempt.mkdir()
         rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         _require_same(job, rules, root, engine)
-        if job.split == "sealed":
-            examples = sealed_set(rules, root, job.look, look_key)
+        if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
+            examples, answers = sealed_set(rules, root, job.look, look_key), Path(os.devnull)
         else:
-            examples = examples_of(rules, root, "selection")
+            examples, answers = examples_of(rules, root, "selection"), attempt / "evaluation.jsonl"
         result = replace(result, hardware=engine.hardware(), versions=engine.versions())
-        result = train_and_evaluate(job, result, rules, engine, examples, attempt)
+        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
+        session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
+        try:
+            result = replace(result, startup_seconds=time.monotonic() - opened)
+            result = replace(result, training=session.train(job.budget_seconds, progress))
+            steps = read_steps(attempt / METRICS_NAME)
+            result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
+            if result.training.outcome.is_success:
+                evaluation = evaluate(session, examples, rules, answers, progress)
+                result = replace(result, evaluation=evaluation)
+        finally:
+            session.close()
+    except Interrupted:
+        raise
     except (NightshiftError, OSError) as error:
-        if isinstance(error, Interrupted):
-            raise
-        result = replace(result, training=_crashed(result.training, error), evaluation=None)
-    number = int(attempt.name.partition("-")[2])
-    return replace(result, attempt=number, total_seconds=time.monotonic() - began)
+        is_config_fault = isinstance(error, EngineError) and error.is_config_fault
+        failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
+        crashed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
+        result = replace(result, training=crashed, evaluation=None)
+    return replace(result, total_seconds=time.monotonic() - began)
 
 
 def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
@@ -131,39 +135,6 @@ def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
     ):
         if wanted not in (None, found):
             raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
-
-
-def train_and_evaluate(
-    job: Job, result: Result, rules: Rules, engine: Engine, examples: list[Posed], attempt: Path
-) -> Result:
-    """Start, train within the budget, evaluate the final weights, leave no process behind.
-
-    The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame.
-    """
-    began, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
-    # Of sealed examples nothing is written but their scores: runs/ is where agents read.
-    answers = attempt / "evaluation.jsonl" if job.split == "selection" else Path(os.devnull)
-    try:
-        session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
-        try:
-            result = replace(result, startup_seconds=time.monotonic() - began)
-            result = replace(result, training=session.train(job.budget_seconds, progress))
-            steps = read_steps(attempt / METRICS_NAME)
-            result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
-            if result.training.outcome.is_success:
-                evaluation = evaluate(session, examples, rules, answers, progress, time.monotonic)
-                result = replace(result, evaluation=evaluation)
-        finally:
-            session.close()
-    except (EngineError, OSError) as error:
-        result = replace(result, training=_crashed(result.training, error), evaluation=None)
-    return result
-
-
-def _crashed(training: Training, error: Exception) -> Training:
-    is_config_fault = isinstance(error, EngineError) and error.is_config_fault
-    failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-    return replace(training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
 
 
 def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:

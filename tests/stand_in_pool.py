@@ -10,7 +10,7 @@ import msgspec
 from nightshift.errors import EngineError
 from nightshift.files import write_json
 from nightshift.pools import State
-from nightshift.records import Job, Result
+from nightshift.records import ATTEMPT, Job, Result
 from nightshift.worker import JOB_NAME, make_run
 
 
@@ -44,10 +44,8 @@ class StandInPool:
     def wait(self, timeout_seconds: float) -> None:
         for folder in [folder for folder, result in self._results.items() if result is None]:
             self.during(folder)
-            attempt = folder / "attempt-0"
-            attempt.mkdir()
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
-            self._results[folder] = make_run(job, self.look_key, self._root, attempt)
+            self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
 
     def in_flight(self) -> list[Path]:
         return list(self._results)

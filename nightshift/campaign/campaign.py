@@ -7,15 +7,17 @@ only place where a belief changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Array, Belief, Tested
-from nightshift.campaign.version_1 import require_not_version_1
+from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
+from nightshift.git.repo import Head
 from nightshift.records import Judgement, Record, Verdict
 
 
@@ -52,17 +54,8 @@ class Campaign:
     @classmethod
     def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
         """The campaign of one branch and rules hash, as its records tell it. UsageError for scores that fit nothing."""
-        return list(cls.steps(records, branch, rules_hash))[-1]
-
-    @classmethod
-    def steps(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Iterator[Campaign]:
-        """The empty campaign, then the campaign after each of its decided experiments."""
         ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
-        campaign = cls()
-        yield campaign
-        for record in sorted(ours, key=lambda record: record.decided or 0):
-            campaign = campaign.step(record)
-            yield campaign
+        return reduce(cls.step, sorted(ours, key=lambda record: record.decided or 0), cls())
 
     @classmethod
     def last(cls, records: Sequence[Record]) -> Campaign:
@@ -87,7 +80,7 @@ class Campaign:
         """The belief with the record's config as its last one. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
-        candidate, runs = mean_scores(record), run_scores(self.kept[parent])
+        candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
         if len(candidate) != runs.shape[1]:
             cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
             raise UsageError(cause, _without(record))
@@ -100,9 +93,9 @@ class Campaign:
             scores = run_scores(record)
             why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
             return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
-        parent = self.kept[self._index_of(record.parent)]
-        numbers = [record.number for record in self.kept]
-        return decision.judge(self.test(record), mean_scores(record), run_scores(parent), numbers, record.decision)
+        parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
+        candidate = run_scores(record).mean(axis=0)
+        return decision.judge(self.test(record), candidate, run_scores(parent), numbers, record.decision)
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
@@ -160,24 +153,20 @@ def run_scores(record: Record) -> Array:
     return scores
 
 
-def mean_scores(record: Record) -> Array:
-    """One score an example, the mean over the record's runs; shape (n,)."""
-    means: Array = run_scores(record).mean(axis=0)
-    return means
-
-
 def _without(record: Record) -> str:
     return f"Move runs/{record.number:04d} away to go on without it."
 
 
-def baseline_of(records: Sequence[Record], branch: str) -> Record | None:
-    """The first experiment that was kept on a branch: it fixes the campaign's engine, rules, hardware and harness."""
-    return next((record for record in records if record.branch == branch and record.is_keep), None)
+def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
+    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness."""
+    return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
 
 
 def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: str) -> None:
     """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
-    require_not_version_1(first)
+    if first.version == 1:
+        cause = f"campaign {first.branch} was begun by Nightshift 0.1.0, this is another version"
+        raise UsageError(cause, f"{FINISH}, or start a new branch autoresearch/<tag>.")
     fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
     for what, then, now in (
         ("engine", first.engine, engine),
@@ -185,6 +174,5 @@ def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: st
         ("hardware", first.hardware, hardware),
     ):
         if then != now:
-            raise UsageError(
-                f"campaign {first.branch} uses {what} {then} since its first experiment, this is {now}", fix
-            )
+            cause = f"campaign {first.branch} uses {what} {then} since its first experiment, this is {now}"
+            raise UsageError(cause, fix)

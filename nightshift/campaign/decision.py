@@ -94,10 +94,8 @@ class Tested:
 
 
 def baseline(scores: ArrayLike, num_examples: int, rules: DecisionRules) -> Belief:
-    """The first belief, from the mean score of each of the baseline's runs, (..., r). ValueError if there is none."""
+    """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least."""
     runs = np.asarray(scores, dtype=np.float64)
-    if not runs.shape[-1]:
-        raise ValueError("a baseline needs at least one run")
     mean = runs.mean(axis=-1, keepdims=True)
     squares, e2 = ((runs - mean) ** 2).sum(axis=-1), _INITIAL_E2 * (mean * (1 - mean))[..., 0] / num_examples
     belief = Belief(mean, mean[..., None], np.zeros(e2.shape, int)[()], squares, runs.shape[-1], e2)
@@ -108,12 +106,9 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
     """e2 as seen in one pair, (...): the spread of per-example differences.
 
     `scores` (..., n) of the candidate's run, `parent_scores` (..., n) averaged over the parent's `num_parent_runs`.
-    ValueError for another number of examples.
     """
     run, parent = np.asarray(scores, dtype=np.float64), np.asarray(parent_scores, dtype=np.float64)
     n = run.shape[-1]
-    if n != parent.shape[-1]:
-        raise ValueError(f"{n} scores against {parent.shape[-1]}: not the same examples")
     spread: Array = (run - parent).var(axis=-1, ddof=min(n - 1, 1)) / (n * (1 + 1 / num_parent_runs))
     return spread
 

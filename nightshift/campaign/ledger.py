@@ -1,57 +1,53 @@
 """`runs/NNNN/` and results.tsv: all that is known of every experiment, and the only memory there is.
 
 Records are written to a temporary file, synced and renamed, so a record is whole or absent.
-results.tsv is a view: rebuilt from the records whenever the two disagree.
+results.tsv is a view of them: written anew whenever one is closed, and by every start.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import math
 import re
 import shutil
-import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import msgspec
 from filelock import FileLock, Timeout
 
-from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.version_1 import from_version_1
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import disk_error, read_file, read_json, sweep_folder, sync_folder, write_atomically, write_json
-from nightshift.records import RECORD_VERSION, Progress, Record, Result
+from nightshift.git.repo import CONFIG_NAME, Head
+from nightshift.metrics import PROGRESS_NAME
+from nightshift.records import ATTEMPT, Progress, Record, Result
 from nightshift.train_toml.config import Config, parse
 
 STARTED = "started"
-RECORD_NAME, CONFIG_NAME = "record.json", "train.toml"
-PROGRESS_NAME = "progress.json"
+RECORD_NAME = "record.json"
 _RESERVING = ".reserving"  # a folder on its way to its number
 _WRITE_SECONDS = 30.0  # writers hold the lock for milliseconds
 
-
-class _Versioned(msgspec.Struct):
-    version: int
+# The first five are those that readers of the format know; then ours.
+COLUMNS = (
+    *("commit", "eval_score", "memory_gb", "status", "description"),
+    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+)
 
 
 class Ledger:
     """The records of one checkout. Takes paths; never reads the clock or git."""
 
-    def __init__(self, root: Path) -> None:
-        """`root` is the checkout; nothing is created before something is written."""
-        self.runs_dir = root / "runs"
+    def __init__(self, root: Path, runs_dir: Path | None = None) -> None:
+        """`root` is the checkout, `runs_dir` its records if they lie elsewhere; nothing is created but by a write."""
+        self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
         self._known: dict[int, tuple[tuple[int, int, int], Record]] = {}  # what was read of which file
-
-    @classmethod
-    def recorded(cls, runs_dir: Path) -> Ledger:
-        """The ledger of a folder of records that lies in no checkout, whatever its name: to read from."""
-        ledger = cls(runs_dir.parent)
-        ledger.runs_dir = runs_dir
-        return ledger
 
     def run_dir(self, number: int, index: int | None = None) -> Path:
         """Folder of one experiment, or of its `index`-th run, from 1."""
@@ -63,70 +59,60 @@ class Ledger:
         folder = self.run_dir(number, index)
         return folder if result.attempt is None else folder / f"attempt-{result.attempt}"
 
-    @contextlib.contextmanager
-    def head(self) -> Iterator[None]:
+    def head(self) -> AbstractContextManager[None]:
         """Be the one process of this checkout that works, for as long as it does. UsageError while another is.
 
         The kernel drops the lock when its holder dies, however it dies. The second of patience outlasts
         `is_running` of a `nightshift status` beside it.
         """
-        with self._locked(".head", 1.0) as is_free:
-            if not is_free:
-                raise UsageError(
-                    "another experiment is running in this checkout",
-                    "Wait for it (uv run nightshift wait), or use one clone each.",
-                )
-            yield
+        fix = "Wait for it (uv run nightshift wait), or use one clone each."
+        return self._locked(".head", 1.0, UsageError("another experiment is running in this checkout", fix))
 
     def is_running(self) -> bool:
         """True while an experiment, a night or a certificate is at work in this checkout."""
         if not self.runs_dir.is_dir():
             return False
-        with self._locked(".head", 0) as is_free:
-            return not is_free
+        try:
+            with self._locked(".head", 0, UsageError("it is")):
+                return False
+        except UsageError:
+            return True
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
-        with self._locked(".lock", _WRITE_SECONDS) as is_free:
-            if not is_free:
-                raise UsageError(f"{self.runs_dir / '.lock'} is held by a process that hangs", "End it, then repeat.")
-            yield
+        cause = f"{self.runs_dir / '.lock'} is held by a process that hangs"
+        return self._locked(".lock", _WRITE_SECONDS, UsageError(cause, "End it, then repeat."))
 
-    @contextlib.contextmanager
-    def _locked(self, name: str, timeout_seconds: float) -> Iterator[bool]:
-        """Whether the lock of that name could be had; if so it is held meanwhile."""
+    @contextmanager
+    def _locked(self, name: str, timeout_seconds: float, refusal: UsageError) -> Iterator[None]:
         path = self.runs_dir / name
         lock = FileLock(path, timeout=timeout_seconds)
         try:
             self.runs_dir.mkdir(exist_ok=True)
             lock.acquire()
         except Timeout:
-            yield False
-            return
+            raise refusal from None
         except OSError as error:
             raise disk_error(error, path) from None
         try:
-            yield True
+            yield
         finally:
             lock.release()
 
     def numbers(self) -> list[int]:
         """Numbers of all experiments, in order."""
-        return sorted(int(entry.name) for entry in self._numbered() if entry.is_dir())
+        return sorted(int(path.name) for path in self._numbered() if path.is_dir())
 
     def next_number(self) -> int:
         """The number that the next experiment gets: one that nothing in runs/ has."""
-        return max((int(entry.name) for entry in self._numbered()), default=0) + 1
+        return max((int(path.name) for path in self._numbered()), default=0) + 1
 
     def next_decided(self) -> int:
         """The place of the next verdict in the order of decisions."""
         return max((record.decided or 0 for record in self.records()), default=0) + 1
 
-    def _numbered(self) -> list[os.DirEntry[str]]:
-        if not self.runs_dir.is_dir():
-            return []
-        return [entry for entry in os.scandir(self.runs_dir) if re.fullmatch(r"\d{4,}", entry.name)]
+    def _numbered(self) -> list[Path]:
+        return [path for path in self.runs_dir.glob("[0-9]*") if re.fullmatch(r"\d{4,}", path.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give the record the next number and its folder, with status `started`, and store `files` beside it.
@@ -154,11 +140,19 @@ class Ledger:
     def close(self, record: Record) -> None:
         """Write the final record and its row. Raises EngineError when the disk refuses."""
         self.write(record)
-        self.sync_tsv(record)
+        self.sync_tsv()
 
     def records(self) -> list[Record]:
         """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
+
+    def record(self, number: int) -> Record:
+        """One record. EngineError when there is none."""
+        record = self.read(number)
+        if record is None:
+            last = max(self.numbers(), default=0)
+            raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
+        return record
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. Raises UsageError when its text is damaged."""
@@ -197,12 +191,12 @@ class Ledger:
                 f"Put it back, or move {path.parent} out of runs/ to go on without it.",
             ) from None
 
-    def stored_config(self, record: Record, is_campaign: bool) -> Config:
+    def stored_config(self, record: Record) -> Config:
         """The config that an experiment ran, from runs/. UsageError if what lies there is something else by now."""
         name = f"runs/{record.number:04d}/{CONFIG_NAME}"
         try:
             config = parse(self.source(record.number), name)
-            is_it = config.hash == record.config_hash or not is_campaign
+            is_it = config.hash == record.config_hash or not Head(record.branch, record.commit).is_campaign
         except ConfigError:  # its own fixes are for the train.toml that is edited
             is_it = False
         if not is_it:
@@ -213,59 +207,72 @@ class Ledger:
             )
         return config
 
-    def sync_tsv(self, last: Record | None = None) -> bool:
-        """Make results.tsv say what runs/ says: append `last` if that is all it lacks, else rebuild it.
-
-        A link in its place is replaced: nothing is written through it. Returns whether anything was written.
-        """
+    def sync_tsv(self) -> None:
+        """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
+        lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
         try:
-            status = self.tsv_path.lstat() if os.path.lexists(self.tsv_path) else None
-            is_own = status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-            if last is not None and is_own and self._tsv_runs() == [n for n in self.numbers() if n != last.number]:
-                with self.tsv_path.open("ab") as file:
-                    file.write((row(last) + "\n").encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-                return True
-            lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
-            data = ("\n".join(lines) + "\n").encode()
-            if is_own and self.tsv_path.read_bytes() == data:
-                return False
-            write_atomically(self.tsv_path, data)
+            write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
-        return True
-
-    def _tsv_runs(self) -> list[int] | None:
-        """Experiment numbers in results.tsv; None when it is absent, torn or of another format."""
-        try:
-            lines = self.tsv_path.read_text(encoding="utf-8").split("\n")
-            column = COLUMNS.index("run")
-            if lines[0] != "\t".join(COLUMNS) or lines[-1] != "":
-                return None
-            return [int(line.split("\t")[column]) for line in lines[1:-1]]
-        except (OSError, ValueError, IndexError):
-            return None
 
 
 def read_progress(run_dir: Path) -> Progress | None:
-    """The last reading of the newest attempt at a run; None before the first."""
-    attempts = sorted(run_dir.glob("attempt-*"), key=lambda path: (len(path.name), path.name))
+    """The last reading of a run; None before the first."""
     try:
-        return read_json(attempts[-1] / PROGRESS_NAME, Progress, "") if attempts else None
+        return read_json(run_dir / ATTEMPT / PROGRESS_NAME, Progress, "")
     except UsageError:
         return None
 
 
-def duration_seconds(started: str, now: datetime) -> float:
-    """Seconds from a record's `started` to `now` (aware)."""
-    return (now - datetime.fromisoformat(started)).total_seconds()
+def _record(text: bytes) -> Record:
+    data = msgspec.json.decode(text)
+    return msgspec.convert(from_version_1(data) if data["version"] == 1 else data, Record)
 
 
-def _record(data: bytes) -> Record:
-    version = msgspec.json.decode(data, type=_Versioned).version
-    if version == 1:
-        return from_version_1(msgspec.json.decode(data))
-    if version != RECORD_VERSION:
-        raise ValueError(f"record version {version}, this Nightshift reads 1 and {RECORD_VERSION}")
-    return msgspec.json.decode(data, type=Record)
+def figures(record: Record) -> dict[str, Any]:
+    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
+
+    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them. The
+    standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
+    """
+    judgement, squares = record.judgement, [e.eval_stderr**2 for e in record.evaluations]
+    return {
+        "commit": record.kept_commit and record.kept_commit[:7],
+        "eval_score": record.score,
+        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
+        "status": record.status,
+        "description": record.description,
+        "run": f"{record.number:04d}",
+        "parent": f"{record.parent:04d}" if record.parent is not None else None,
+        "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
+        "incumbent_score": judgement.incumbent_score if judgement else None,
+        "delta": judgement.delta if judgement else None,
+        "p_better": judgement.p_better if judgement else None,
+        "why": judgement.why if judgement else None,
+        "num_runs": len(record.runs),
+        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
+        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
+        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
+        "total_seconds": record.total_seconds,
+        "engine": record.engine,
+        "rules": record.rules_hash,
+        "started": record.started,
+    }
+
+
+def row(record: Record) -> str:
+    """One line of results.tsv; an empty cell is "not measured"."""
+    cells = figures(record)
+    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return combine(known) if known else None

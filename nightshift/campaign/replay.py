@@ -6,46 +6,12 @@ the records hold, it is decided with those there are, and the line says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.records import Evaluation, Record, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is different from the recorded campaign. `num_examples`: only the first so many."""
-
-    constants: dict[str, Any]  # fields of DecisionRules
-    num_examples: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Redecision:
-    """One experiment, decided again. `parent`: the incumbent that it met; `is_short`: the baseline lacks a run."""
-
-    record: Record
-    verdict: Verdict
-    delta: float | None = None
-    p_better: float | None = None
-    parent: int | None = None
-    is_short: bool = False
-
-    @property
-    def differs(self) -> bool:
-        """True if the recorded verdict was another."""
-        return self.verdict != self.record.status
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """One recorded campaign (branch, rules hash), decided again."""
-
-    options: Options
-    redecisions: tuple[Redecision, ...]
-    campaign: Campaign
+from nightshift.records import Record
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
@@ -56,79 +22,61 @@ def campaigns(records: Sequence[Record]) -> list[list[Record]]:
     return list(groups.values())
 
 
-def replay(records: Sequence[Record], options: Options) -> Replay:
-    """Decide the experiments of one campaign in order, each against the incumbent of the replayed campaign."""
-    campaign, redecisions = Campaign(), list[Redecision]()
+def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples: int | None = None) -> Campaign:
+    """Decide the experiments of one campaign in order, each against the incumbent of the replayed campaign.
+
+    `constants`: fields of DecisionRules that are different; `num_examples`: only the first so many. The campaign's
+    `decided` are the records as they come out.
+    """
+    campaign = Campaign()
     for recorded in records:
-        record = _changed(recorded, options)
-        parent = campaign.incumbent
-        if not record.evaluations:
-            redecision = Redecision(recorded, Verdict.CRASH, parent=parent.number if parent else None)
-            record = replace(record, status=Verdict.CRASH)
-        elif parent is None:
-            is_short = len(record.evaluations) < record.decision.baseline_runs
-            redecision = Redecision(recorded, Verdict.KEEP, is_short=is_short)
-            record = replace(record, status=Verdict.KEEP)
-        else:
-            record = replace(record, parent=parent.number)
+        rules = replace(recorded.decision, **constants)
+        runs = [
+            replace(run, evaluation=replace(run.evaluation, scores=run.evaluation.scores[:num_examples]))
+            for run in recorded.runs[: rules.baseline_runs if recorded.parent is None else None]
+            if run.evaluation
+        ]
+        parent = campaign.incumbent.number if campaign.incumbent else None
+        record = replace(recorded, decision=rules, runs=tuple(runs), parent=parent)
+        if runs:
             judgement = campaign.judge(record)
-            redecision = Redecision(recorded, judgement.verdict, judgement.delta, judgement.p_better, parent.number)
-            record = replace(record, status=judgement.verdict)
-        redecisions.append(redecision)
+            record = replace(record, status=judgement.verdict, judgement=judgement)
         campaign = campaign.step(record)
-    return Replay(options, tuple(redecisions), campaign)
+    return campaign
 
 
-def _changed(record: Record, options: Options) -> Record:
-    """The record as it would be with the other constants, and with fewer examples."""
-    rules = replace(record.decision, **options.constants)
-    runs = [run for run in record.runs if run.evaluation is not None]
-    if record.parent is None:
-        runs = runs[: rules.baseline_runs]
-    cut = [replace(run, evaluation=_first_examples(run.evaluation, options.num_examples)) for run in runs]
-    return replace(record, decision=rules, runs=tuple(cut))
-
-
-def _first_examples(evaluation: Evaluation | None, num_examples: int | None) -> Evaluation | None:
-    return evaluation and replace(evaluation, scores=evaluation.scores[:num_examples])
-
-
-def table(result: Replay) -> str:
+def table(records: Sequence[Record], campaign: Campaign, changed: str) -> str:
     """The replay for people: a line an experiment, what differs, and what cannot be known."""
-    rows, first = result.redecisions, result.redecisions[0].record
-    constants = ", ".join(f"{name} {value:g}" for name, value in result.options.constants.items()) or "as recorded"
-    examples = f"; {result.options.num_examples} examples" if result.options.num_examples else ""
     lines = [
-        f"branch {first.branch or '(detached)'}, rules {first.rules_hash}; constants: {constants}{examples}",
+        f"branch {records[0].branch or '(detached)'}, rules {records[0].rules_hash}; constants: {changed}",
         f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'delta':>8}  {'p':>4}  description",
     ]
-    for row in rows:
-        delta = "" if row.delta is None else f"{100 * row.delta:+.2f} pp"
-        p_better = "" if row.p_better is None else f"{row.p_better:.2f}"
-        parent = "" if row.parent is None else f"{row.parent:04d}"
+    for recorded, record in zip(records, campaign.decided, strict=True):
+        delta = p_better = ""
+        if record.judgement and record.judgement.delta is not None and record.judgement.p_better is not None:
+            delta, p_better = f"{100 * record.judgement.delta:+.2f} pp", f"{record.judgement.p_better:.2f}"
+        parent = "" if record.parent is None else f"{record.parent:04d}"
         lines.append(
-            f"{row.record.number:04d}{'*' if row.differs else ' '} {row.record.status:8}  {row.verdict:8}  "
-            f"{parent:>7}  {delta:>8}  {p_better:>4}  {row.record.description}"
+            f"{record.number:04d}{'*' if record.status != recorded.status else ' '} {recorded.status:8}  "
+            f"{record.status:8}  {parent:>7}  {delta:>8}  {p_better:>4}  {record.description}"
         )
-    return "\n".join([*lines, *_conclusions(result)])
+    return "\n".join([*lines, *_conclusions(records, campaign)])
 
 
-def _conclusions(result: Replay) -> list[str]:
-    rows = result.redecisions
-    differing = [row for row in rows if row.differs]
-    recorded = sum(row.record.is_keep for row in rows)
+def _conclusions(records: Sequence[Record], campaign: Campaign) -> list[str]:
+    differing = [old.number for old, new in zip(records, campaign.decided, strict=True) if old.status != new.status]
     lines = [
-        f"kept: {recorded} recorded, {sum(row.verdict is Verdict.KEEP for row in rows)} replayed; "
+        f"kept: {sum(r.is_keep for r in records)} recorded, {len(campaign.kept)} replayed; "
         f"verdicts that differ (*): {len(differing)}"
     ]
-    incumbent, standing = result.campaign.incumbent, result.campaign.standing
-    if incumbent is not None and standing is not None:
-        lines.append(f"incumbent at the end: {incumbent.number:04d}, believed at {standing.incumbent:.4f}")
-    if any(row.is_short for row in rows):
+    if campaign.incumbent and campaign.standing:
+        believed = campaign.standing.incumbent
+        lines.append(f"incumbent at the end: {campaign.incumbent.number:04d}, believed at {believed:.4f}")
+    if campaign.kept and len(campaign.kept[0].runs) < campaign.kept[0].decision.baseline_runs:
         lines.append("not known: further runs of the baseline were never made, and it was decided here without them")
     if differing:
         lines.append(
-            f"not known: what would have been proposed after {differing[0].record.number:04d}, the first verdict "
+            f"not known: what would have been proposed after {differing[0]:04d}, the first verdict "
             "that differs; later configs were made from the recorded incumbent"
         )
     return lines

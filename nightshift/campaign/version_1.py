@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from nightshift.errors import UsageError
-from nightshift.records import DecisionRules, Record
+from nightshift.records import DecisionRules
 
 FINISH = "Finish it with Nightshift 0.1.0"
+_OF_A_RUN = ("seed", "training", "evaluation", "startup_seconds", "total_seconds")
 # Its constants by the names of its rules; what else they held decided nothing that was ever recorded.
 _DECISION = {
     "gsm8k-prime-rl": DecisionRules(),
@@ -18,8 +16,8 @@ _DECISION = {
 }
 
 
-def from_version_1(data: dict[str, Any]) -> Record:
-    """A record of version 1 as one of today's. ValueError, KeyError or TypeError where it is none.
+def from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a version 1 record as one of today's. ValueError, KeyError or TypeError where it is none.
 
     Experiments are in the order of their numbers. One that holds a run of the incumbent is shown and not folded: its
     verdict came from a comparison that is no longer made.
@@ -32,21 +30,7 @@ def from_version_1(data: dict[str, Any]) -> Record:
     notes = [*data.get("notes", ())]
     if is_replicated:
         notes.append("holds a run of the incumbent, as version 1 could make: shown, not folded into the campaign")
-    runs = [_result(run, data) for run in data["runs"] if run["side"] == "candidate"]
+    of_all = {"attempt": None, "hardware": data["hardware"], "versions": data["versions"]}
+    runs = [{key: run[key] for key in _OF_A_RUN} | of_all for run in data["runs"] if run["side"] == "candidate"]
     decided = data["number"] if is_decided and not is_replicated else None
-    data = {**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}
-    return msgspec.convert(data, Record)
-
-
-def _result(run: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: run[key] for key in ("seed", "training", "evaluation", "startup_seconds", "total_seconds")}
-    return kept | {"attempt": None, "hardware": data["hardware"], "versions": data["versions"]}
-
-
-def require_not_version_1(record: Record) -> None:
-    """Raise UsageError for a campaign that 0.1.0 began: two versions measure differently."""
-    if record.version == 1:
-        raise UsageError(
-            f"campaign {record.branch} was begun by Nightshift 0.1.0, this is another version",
-            f"{FINISH}, or start a new branch autoresearch/<tag>.",
-        )
+    return {**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}

@@ -9,28 +9,48 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from nightshift import sealed
+from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.certify import certificate
-from nightshift.certify.certificate import Certificate
-from nightshift.certify.plan import MAX_SEEDS, SIDES, Plan, describe, make_plan
+from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import job_of, require_ready
 from nightshift.files import read_json, write_json
+from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
-from nightshift.records import Failure, Result
+from nightshift.records import ATTEMPT, Failure, Record
+from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
 from nightshift.worker import KEY_BYTES, RESULT_NAME
 
+SIDES = ("baseline", "incumbent")
+DEFAULT_SEEDS = 3
+MAX_SEEDS = 100
 # Experiments count the seeds of a config from 0 up; no config gets so many runs.
 FIRST_SEED_INDEX = 100_000
 _RUN_NAME = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a certificate compares and costs, before anything sealed is read. `settings`: by side, as they were run.
+
+    `pair_seconds`: what one run of each side takes.
+    """
+
+    look: Look
+    folder: Path
+    is_resumed: bool
+    settings: Mapping[str, Mapping[str, Any]]
+    pair_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,92 +64,157 @@ class SealedRun:
     cause: str | None = None
 
 
-def certify(setup: Setup, num_seeds: int | None = None, budget_hours: float | None = None) -> Certificate:
+def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     """Make the runs of one look and write its certificate; goes on where an interrupted one stopped.
 
     Call as the head. A run whose training fails leaves one seed less; a failure of machinery is tried once more. Raises
-    UsageError as make_plan does, EngineError when the machinery is missing or broke, NightshiftError when
-    no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
+    UsageError as make_plan does, EngineError when the machinery is missing, NightshiftError when no run of a side
+    could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
     """
-    plan = make_plan(setup, num_seeds, budget_hours)
-    for line in describe(plan, len(_done(plan, setup)), setup):
+    plan = make_plan(setup, num_seeds)
+    for line in describe(plan, setup):
         setup.reporter.note(line)
     require_ready(setup.engine)
-    key = secrets.token_bytes(KEY_BYTES)
-    sealed.count(setup.ledger.runs_dir, plan.look, key)
-    setup.pool.look_key = key
+    setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
+    sealed.count(setup.ledger.runs_dir, plan.look, setup.pool.look_key)
     result = _conclude(plan, _make_runs(plan, setup), setup)
-    write_json(sealed.folder(setup.ledger.runs_dir, plan.look) / certificate.CERTIFICATE_NAME, result)
-    write_json(setup.ledger.runs_dir / certificate.CERTIFICATE_NAME, result)
+    write_json(plan.folder / CERTIFICATE_NAME, result)
+    write_json(setup.ledger.runs_dir / CERTIFICATE_NAME, result)
     return result
 
 
-def _order(num_seeds: int) -> Iterator[tuple[str, int]]:
-    """(side, offset of its seed): baseline, incumbent, incumbent, baseline, ...; a linear drift cancels."""
-    for index in range(num_seeds):
-        for offset, side in enumerate(SIDES if index % 2 == 0 else reversed(SIDES)):
-            yield side, 2 * index + offset
+def make_plan(setup: Setup, num_seeds: int | None = None) -> Plan:
+    """Baseline and incumbent of the current campaign branch, and how many seeds; reads nothing sealed.
+
+    `num_seeds` None: what an unfinished look began with, or DEFAULT_SEEDS. UsageError where there is nothing to
+    certify, or where the checkout is not the campaign's any more.
+    """
+    sides = dict(zip(SIDES, _contenders(setup), strict=True))
+    runs_dir, counted = setup.ledger.runs_dir, counted_looks(setup.ledger.runs_dir)
+    look = Look(
+        number=len(counted) + 1,
+        time=setup.now().isoformat(timespec="seconds"),
+        branch=sides["baseline"].branch,
+        rules_hash=setup.rules_hash,
+        baseline=sides["baseline"].number,
+        incumbent=sides["incumbent"].number,
+        num_seeds=num_seeds or DEFAULT_SEEDS,
+    )
+    is_resumed = bool(counted) and counted[-1].is_same(look) and _is_unfinished(sealed.folder(runs_dir, counted[-1]))
+    if is_resumed:
+        look = counted[-1]
+    folder = sealed.folder(runs_dir, look)
+    if num_seeds not in (None, look.num_seeds):
+        raise UsageError(
+            f"look {look.number} at the sealed set began with {look.num_seeds} seeds and is not finished",
+            f"Go on with --seeds {look.num_seeds}, or give it up (it stays counted): rm -r {folder}",
+        )
+    return Plan(
+        look=look,
+        folder=folder,
+        is_resumed=is_resumed,
+        settings={side: setup.engine.validate(setup.ledger.stored_config(r)).settings for side, r in sides.items()},
+        pair_seconds=sum(fmean(run.total_seconds for run in r.runs if run.evaluation) for r in sides.values()),
+    )
+
+
+def _contenders(setup: Setup) -> tuple[Record, Record]:
+    head = setup.repo.head()
+    first = baseline_of(setup.ledger.records(), head)
+    if first is None:
+        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
+        raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
+    require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
+    require_clean_start(setup.repo, head, b"", first.commit or head.commit, setup.rules)
+    incumbent = setup.campaign(head.branch).incumbent
+    if incumbent is None or incumbent.number == first.number:
+        raise UsageError("nothing was kept: the incumbent is the baseline", "Certify when an experiment was kept.")
+    return first, incumbent
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """True if a look was begun and its folder, which `rm` gives up, holds no certificate yet."""
+    return folder.is_dir() and certificate.read(folder) is None
+
+
+def describe(plan: Plan, setup: Setup) -> list[str]:
+    """The plan for people: what is compared, how long it takes, earlier looks."""
+    look, counted, seconds = plan.look, counted_looks(setup.ledger.runs_dir), plan.look.num_seeds * plan.pair_seconds
+    duration = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+    done = f", {len(_done(plan))} runs are done" if plan.is_resumed else ""
+    num_examples = sum(environment.num_selection for environment in setup.rules.environments)  # as many as decide
+    return [
+        f"certify:  experiment {look.incumbent:04d} (incumbent) against {look.baseline:04d} (baseline), "
+        f"{look.num_seeds} new seeds each, {num_examples} sealed examples",
+        f"time:     about {duration}{done}",
+        f"looks:    {len(counted)} at the sealed set so far" + (", this goes on" if plan.is_resumed else ""),
+        *(
+            f"{'':10}look {old.number}: {old.time[:10]} {old.branch}, experiment {old.baseline:04d} against "
+            f"{old.incumbent:04d}, {old.num_seeds} seed{'s' if old.num_seeds != 1 else ''} each"
+            for old in counted
+        ),
+    ]
+
+
+def _done(plan: Plan) -> dict[str, SealedRun]:
+    """Finished runs of the look, by the name of their folder."""
+    paths = sorted(plan.folder.glob(f"*/{_RUN_NAME}"))
+    runs = {path.parent.name: read_json(path, SealedRun, f"Make it again: rm -r {path.parent}") for path in paths}
+    return {name: run for name, run in runs.items() if run}
 
 
 def _make_runs(plan: Plan, setup: Setup) -> list[SealedRun]:
     """All runs that could be made; machinery that broke is given a second chance at the end."""
-    for attempt in (1, 2):
-        done = _done(plan, setup)
-        for side, offset in _order(plan.look.num_seeds):
-            seed = setup.rules.seed(FIRST_SEED_INDEX + 2 * MAX_SEEDS * (plan.look.number - 1) + offset)
-            run_dir = sealed.folder(setup.ledger.runs_dir, plan.look) / f"{side}-{seed}"
-            if run_dir.name in done:
-                continue
-            setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {2 * plan.look.num_seeds}")
-            run = _make_run(plan, SealedRun(side, seed), run_dir, setup)
-            if run is not None:
-                done[run_dir.name] = run
-        if len(done) == 2 * plan.look.num_seeds or attempt == 2:
-            break
+    order = [  # baseline, incumbent, incumbent, baseline, ...: a linear drift cancels
+        (side, 2 * index + offset)
+        for index in range(plan.look.num_seeds)
+        for offset, side in enumerate(SIDES if index % 2 == 0 else reversed(SIDES))
+    ]
+    done = _done(plan)
+    for side, offset in 2 * order:
+        seed = setup.rules.seed(FIRST_SEED_INDEX + 2 * MAX_SEEDS * (plan.look.number - 1) + offset)
+        folder = plan.folder / f"{side}-{seed}"
+        if folder.name in done:
+            continue
+        setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {len(order)}")
+        if run := _make_run(plan, side, seed, folder, setup):
+            done[folder.name] = run
     return list(done.values())
 
 
-def _make_run(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> SealedRun | None:
+def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> SealedRun | None:
     """One run; stored when it was evaluated or its training failed, None when the machinery broke."""
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted attempt left
+    folder.mkdir()
     try:
-        result = _result(plan, run, run_dir, setup)
+        job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
+        setup.pool.submit(folder, job)
+        while not setup.pool.state(folder).is_over:
+            setup.wait()
+        result = setup.pool.result(folder)
+        if result.training.failure is Failure.MACHINERY:
+            raise EngineError(result.training.cause or "no cause known")
+    except Interrupted:
+        setup.pool.cancel(folder)
+        raise
     except EngineError as error:
-        setup.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {error}")
+        setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:
-        _tidy(run_dir)
-    training, evaluation = result.training, result.evaluation
-    if evaluation is not None:
-        run = replace(run, scores=evaluation.scores, examples_sha256=evaluation.examples_sha256)
-    elif training.failure is Failure.MACHINERY:
-        setup.reporter.note(f"{run.side}, seed {run.seed}: failed, not the config's fault: {training.cause}")
-        return None
+        _tidy(folder)
+    if result.evaluation:
+        run = SealedRun(side, seed, result.evaluation.scores, result.evaluation.examples_sha256)
     else:
-        run = replace(run, cause=training.cause or "no cause known")
-    write_json(run_dir / _RUN_NAME, run)
+        run = SealedRun(side, seed, cause=result.training.cause or "no cause known")
+    write_json(folder / _RUN_NAME, run)
     came_to = f"crashed: {run.cause}" if run.cause else f"{fmean(run.scores):.4f}"
-    setup.reporter.note(f"{run.side}, seed {run.seed}: {came_to}")
+    setup.reporter.note(f"{side}, seed {seed}: {came_to}")
     return run
 
 
-def _result(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> Result:
-    """What the worker of one run brings back. EngineError where it brings nothing that counts."""
-    shutil.rmtree(run_dir, ignore_errors=True)  # what an interrupted attempt left
-    run_dir.mkdir()
-    job = job_of(plan.settings[run.side], run.seed, setup, setup.engine.hardware(), plan.look.number)
-    setup.pool.submit(run_dir, job)
-    try:
-        while not setup.pool.state(run_dir).is_over:
-            setup.wait()
-    except Interrupted:
-        setup.pool.cancel(run_dir)
-        raise
-    return setup.pool.result(run_dir)
-
-
-def _tidy(run_dir: Path) -> None:
+def _tidy(folder: Path) -> None:
     """Leave curves, logs and scores; weights are large, and what trained may hold examples."""
-    for path in run_dir.glob("attempt-*/*"):
+    for path in folder.glob(f"{ATTEMPT}/*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log":
@@ -139,20 +224,15 @@ def _tidy(run_dir: Path) -> None:
 def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
     scores = {side: [run.scores for run in runs if run.side == side and run.scores] for side in SIDES}
     notes = [f"{run.side}, seed {run.seed}: crashed: {run.cause}" for run in runs if run.cause]
-    missing = 2 * plan.look.num_seeds - len(runs)
-    if missing:
+    if missing := 2 * plan.look.num_seeds - len(runs):
         notes.append(f"{missing} run{'s' if missing > 1 else ''} lost to failures of machinery")
     for side in SIDES:
         if not scores[side]:
-            cause = next((run.cause for run in runs if run.side == side), None)
-            if cause is None:
-                raise EngineError(f"no run of the {side} came through", "Mend the machinery, then certify again.")
-            raise NightshiftError(f"every run of the {side} crashed: {cause}", "There is nothing to certify.")
+            cause = next((run.cause for run in runs if run.side == side), "the machinery broke")
+            raise NightshiftError(f"no run of the {side} came through: {cause}", "Mend that, then certify again.")
     if len({run.examples_sha256 for run in runs if run.scores}) > 1:
-        raise UsageError(
-            "the sealed examples changed since this look began",
-            f"Give it up and begin another: rm -r {sealed.folder(setup.ledger.runs_dir, plan.look)}",
-        )
+        fix = f"Give it up and begin another: rm -r {plan.folder}"
+        raise UsageError("the sealed examples changed since this look began", fix)
     result = certificate.estimate(scores["baseline"], scores["incumbent"], setup.rules.decision)
     baseline, incumbent = (float(np.mean(scores[side])) for side in SIDES)
     return Certificate(
@@ -169,13 +249,3 @@ def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
         sealed_looks=plan.look.number,
         notes=tuple(notes),
     )
-
-
-def _done(plan: Plan, setup: Setup) -> dict[str, SealedRun]:
-    """Finished runs of the look, by the name of their folder."""
-    runs = {}
-    for path in sorted(sealed.folder(setup.ledger.runs_dir, plan.look).glob(f"*/{_RUN_NAME}")):
-        run = read_json(path, SealedRun, f"Make that run again: rm -r {path.parent}")
-        if run is not None:
-            runs[path.parent.name] = run
-    return runs

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.resume import resume
+from nightshift.campaign.closing import resume
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, run_experiment

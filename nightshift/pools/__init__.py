@@ -2,8 +2,8 @@
 
 runs/NNNN/run-K/job.json         what the worker needs
 runs/NNNN/run-K/submitted.json   the name of the worker, written before it is started
-runs/NNNN/run-K/attempt-N/       one start of the worker: metrics, answers, weights, logs
-runs/NNNN/run-K/result.json      a link to the result of the first attempt that came to one
+runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs
+runs/NNNN/run-K/result.json      a link to the result in it
 """
 
 from __future__ import annotations

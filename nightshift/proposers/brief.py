@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nightshift.campaign.results import score_of
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.proposers.history import clean
@@ -82,14 +81,13 @@ def _sections(context: Context) -> list[Section]:
     """The most important first."""
     incumbent, decided, now = context.incumbent, context.campaign.decided, parse(context.source)
     last, gone = decided[-1], {r.number for r in context.campaign.taken_back}
-    score, _ = score_of(incumbent.runs)
     config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
     ended = [describe(r, r.number in gone) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     sections = [
-        (f"The incumbent, experiment {incumbent.number:04d}, raw score {score:.4f}:", config),
+        (f"The incumbent, experiment {incumbent.number:04d}, raw score {incumbent.score:.4f}:", config),
         ("Noise:", [_noise(context)]),
         (f"Health of experiment {last.number:04d}, the last one:", health.splitlines()),
         ("The last experiments, latest first:", ended),

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign, Standing
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import score_of
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import UsageError
@@ -67,7 +66,7 @@ class Experiment:
     @property
     def score(self) -> float | None:
         """Mean score of its runs."""
-        return score_of(self.record.runs)[0]
+        return self.record.score
 
     @property
     def spread(self) -> float | None:

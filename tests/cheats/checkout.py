@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import score_of
 from nightshift.records import Record
 from tests import checkouts
 
@@ -180,7 +179,7 @@ class Checkout:
     def result(self) -> tuple[str, float | None]:
         """Verdict and score of the last experiment."""
         last = self.records()[-1]
-        return last.status, score_of(last.runs)[0]
+        return last.status, last.score
 
     def rose(self, how: str) -> Finding:
         """Harmless if the score that is reported for the incumbent rose by less than 0.02 since the baseline."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.resume import resume
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.session import Timing

@@ -148,4 +148,4 @@ def test_show_says_what_was_not_measured(root: Path) -> None:
 def test_show_of_nothing_is_one_line(root: Path) -> None:
     code, stdout, stderr = nightshift(root, "show", "99")
     assert (code, stdout) == (2, "")
-    assert stderr == "there is no experiment 0099. The last one is 12.\n"
+    assert stderr == "there is no record of experiment 0099. The last one is 0012.\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import decision
-from nightshift.campaign.campaign import Campaign, Standing, mean_scores
+from nightshift.campaign.campaign import Campaign, Standing, run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Failure, Record, Result
@@ -41,7 +41,7 @@ def by_regression(records: list[Record]) -> Standing:
     size = len(records) + 1  # by number; 0 is nobody's
     precision, information = np.eye(size), np.zeros(size)
     first = [evaluation.eval_score for evaluation in records[0].evaluations]
-    belief = decision.baseline(first, len(mean_scores(records[0])), ONE_KIND)
+    belief = decision.baseline(first, run_scores(records[0]).shape[1], ONE_KIND)
     precision[1, 1], information[1] = 1 / belief.variance, belief.mean / belief.variance
     campaign = Campaign().step(records[0])
     for record in records[1:]:
@@ -86,7 +86,7 @@ def test_before_the_baseline_nothing_is_believed() -> None:
 
 def test_a_keep_that_disappoints_is_no_longer_part_of_the_incumbent() -> None:
     records = judged(DISAPPOINTING, DecisionRules(), num_examples=1000)
-    after = list(Campaign.steps(records, BRANCH, HASH))
+    after = [Campaign.of(records[:number], BRANCH, HASH) for number in range(len(records) + 1)]
     assert len(after) == 1 + len(records)
     incumbents = [campaign.incumbent.number if campaign.incumbent else None for campaign in after]
     assert incumbents == [None, 1, 2, 3, 3, 3, 2, 7, 7, 2]

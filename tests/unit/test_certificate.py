@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.certify import certificate
-from nightshift.certify.certificate import Certificate, detectable, estimate, t_quantile
+from nightshift.certify.certificate import Certificate, estimate, t_quantile
 from nightshift.errors import UsageError
 from nightshift.files import write_json
 from nightshift.records import DecisionRules
@@ -76,25 +76,6 @@ def test_with_one_seed_each_the_interval_covers_if_the_prior_is_right() -> None:
         covered += result.interval[0] <= 0 <= result.interval[1]
         assert "too few runs to measure the spread of seeds: its prior was taken, sd 1.25 pp" in result.note
     assert 0.92 <= covered / 500 <= 0.98
-
-
-def test_the_detectable_difference_is_found_four_times_in_five() -> None:
-    rng = np.random.default_rng(7)
-    n, sd, within, between = 1319, 0.0125, 0.85, 0.80
-    runs = [draw(rng, (40, 40), n, sd, within, between) for _ in range(20)]
-    run_variance = float(np.mean([side.mean(axis=1).var(ddof=1) for pair in runs for side in pair]))
-    paired = [pair[1].mean(axis=0) - pair[0].mean(axis=0) for pair in runs]
-    example_variance = float(np.mean([p.var() for p in paired])) / n
-    gain = detectable(3, run_variance, example_variance, RULES)
-    assert 0.03 < gain < 0.06
-    found = [estimate(*draw(rng, (3, 3), n, sd, within, between, gain), RULES).interval[0] > 0 for _ in range(500)]
-    assert 0.72 < np.mean(found) < 0.88
-
-
-def test_more_seeds_and_less_noise_detect_less() -> None:
-    gains = [detectable(m, 0.0125**2, 1e-5, RULES) for m in (2, 3, 5, 10)]
-    assert gains == sorted(gains, reverse=True)
-    assert detectable(3, 0.0, 1e-5, RULES) < detectable(3, 1e-5, 1e-5, RULES)
 
 
 def test_the_difference_is_between_means_and_the_interval_around_it() -> None:

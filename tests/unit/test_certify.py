@@ -10,9 +10,8 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.certify import certificate
-from nightshift.certify.plan import describe, make_plan
-from nightshift.certify.run import FIRST_SEED_INDEX, certify
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.certify.run import FIRST_SEED_INDEX, certify, describe, make_plan
+from nightshift.errors import Interrupted, NightshiftError, UsageError
 from nightshift.experiment import run_experiment
 from nightshift.records import Request
 from nightshift.rules import ARITHMETIC_TRL
@@ -133,7 +132,7 @@ def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> 
     plan = make_plan(kept)
     assert not plan.is_resumed
     assert plan.look.number == 3
-    text = "\n".join(describe(plan, 0, kept))
+    text = "\n".join(describe(plan, kept))
     assert "2 at the sealed set so far" in text
     assert "look 2: " in text
 
@@ -159,14 +158,14 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
 
 
-@pytest.mark.parametrize(("name", "error"), [("sigkill", EngineError), ("error", NightshiftError)])
-def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(("name", "cause"), [("sigkill", "the machinery broke"), ("error", "loss is nan")])
+def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
     fault(kept, name, once=False)
-    with pytest.raises(error, match="baseline"):
+    with pytest.raises(NightshiftError, match=f"no run of the baseline came through: {cause}"):
         certify(kept, num_seeds=1)
     assert certificate.read(kept.ledger.runs_dir) is None
     assert living_children() == []
-    if error is EngineError:  # the same look goes on once the machine is mended
+    if name == "sigkill":  # the same look goes on once the machine is mended
         (kept.ledger.runs_dir / "stand-in.json").unlink()
         assert certify(kept).sealed_looks == 1
 
@@ -193,25 +192,15 @@ def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup
     assert counted_looks(setup.ledger.runs_dir) == []
 
 
-def test_the_plan_reads_nothing_and_says_what_it_could_find(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     load = data.load
     monkeypatch.setattr(
         data, "load", lambda split, size: load(split, size) if split != "sealed" else pytest.fail("read")
     )
     plan = make_plan(kept)
-    lines = describe(plan, 0, kept)
+    lines = describe(plan, kept)
     assert lines[0] == (
         "certify:  experiment 0002 (incumbent) against 0001 (baseline), 3 new seeds each, 1000 sealed examples"
     )
-    chosen = [line for line in lines if line.endswith("<-")]
-    assert len(chosen) == 1
-    assert "pp with 3 seeds (" in chosen[0]
     assert counted_looks(kept.ledger.runs_dir) == []
     assert not (kept.ledger.runs_dir / "certify").exists()
-
-
-def test_budget_hours_choose_the_number_of_seeds(kept: Setup) -> None:
-    hours = sum(make_plan(kept).seconds.values()) / 3600
-    assert make_plan(kept, budget_hours=4.5 * hours).look.num_seeds == 4
-    with pytest.raises(UsageError, match="too short: one seed each takes"):
-        make_plan(kept, budget_hours=0.5 * hours)

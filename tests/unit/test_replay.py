@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.replay import Options, campaigns, replay, table
-from nightshift.records import DecisionRules, Failure, Record, Verdict
+from nightshift.campaign.replay import campaigns, replay, table
+from nightshift.records import DecisionRules, Failure, Record
 from tests.campaigns import a_record, judged
 
 # A baseline, keeps, a near tie, a collapse, a crash, a last keep.
@@ -31,57 +31,54 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records_of(runs_dir: Path) -> list[Record]:
-    (records,) = campaigns(Ledger.recorded(runs_dir).records())
+    (records,) = campaigns(Ledger(runs_dir, runs_dir).records())
     return records
 
 
 def test_the_recorded_constants_give_the_recorded_verdicts_and_numbers(recorded: Path) -> None:
     records = records_of(recorded)
-    result = replay(records, Options({}))
-    assert [row.record.number for row in result.redecisions] == [1, 2, 3, 4, 5, 6, 7]
-    assert not any(row.differs for row in result.redecisions)
-    for row in result.redecisions[1:]:
-        judgement = row.record.judgement
-        assert judgement is not None
-        assert (row.delta, row.p_better) == (judgement.delta, judgement.p_better)
-        assert row.parent == row.record.parent
+    result = replay(records, {})
+    assert [record.number for record in records] == [1, 2, 3, 4, 5, 6, 7]
+    assert [replace(record, runs=()) for record in result.decided] == [replace(record, runs=()) for record in records]
     kept = [r for r in records if r.is_keep]
     assert len(kept) >= 3, "the campaign has no story to replay"
-    text = table(result)
+    text = table(records, result, "as recorded")
     assert "verdicts that differ (*): 0" in text
     assert f"incumbent at the end: {kept[-1].number:04d}" in text
     assert "what would have been proposed" not in text
 
 
 def test_a_doubtful_rule_keeps_less_and_says_what_cannot_be_known(recorded: Path) -> None:
-    result = replay(records_of(recorded), Options(UNSURE))
-    kept = [row.record.number for row in result.redecisions if row.verdict is Verdict.KEEP]
-    assert kept == [1]
-    first = next(row.record.number for row in result.redecisions if row.differs)
-    assert f"what would have been proposed after {first:04d}" in table(result)
-    assert f"{first:04d}*" in table(result)
+    records = records_of(recorded)
+    result = replay(records, UNSURE)
+    assert [record.number for record in result.decided if record.is_keep] == [1]
+    first = next(old.number for old, new in zip(records, result.decided, strict=True) if old.status != new.status)
+    text = table(records, result, "")
+    assert f"what would have been proposed after {first:04d}" in text
+    assert f"{first:04d}*" in text
 
 
 def test_after_another_verdict_experiments_meet_the_replayed_incumbent(recorded: Path) -> None:
-    result = replay(records_of(recorded), Options(UNSURE))
-    assert {row.parent for row in result.redecisions[1:]} == {1}
-    assert result.campaign.standing is not None
-    assert result.campaign.standing.incumbent < 0.4
+    result = replay(records_of(recorded), UNSURE)
+    assert {record.parent for record in result.decided[1:]} == {1}
+    assert result.standing is not None
+    assert result.standing.incumbent < 0.4
 
 
 def test_a_run_that_was_never_made_is_named_and_not_made_up(recorded: Path) -> None:
-    result = replay(records_of(recorded), Options({"baseline_runs": 6}))
-    assert [row.is_short for row in result.redecisions] == [True, *[False] * 6]
-    assert "not known: further runs of the baseline were never made" in table(result)
-    assert len(result.campaign.kept[0].runs) == 2
-    fewer = replay(records_of(recorded), Options({"baseline_runs": 1}))
-    assert len(fewer.campaign.kept[0].runs) == 1
+    records = records_of(recorded)
+    result = replay(records, {"baseline_runs": 6})
+    assert "not known: further runs of the baseline were never made" in table(records, result, "")
+    assert len(result.kept[0].runs) == 2
+    fewer = replay(records, {"baseline_runs": 1})
+    assert "further runs of the baseline" not in table(records, fewer, "")
+    assert len(fewer.kept[0].runs) == 1
 
 
 @pytest.mark.parametrize(("wanted", "used"), [(50, 50), (5000, 1000)])
 def test_fewer_examples_use_less(recorded: Path, wanted: int, used: int) -> None:
-    result = replay(records_of(recorded), Options({}, num_examples=wanted))
-    for record in result.campaign.decided:
+    result = replay(records_of(recorded), {}, wanted)
+    for record in result.decided:
         assert all(len(evaluation.scores) == used for evaluation in record.evaluations)
 
 

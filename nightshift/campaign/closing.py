@@ -1,0 +1,92 @@
+"""The end of an experiment, in steps that a kill may come between: record, git, model, row. `resume` does the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.version_1 import FINISH
+from nightshift.files import disk_error
+from nightshift.git.repo import Repo
+from nightshift.git.settlement import settle
+from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
+
+WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
+
+
+def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
+    """Write a record whose verdict is made, do to git what the verdict says, keep or delete the model, add the row.
+
+    The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
+    """
+    ledger.write(record)
+    record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source)
+    keep_model(ledger, record)
+    ledger.close(record)
+    return record
+
+
+def crash(record: Record, failure: Failure, cause: str) -> Record:
+    """The record of an experiment that came to no verdict of its own."""
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
+
+
+def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
+    """Close what an earlier head left open. Call as the head, with the lock held."""
+    ledger.sweep()
+    for record in ledger.records():
+        if record.version == 1:
+            if record.status == STARTED:
+                note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
+        elif record.status == STARTED:
+            cause = "interrupted: the process ended before its verdict"
+            close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
+            note(f"experiment {record.number:04d} was interrupted; recorded as crash")
+        elif record.settled is None:
+            close(record, ledger, repo)
+            note(f"experiment {record.number:04d} was decided but not settled; done now")
+    for record in ledger.records()[-1:]:
+        keep_model(ledger, record)  # what a full disk would not let go of
+    ledger.sync_tsv()
+
+
+def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
+    """Leave of a kept experiment one model folder, `runs/NNNN/model`, and of any other no weights at all.
+
+    A model is a gigabyte on a GPU. Beyond `max_gb` (1e9 bytes) of models in runs/, the oldest are deleted,
+    but never the baseline's, the incumbent's, or this one. Raises EngineError when the disk refuses.
+
+    Comes before `Ledger.close`: what a kill leaves undone is done again only for a record that is not closed.
+    """
+    folder = ledger.run_dir(record.number)
+    evaluated = [ledger.attempt_dir(record.number, i, run) for i, run in enumerate(record.runs, 1) if run.evaluation]
+    try:
+        if record.is_keep and evaluated:
+            with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
+                (evaluated[0] / WEIGHTS_NAME).rename(folder / MODEL_NAME)
+        for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+            if path.is_symlink() or path.is_file():  # whatever lies in its place: rmtree refuses links
+                path.unlink()
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        _delete_oldest(ledger, record, max_gb)
+    except OSError as error:
+        raise disk_error(error, folder) from None
+
+
+def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
+    models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
+    sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
+    if sum(sizes.values()) <= max_gb * 1e9:
+        return
+    others = [r for r in ledger.records() if r.number != record.number]
+    incumbent = Campaign.of([*others, record], record.branch, record.rules_hash).incumbent or record
+    for model in models[1:-1]:
+        if sum(sizes.values()) > max_gb * 1e9 and model.parent != ledger.run_dir(incumbent.number):
+            shutil.rmtree(model, ignore_errors=True)
+            del sizes[model]
