@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +22,15 @@ from nightshift.records import DecisionRules, Request
 from nightshift.rules import pick_rules
 
 
+class Finite(click.FloatRange):
+    """A range that refuses nan, which is on no side of any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click's."""
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
+
+
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
 def commands() -> None:
     """The group of all subcommands."""
@@ -33,10 +43,13 @@ def status() -> None:
 
 
 @commands.command()
-@click.option("--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds, with exit code 124.")
+@click.option("--timeout", type=Finite(min=0), help="Give up after so many seconds, with exit code 124.")
 def wait(timeout: float | None) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
-    sys.exit(command.wait(command.process_root(), timeout))
+    from nightshift.processes.supervise import interruptible
+
+    with interruptible():
+        sys.exit(command.wait(command.process_root(), timeout))
 
 
 @commands.command()
@@ -49,7 +62,7 @@ def history() -> None:
 
 @commands.command()
 @click.option("--agent", required=True, help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="No run is started that would end later.")
+@click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
@@ -58,7 +71,7 @@ def history() -> None:
 @click.option(
     "--agent-timeout",
     "agent_timeout_seconds",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=900.0,
     show_default=True,
     help="Seconds for one proposal.",
@@ -167,7 +180,7 @@ def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
         if constant.name != "ideas":
-            kind = click.FloatRange(min=0, min_open=constant.name != "take_back")
+            kind = Finite(min=0, min_open=constant.name != "take_back")
             whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
             function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)
     return function

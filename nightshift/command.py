@@ -109,13 +109,15 @@ def detach(root: Path) -> int:
     import subprocess
 
     ledger = Ledger(root)
-    ledger.runs_dir.mkdir(exist_ok=True)
+    with ledger.head():  # refused here, so that the log of the one that runs is left alone
+        pass
     before = max(ledger.numbers(), default=0)
     log = ledger.runs_dir / "detached.log"
-    arguments = [argument for argument in sys.argv if argument != "--detach"]
-    with log.open("wb") as file:
+    program, *arguments = (argument for argument in sys.argv if argument != "--detach")
+    log.unlink(missing_ok=True)
+    with log.open("xb") as file:  # never through a link that lies there
         child = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, Path(program).absolute(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

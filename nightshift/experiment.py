@@ -39,14 +39,16 @@ def run_experiment(request: Request, setup: Setup) -> Record:
     Call as the head (Ledger.head). Raises ConfigError or UsageError before anything is recorded, EngineError when the
     machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
     """
-    record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
     try:
+        record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
         while (done := collect(record.number, request, setup)) is None:
             setup.wait()  # a worker makes 6 and 7; collect is 8 and 9
+        return done
     except Interrupted as error:
-        cancel(record.number, error.cause, setup)
+        interrupt(error.cause, setup)
         raise
-    return done
+    finally:
+        cancel(setup)
 
 
 def start(request: Request, config: Config, setup: Setup) -> Record:
@@ -80,10 +82,11 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
         record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))
         failure = _failure(record, setup)
         if failure is None and wants_another_run(record, request, setup):
-            setup.ledger.write(record)  # an interruption loses the run in flight only
+            with setup.ledger.lock():
+                setup.ledger.write(record)  # an interruption loses the run in flight only
             submit(record, setup)
             return None
-    except (EngineError, OSError) as error:
+    except (EngineError, UsageError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
     if failure:
         return conclude(crash(record, *failure), setup)
@@ -209,20 +212,29 @@ def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
     return request.until is None or end <= request.until
 
 
-def cancel(number: int, cause: str, setup: Setup) -> None:
-    """End what an experiment has in flight, and close its record: as interrupted, unless it has its verdict."""
-    record = setup.ledger.record(number)
-    setup.pool.cancel(setup.ledger.run_dir(number, len(record.runs) + 1))
-    if record.status == STARTED:  # otherwise it has its verdict, which the interruption kept from being settled
-        record = crash(record, Failure.INTERRUPTED, f"interrupted: {cause}")
-    conclude(record, setup)
+def interrupt(cause: str, setup: Setup) -> None:
+    """End what is in flight, and close its record: as interrupted, unless it has its verdict and was not settled."""
+    cancel(setup)
+    for record in setup.ledger.records()[-1:]:
+        if record.version > 1 and record.settled is None:
+            is_open = record.status == STARTED
+            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}") if is_open else record, setup)
+
+
+def cancel(setup: Setup) -> None:
+    """End all runs that nobody collected."""
+    for run_dir in setup.pool.in_flight():
+        setup.pool.cancel(run_dir)
 
 
 def examine(record: Record, setup: Setup) -> str | None:
     """What the curves of the record's last run say; None where it left none."""
     if not record.runs:
         return None
-    run, candidate = record.runs[-1], load(setup.ledger.run_dir(record.number) / CONFIG_NAME)
+    try:
+        run, candidate = record.runs[-1], setup.ledger.stored_config(record)
+    except UsageError as error:  # no reason to lose a verdict
+        return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
     return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None

@@ -162,7 +162,10 @@ class Ledger:
             version = status.st_ino, status.st_mtime_ns, status.st_size
             known = self._known.get(number)
             if known is None or known[0] != version:  # every start asks several times for all of them
-                known = self._known[number] = version, _record(read_file(path))
+                known = version, _record(read_file(path))
+                if known[1].number != number:
+                    raise ValueError(f"it is a copy of the record of experiment {known[1].number:04d}")
+                self._known[number] = known
             return known[1]
         except (FileNotFoundError, NotADirectoryError):
             return None

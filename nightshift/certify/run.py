@@ -76,7 +76,8 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
         setup.reporter.note(line)
     require_ready(setup.engine)
     setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
-    sealed.count(setup.ledger.runs_dir, plan.look, setup.pool.look_key)
+    with setup.ledger.lock():
+        sealed.count(setup.ledger.runs_dir, plan.look, setup.pool.look_key)
     result = _conclude(plan, _make_runs(plan, setup), setup)
     write_json(plan.folder / CERTIFICATE_NAME, result)
     write_json(setup.ledger.runs_dir / CERTIFICATE_NAME, result)

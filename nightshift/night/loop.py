@@ -135,7 +135,8 @@ class Night:
         if self._interrupt.asked:
             return None
         if proposal.lesson and last.lesson is None:
-            setup.ledger.write(replace(last, lesson=proposal.lesson))
+            with setup.ledger.lock():
+                setup.ledger.write(replace(last, lesson=proposal.lesson))
         proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes))
         if proposal.source is None or proposal.cause is not None:
             return self._refuse(proposal, proposal.cause or "no edit")

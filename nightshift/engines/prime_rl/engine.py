@@ -64,7 +64,7 @@ class PrimeRlEngine:
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
         self._gpu_ids = None if gpus is None else parse_gpus(gpus)
         self._timing = timing or Timing(rules.startup_seconds)
-        self._locks: list[FileLock] = []
+        self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
         """Install what is missing, fill the compile caches by an unscored run."""
@@ -177,6 +177,8 @@ class PrimeRlEngine:
 
     def _lock(self, gpu: Gpu) -> str | None:
         """Hold the GPU until this process ends; the problem if another experiment holds it."""
+        if gpu.uuid in self._locks:  # of an earlier check: a second lock of ours would exclude the first
+            return None
         folder = cache_dir(self._environ) / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{gpu.uuid}.lock", timeout=0)
@@ -184,7 +186,7 @@ class PrimeRlEngine:
             lock.acquire()
         except Timeout:
             return f"GPU {gpu.index} is taken by another experiment of yours. Wait for it, or choose others: --gpus"
-        self._locks.append(lock)
+        self._locks[gpu.uuid] = lock
         return None
 
 
