@@ -57,7 +57,7 @@ PARTS = {
     "TrlSession.complete": ENGINE[2],
     "TrlSession.close": "stop the processes",
     "ProcessGroup.stop": "stop the processes",
-    "print_summary": "print the summary",
+    "print_text": "print the summary",
 }
 OUTPUT = Path(__file__).with_name("stopwatch-output")  # holds the path of a folder: a file a process is left there
 

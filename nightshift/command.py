@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
 
-from nightshift import console
 from nightshift.campaign.ledger import Ledger, read_progress
+from nightshift.console import TerminalReporter, dry_run, print_error, print_text, printable, reading_text, summary
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import ATTEMPT, Record, Request
@@ -40,7 +40,7 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
             where = "" if error.filename is None else f": {os.fspath(error.filename)}"
             fix = "Free disk space or memory, or fix permissions."
             shown = EngineError(f"{error.strerror or error}{where}", fix)
-        console.print_error(shown)
+        print_error(shown)
         return shown.exit_code
 
     return guarded
@@ -50,7 +50,7 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
-        console.print_text(describe_keys())
+        print_text(describe_keys())
         return ExitCode.MEASURED
     load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
@@ -59,19 +59,19 @@ def run(root: Path, request: Request) -> int:
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
-    with closing(console.TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible():
         setup = open_setup(root, request, reporter)
         if request.dry_run:
             record = admit(load(root / "train.toml"), request, setup)
             run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / ATTEMPT
             starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
-            console.print_text(console.dry_run(record, starts))
+            print_text(dry_run(record, starts))
             return ExitCode.MEASURED
         require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
-    console.print_text(console.summary(record))
+    print_text(summary(record))
     return exit_code(record)
 
 
@@ -83,7 +83,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     from nightshift.processes.supervise import interruptible
 
     began = time.monotonic()
-    with closing(console.TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible():
         rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
         if flags.rebuild_base:
             from nightshift.engines.trl import base_model
@@ -130,7 +130,7 @@ def detach(root: Path) -> int:
             sys.stderr.write(log.read_text(errors="replace"))
             return code
         time.sleep(_POLL_SECONDS)
-    console.print_text(f"running in process {child.pid}; its output: {log}\nuv run nightshift wait --timeout 540")
+    print_text(f"running in process {child.pid}; its output: {log}\nuv run nightshift wait --timeout 540")
     return ExitCode.MEASURED
 
 
@@ -140,7 +140,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while ledger.is_running():
         if deadline is not None and time.monotonic() >= deadline:
-            console.print_text(status_line(ledger, datetime.now(UTC)))
+            print_text(status_line(ledger, datetime.now(UTC)))
             return TIMED_OUT
         time.sleep(_POLL_SECONDS)
     records = ledger.records()
@@ -149,7 +149,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
-    console.print_text(console.summary(records[-1]))
+    print_text(summary(records[-1]))
     return exit_code(records[-1])
 
 
@@ -166,7 +166,7 @@ def status_line(ledger: Ledger, now: datetime) -> str:
         reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
         lines.append(
             f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
-            f"{console.reading_text(reading) if reading else 'starting'}  {last.description}"
+            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
         )
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
@@ -177,7 +177,7 @@ def status_line(ledger: Ledger, now: datetime) -> str:
     if best is not None:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)
-    return "\n".join(console.printable(line) for line in lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def process_root() -> Path:

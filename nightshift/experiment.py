@@ -18,7 +18,7 @@ from typing import Any
 from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
-from nightshift.engines import Effective, Engine, used_keys
+from nightshift.engines import Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
@@ -120,8 +120,10 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))
-        if incumbent and changes:
-            refuse_unused(validated, setup.engine.validate(incumbent), changes)
+        if incumbent and changes and setup.engine.validate(incumbent).settings == validated.settings:
+            keys = shorten("; ".join(changes), _LONGEST)
+            cause = f"the only changes are to keys that this engine does not use: {keys}"
+            raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
     return Record(
         number=0,
         status=STARTED,
@@ -152,17 +154,8 @@ def refuse_tried(tried: Record | None) -> None:
     if tried and tried.judgement:
         delta = tried.judgement.delta
         result = tried.status + (f", {100 * delta:+.1f} pp" if delta is not None else "")
-        raise UsageError(
-            f"this config was already tried in experiment {tried.number:04d} ({result})",
-            "Change train.toml, or repeat it with new seeds: --again.",
-        )
-
-
-def refuse_unused(candidate: Effective, incumbent: Effective, changes: tuple[str, ...]) -> None:
-    """Raise UsageError for a change that the engine cannot tell from the incumbent."""
-    if candidate.settings == incumbent.settings:
-        cause = f"the only changes are to keys that this engine does not use: {shorten('; '.join(changes), _LONGEST)}"
-        raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+        cause = f"this config was already tried in experiment {tried.number:04d} ({result})"
+        raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
 
 
 def require_ready(engine: Engine) -> None:

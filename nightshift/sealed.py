@@ -55,9 +55,8 @@ def counted_looks(runs_dir: Path) -> list[Look]:
         return []
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{path} is damaged: {reason}", "Repair the line: every look at the sealed set counts."
-        ) from None
+        fix = "Repair the line: every look at the sealed set counts."
+        raise UsageError(f"{path} is damaged: {reason}", fix) from None
     return list({look.number: look for look in lines}.values())
 
 

@@ -66,14 +66,14 @@ class Ledger:
         `is_running` of a `nightshift status` beside it.
         """
         fix = "Wait for it (uv run nightshift wait), or use one clone each."
-        return self._locked(".head", 1.0, UsageError("another experiment is running in this checkout", fix))
+        return self._locked(".head", 1.0, "another experiment is running in this checkout", fix)
 
     def is_running(self) -> bool:
         """True while an experiment, a night or a certificate is at work in this checkout."""
         if not self.runs_dir.is_dir():
             return False
         try:
-            with self._locked(".head", 0, UsageError("it is")):
+            with self._locked(".head", 0, "", ""):
                 return False
         except UsageError:
             return True
@@ -81,17 +81,17 @@ class Ledger:
     def lock(self) -> AbstractContextManager[None]:
         """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
         cause = f"{self.runs_dir / '.lock'} is held by a process that hangs"
-        return self._locked(".lock", _WRITE_SECONDS, UsageError(cause, "End it, then repeat."))
+        return self._locked(".lock", _WRITE_SECONDS, cause, "End it, then repeat.")
 
     @contextmanager
-    def _locked(self, name: str, timeout_seconds: float, refusal: UsageError) -> Iterator[None]:
+    def _locked(self, name: str, timeout_seconds: float, cause: str, fix: str) -> Iterator[None]:
         path = self.runs_dir / name
         lock = FileLock(path, timeout=timeout_seconds)
         try:
             self.runs_dir.mkdir(exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise refusal from None
+            raise UsageError(cause, fix) from None
         except OSError as error:
             raise disk_error(error, path) from None
         try:
@@ -171,9 +171,8 @@ class Ledger:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(
-                f"{path} is damaged: {reason}", f"Move {path.parent} out of runs/ to go on without it."
-            ) from None
+            fix = f"Move {path.parent} out of runs/ to go on without it."
+            raise UsageError(f"{path} is damaged: {reason}", fix) from None
 
     def sweep(self) -> None:
         """Delete the temporary files of writers that were killed (call as the head)."""
@@ -189,10 +188,8 @@ class Ledger:
         try:
             return read_file(path)
         except OSError as error:
-            raise UsageError(
-                f"{path} cannot be read: {error.strerror}",
-                f"Put it back, or move {path.parent} out of runs/ to go on without it.",
-            ) from None
+            fix = f"Put it back, or move {path.parent} out of runs/ to go on without it."
+            raise UsageError(f"{path} cannot be read: {error.strerror}", fix) from None
 
     def stored_config(self, record: Record) -> Config:
         """The config that an experiment ran, from runs/. UsageError if what lies there is something else by now."""
@@ -204,10 +201,8 @@ class Ledger:
             is_it = False
         if not is_it:
             commit = (record.kept_commit or record.commit or "HEAD")[:7]
-            raise UsageError(
-                f"{name} is not what experiment {record.number:04d} ran",
-                f"Put it back: git show {commit}:{CONFIG_NAME} > {name}",
-            )
+            fix = f"Put it back: git show {commit}:{CONFIG_NAME} > {name}"
+            raise UsageError(f"{name} is not what experiment {record.number:04d} ran", fix)
         return config
 
     def sync_tsv(self) -> None:

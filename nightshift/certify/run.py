@@ -106,10 +106,9 @@ def make_plan(setup: Setup, num_seeds: int | None = None) -> Plan:
         look = counted[-1]
     folder = sealed.folder(runs_dir, look)
     if num_seeds not in (None, look.num_seeds):
-        raise UsageError(
-            f"look {look.number} at the sealed set began with {look.num_seeds} seeds and is not finished",
-            f"Go on with --seeds {look.num_seeds}, or give it up (it stays counted): rm -r {folder}",
-        )
+        cause = f"look {look.number} at the sealed set began with {look.num_seeds} seeds and is not finished"
+        fix = f"Go on with --seeds {look.num_seeds}, or give it up (it stays counted): rm -r {folder}"
+        raise UsageError(cause, fix)
     return Plan(
         look=look,
         folder=folder,
@@ -140,14 +139,13 @@ def _is_unfinished(folder: Path) -> bool:
 
 def describe(plan: Plan, setup: Setup) -> list[str]:
     """The plan for people: what is compared, how long it takes, earlier looks."""
-    look, counted, seconds = plan.look, counted_looks(setup.ledger.runs_dir), plan.look.num_seeds * plan.pair_seconds
-    duration = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+    look, counted = plan.look, counted_looks(setup.ledger.runs_dir)
     done = f", {len(_done(plan))} runs are done" if plan.is_resumed else ""
     num_examples = sum(environment.num_selection for environment in setup.rules.environments)  # as many as decide
     return [
         f"certify:  experiment {look.incumbent:04d} (incumbent) against {look.baseline:04d} (baseline), "
         f"{look.num_seeds} new seeds each, {num_examples} sealed examples",
-        f"time:     about {duration}{done}",
+        f"time:     about {look.num_seeds * plan.pair_seconds / 60:.0f} min{done}",
         f"looks:    {len(counted)} at the sealed set so far" + (", this goes on" if plan.is_resumed else ""),
         *(
             f"{'':10}look {old.number}: {old.time[:10]} {old.branch}, experiment {old.baseline:04d} against "

@@ -273,14 +273,10 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
 
 
 def test_wrong_flags_teach(root: Path) -> None:
-    for flags, word in (
-        (("--until", "yesterday"), "07:30"),
-        (("--max-runs", "3"), "--max-runs 3 is gone: an experiment is one run"),
-        (("--nonsense",), "such"),
-    ):
-        code, _, stderr = finish(start(root, *flags))
+    for flag in ("--max-runs", "--nonsense"):
+        code, _, stderr = finish(start(root, flag, "3"))
         assert code == 2
-        assert word in stderr
+        assert f"No such option '{flag}'" in stderr
 
 
 def test_the_last_reading_is_left_for_status(root: Path) -> None:
