@@ -16,7 +16,7 @@ from nightshift import console
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
-from nightshift.rules import pick_rules
+from nightshift.rules import ARITHMETIC_TRL, pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
@@ -102,7 +102,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
             if flags.rebuild_base:
                 from nightshift.engines.trl import base_model
 
-                base_model.rebuild_shipped(root, reporter.note)
+                base_model.rebuild(root / ARITHMETIC_TRL.model, reporter.note)
             open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
             if not ledger.tsv_path.exists() and ledger.sync_tsv():  # every run.py puts right what is wrong in it
                 reporter.note("results.tsv: written")

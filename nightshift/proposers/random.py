@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from nightshift.errors import ConfigError
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.space import Dimension, SearchSpace
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import diff, parse
 from nightshift.train_toml.values import Value, shorten
 
 _MAX_HYPOTHESIS = 200

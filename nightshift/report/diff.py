@@ -19,8 +19,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.diff import Change, changes_of, diff
+from nightshift.train_toml.config import Change, Config, changes_of, diff, parse
 from nightshift.train_toml.text import read_source
 from nightshift.train_toml.values import quoted, shorten
 

@@ -34,8 +34,7 @@ from nightshift.report.panels import Interval, Panel, Spark
 from nightshift.report.runs import CURVES, Rollout, curve_of, problem_texts, rollouts
 from nightshift.report.text import Headline
 from nightshift.report.timing import Night, Use, nights, split_experiment
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.diff import Change, diff
+from nightshift.train_toml.config import Change, diff, parse
 
 PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"

@@ -8,7 +8,7 @@ from typing import Any
 
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.keys import default
-from nightshift.train_toml.text import MAX_LINE, Statement, statements
+from nightshift.train_toml.text import MAX_LINE, statements
 from nightshift.train_toml.values import value_text
 
 ABSENT = object()  # as a value: take the key out of the file
@@ -86,12 +86,12 @@ def _insert(text: str, table: str, line: str) -> str:
     """
     if text and not text.endswith("\n"):
         text += "\n"
-    pieces = statements(text)
+    spans = statements(text)
     ends: dict[str | None, int] = {}  # of the last statement of each table
     name: str | None = ""
-    for piece in pieces:
-        name = _header_name(text, piece) if piece.is_header else name
-        ends[name] = piece.end
+    for start, end in spans:
+        name = _header_name(text[start:end]) if text[start:end].lstrip()[0] == "[" else name
+        ends[name] = end
     if table and table not in ends:
         text += f"\n[{table}]\n" if text.strip() else f"[{table}]\n"
         return f"{text}{line}\n" if line else text
@@ -99,13 +99,13 @@ def _insert(text: str, table: str, line: str) -> str:
         return text
     place = ends.get(table)
     if place is None:  # nothing at the top yet: stand before the first header and the comments that lead to it
-        place = _before_comments(text, pieces[0].start) if pieces else len(text)
+        place = _before_comments(text, spans[0][0]) if spans else len(text)
     return f"{text[:place]}{line}\n{text[place:]}"
 
 
-def _header_name(text: str, piece: Statement) -> str | None:
+def _header_name(header: str) -> str | None:
     """The dotted name of a plain table header, None for an array of tables."""
-    node: Any = tomllib.loads(text[piece.start : piece.end])
+    node: Any = tomllib.loads(header)
     names = []
     while isinstance(node, dict) and node:
         [(name, node)] = node.items()

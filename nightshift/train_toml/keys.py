@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import Any
 
-from nightshift.train_toml.locks import CURRICULUM, LOCKED_ANYWHERE, LOCKS, Lock
+from nightshift.train_toml.locks import CURRICULUM, LOCKED_ANYWHERE, LOCKS
 from nightshift.train_toml.values import Key, Kind, Value, value_text
 
 INT, FLOAT, BOOL, CHOICE, LIST, TABLE = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.CHOICE, Kind.LIST, Kind.TABLE
@@ -186,22 +186,6 @@ _INNER = frozenset(prefix for table in _TABLES for prefix in accumulate(table.sp
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is TABLE)
 _NAMED = re.compile(rf"\A({re.escape(_POOLS)}|{re.escape(_GATES)})\.[^.]+")
 
-# Names that people carry over from older prime-rl, TRL and others.
-RENAMED: Mapping[str, str] = {
-    "rollouts_per_example": "orchestrator.group_size",
-    "num_generations": "orchestrator.group_size",
-    "max_tokens": "orchestrator.train.sampling.max_completion_tokens",
-    "max_completion_length": "orchestrator.train.sampling.max_completion_tokens",
-    "orchestrator.sampling.temperature": "orchestrator.train.sampling.temperature",
-    "learning_rate": "trainer.optim.lr",
-    "max_grad_norm": "trainer.optim.max_norm",
-    "grad_clip": "trainer.optim.max_norm",
-    "beta1": "trainer.optim.betas1",
-    "beta2": "trainer.optim.betas2",
-    "lr_scheduler_type": "trainer.scheduler.type",
-    "max_concurrent": "orchestrator.concurrency.max_inflight",
-}
-
 
 def is_name(segment: str) -> bool:
     """True for what a segment of an open path can look like; the agent names pools and gates in this form too."""
@@ -263,18 +247,13 @@ def nearest(wanted: str) -> str | None:
     """The open key that an unknown one most likely means, also in another table."""
     wanted = wanted[-100:]
     leaf = wanted.rpartition(".")[2]
-    for name in (wanted, leaf):
-        if name in RENAMED:
-            return RENAMED[name]
     leaves = {path.rpartition(".")[2] for path in _ENTRIES}
     if leaf not in leaves:
         for path in difflib.get_close_matches(wanted, list(_ENTRIES), n=1, cutoff=0.8):
             return path
-        if not (close := difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)):
-            return None
-        leaf = close[0]
+        leaf = next(iter(difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)), "")
     same_leaf = (path for path in _ENTRIES if path.rpartition(".")[2] == leaf)
-    return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio())
+    return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio(), default=None)
 
 
 def describe_keys(width: int = 120) -> str:
@@ -291,8 +270,9 @@ def describe_keys(width: int = 120) -> str:
                 key.meaning + condition, width, initial_indent=head, subsequent_indent=" " * (len(head) + 1)
             )
     lines.append("\nlocked: an error to name them")
-    everywhere = [Lock("rules", reason, (f"{name} (in any table)",)) for name, reason in LOCKED_ANYWHERE.items()]
-    for entry in [*LOCKS, *everywhere]:
+    for entry in LOCKS:
         lines.append(f"  {entry.owner}: {entry.reason}")
         lines += textwrap.wrap(", ".join(entry.prefixes), width, initial_indent="    ", subsequent_indent="    ")
+    for name, reason in LOCKED_ANYWHERE.items():
+        lines += [f"  rules: {reason}", f"    {name} (in any table)"]
     return "\n".join(lines)

@@ -6,13 +6,12 @@ the trainer, trainer.py trains.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -33,32 +32,35 @@ _NUM_THREADS = 2  # the rules' figures are measured with two
 # prepare.py has fetched everything: a trainer that asks a hub would only wait for it.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-_OPTIMIZER_KEYS = {
-    "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
-    "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
-    "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
+# What means the same here, by the name of the setting; everything else in train.toml is named as unused.
+_SETTINGS = {
+    "batch_size": "orchestrator.batch_size",
+    "group_size": "orchestrator.group_size",
+    "temperature": "orchestrator.train.sampling.temperature",
+    "max_completion_tokens": "orchestrator.train.sampling.max_completion_tokens",
+    "filter_zero_advantages": "orchestrator.train.filter_zero_advantages",
+    "max_steps": "max_steps",
+    "seq_len": "seq_len",
 }
-_SCHEDULER_KEYS = {
-    "constant": (),
-    "linear": ("warmup_steps", "decay_steps", "min_lr"),
-    "cosine": ("warmup_steps", "min_lr"),
-}
-_ALGOS = ("grpo", "max_rl")
-_LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-# Keys that mean the same here. Everything else in train.toml is named as unused.
-_USED = {
-    "max_steps",
-    "seq_len",
-    "orchestrator.batch_size",
-    "orchestrator.group_size",
-    "orchestrator.algo.type",
-    "orchestrator.train.sampling.temperature",
-    _LENGTH,
-    "orchestrator.train.filter_zero_advantages",
-    "trainer.optim.type",
-    "trainer.scheduler.type",
-    *(f"trainer.optim.{name}" for names in _OPTIMIZER_KEYS.values() for name in names),
-    *(f"trainer.scheduler.{name}" for names in _SCHEDULER_KEYS.values() for name in names),
+# The same for what has variants: table, and its keys by `type`.
+_VARIANTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "optimizer": (
+        "trainer.optim",
+        {
+            "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
+            "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
+            "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
+        },
+    ),
+    "scheduler": (
+        "trainer.scheduler",
+        {
+            "constant": (),
+            "linear": ("warmup_steps", "decay_steps", "min_lr"),
+            "cosine": ("warmup_steps", "min_lr"),
+        },
+    ),
+    "algo": ("orchestrator.algo", {"grpo": (), "max_rl": ()}),
 }
 
 
@@ -100,20 +102,15 @@ class TrlEngine:
         self.prepare(PrepareFlags(), note)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """Packages, base model and disk; the data."""
-        ready = f"{self.rules.name}: packages, base model, disk"
+        """Base model and disk; the data."""
         names = ", ".join(environment.package for environment in self.rules.environments)
-        problems: list[str | None] = [*self.check()]
-        found = [Check(self.name, "installation", problem, ready) for problem in problems or [None]]
+        ready = f"{self.rules.name}: base model, disk"
+        found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
         return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
-        """Missing packages, model or disk space, each with its fix."""
-        problems = [
-            f"package {name} is not installed. Run: uv sync"
-            for name in ("torch", "transformers", "trl")
-            if importlib.util.find_spec(name) is None
-        ]
+        """Missing base model or disk space, each with its fix."""
+        problems = []
         if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
         free = free_disk_gb(self.root)
@@ -142,31 +139,25 @@ class TrlEngine:
 
         Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
         """
-        optimizer = _choice(config, "trainer.optim.type", _OPTIMIZER_KEYS)
-        scheduler = _choice(config, "trainer.scheduler.type", _SCHEDULER_KEYS)
-        algo = _choice(config, "orchestrator.algo.type", dict.fromkeys(_ALGOS, ()))
-        if config.get("orchestrator.batch_size") is None:
+        settings: dict[str, Any] = {}
+        used = set(_SETTINGS.values())
+        for name, (table, kinds) in _VARIANTS.items():
+            kind = config.get(f"{table}.type")
+            if kind not in kinds:
+                fix = f"Write one of {', '.join(kinds)}, or use --engine prime-rl."
+                raise ConfigError(f'train.toml: {table}.type = "{kind}" has no equal in TRL', fix)
+            settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in kinds[kind]}
+            used |= {f"{table}.{leaf}" for leaf in ("type", *kinds[kind])}
+        settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
+        if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
-        cap = self.rules.max_completion_tokens
-        settings: dict[str, Any] = {
-            "optimizer": {"type": optimizer}
-            | {name: config.get(f"trainer.optim.{name}") for name in _OPTIMIZER_KEYS[optimizer]},
-            "scheduler": {"type": scheduler}
-            | {name: config.get(f"trainer.scheduler.{name}") for name in _SCHEDULER_KEYS[scheduler]},
-            "algo": {"type": algo},
-            "batch_size": config.get("orchestrator.batch_size"),
-            "group_size": config.get("orchestrator.group_size"),
-            "temperature": config.get("orchestrator.train.sampling.temperature"),
-            "max_completion_tokens": min(config.get(_LENGTH) or cap, cap),
-            "filter_zero_advantages": config.get("orchestrator.train.filter_zero_advantages"),
-            "max_steps": config.get("max_steps"),
-            "seq_len": config.get("seq_len"),
-        }
         settings["optimizer"]["lr"] *= self.rules.learning_rate_scale
         if "min_lr" in settings["scheduler"]:
             settings["scheduler"]["min_lr"] *= self.rules.learning_rate_scale
-        is_capped = (config.get(_LENGTH) or cap) >= cap  # any value up there means the same
-        used = _USED - {_LENGTH} if is_capped else _USED
+        cap = self.rules.max_completion_tokens
+        if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
+            settings["max_completion_tokens"] = cap
+            used.remove(_SETTINGS["max_completion_tokens"])
         return Effective(settings, tuple(key for key in config.values if key not in used))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
@@ -205,13 +196,3 @@ class TrlEngine:
             "device": "cuda" if self._cuda else "cpu",
             "num_threads": min(_NUM_THREADS, len(os.sched_getaffinity(0))),
         }
-
-
-def _choice(config: Config, key: str, choices: Mapping[str, Sequence[str]]) -> str:
-    value = str(config.get(key))
-    if value not in choices:
-        raise ConfigError(
-            f'train.toml: {key} = "{value}" has no equal in TRL',
-            f"Write one of {', '.join(choices)}, or use --engine prime-rl.",
-        )
-    return value

@@ -119,13 +119,8 @@ class TrlSession:
             while (event := self._next_event(self._deadline)) is not None:
                 match event:
                     case Trained():
-                        return Training(
-                            outcome=Outcome(event.outcome),
-                            num_steps=event.num_steps,
-                            training_seconds=event.training_seconds,
-                            reward_mean=event.reward_mean,
-                            peak_memory_gb=event.peak_memory_gb,
-                        )
+                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
+                        return Training(Outcome(event.outcome), event.num_steps, *measured)
                     case Failed():
                         return self._failed(Outcome.CRASHED, event.cause, Failure.TRAINING)
                     case Step():
