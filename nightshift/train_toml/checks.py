@@ -10,15 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from nightshift.train_toml.locks import CURRICULUM
-from nightshift.train_toml.values import Value, value_text
-
-
-class Problem(Exception):
-    """A reason to refuse the file: `path` is the key to point at, `cause` and `fix` make the message."""
-
-    def __init__(self, path: tuple[str, ...], cause: str, fix: str) -> None:
-        super().__init__(cause)
-        self.path, self.cause, self.fix = path, cause, fix
+from nightshift.train_toml.values import Problem, Value, value_text
 
 
 class _View:
@@ -35,13 +27,13 @@ class _View:
         path = next((path for path in paths if path in self.values), paths[0])
         note = "" if path in self.values else " (the default)"
         text = "on" if self[path] == {} else value_text(self[path])
-        raise Problem(tuple(path.split(".")), f"{path} = {text}{note}: {cause}", fix)
+        raise Problem(f"{path} = {text}{note}: {cause}", fix, tuple(path.split(".")))
 
 
 def check(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> None:
     """Raises Problem for keys that do not go together, each of which is fine by itself."""
     view = _View(values, resolved)
-    for rule in (_batch, _concurrency, _lengths, _scheduler, _optimizer, _memory, _server, _pools, _gates):
+    for rule in (_batch, _order, _lengths, _scheduler, _optimizer, _memory, _pools):
         rule(view)
 
 
@@ -56,16 +48,21 @@ def _batch(view: _View) -> None:
         view.refuse(f"groups of {num} do not divide a batch of {size}", fix, batch, group)
 
 
-def _concurrency(view: _View) -> None:
+def _order(view: _View) -> None:
+    """Pairs of keys of which the first may not exceed the second."""
     least, start, most = (f"orchestrator.concurrency.{name}_inflight" for name in ("min", "initial", "max"))
-    group = "orchestrator.group_size"
-    for path in (start, most):
-        if view[path] is not None and view[path] < view[group]:
-            cause = f"{view[path]} in flight cannot hold a group of {view[group]}"
-            view.refuse(cause, f"Write {path} = {view[group]} or more", path, group)
-    for low, high in ((least, start), (least, most), (start, most)):
+    gates = [path for path in view.resolved if path.rpartition(".")[0] == f"{CURRICULUM}.gates"]
+    for low, high in (
+        *((least, start), (least, most), (start, most)),
+        *(("orchestrator.group_size", path) for path in (start, most)),  # a group is in flight as a whole
+        ("trainer.scheduler.min_lr", "trainer.optim.lr"),
+        ("inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"),  # a token each, at least
+        *((f"{gate}.reject_min", f"{gate}.reject_max") for gate in gates),
+    ):
         if view[low] is not None and view[high] is not None and view[low] > view[high]:
-            view.refuse(f"{view[low]} exceeds {high} = {view[high]}", f"Write {view[high]} or less", low, high)
+            less, more = (path.rpartition(".")[2] for path in (low, high))
+            cause = f"{less} {value_text(view[low])} exceeds {more} {value_text(view[high])}"
+            view.refuse(cause, f"Lower {less} or raise {more}", low, high)
 
 
 def _lengths(view: _View) -> None:
@@ -76,15 +73,13 @@ def _lengths(view: _View) -> None:
 
 
 def _scheduler(view: _View) -> None:
-    selector, warmup_path, decay_path, lowest = (
-        f"trainer.scheduler.{name}" for name in ("type", "warmup_steps", "decay_steps", "min_lr")
+    selector, warmup_path, decay_path = (
+        f"trainer.scheduler.{name}" for name in ("type", "warmup_steps", "decay_steps")
     )
-    kind, steps, lr = view[selector], view["max_steps"], view["trainer.optim.lr"]
+    kind, steps = view[selector], view["max_steps"]
     if kind == "constant":
         return
     warmup, decay = view[warmup_path], view[decay_path] or 0
-    if view[lowest] > lr:
-        view.refuse(f"min_lr exceeds lr = {value_text(lr)}", "Lower min_lr", lowest, "trainer.optim.lr")
     if kind == "linear" and warmup == 0 and decay == 0:
         view.refuse("warmup_steps and decay_steps are both 0", 'Write type = "constant"', selector)
     if steps is None:
@@ -115,13 +110,6 @@ def _memory(view: _View) -> None:
         view.refuse("the muon optimizer cannot go with it", "Write fsdp_cpu_offload = false", offload)
 
 
-def _server(view: _View) -> None:
-    tokens, sequences = "inference.vllm.max_num_batched_tokens", "inference.vllm.max_num_seqs"
-    if view[tokens] is not None and view[sequences] is not None and view[tokens] < view[sequences]:
-        cause = f"less than one token for each of max_num_seqs {view[sequences]}"
-        view.refuse(cause, "Raise it, or lower max_num_seqs", tokens)
-
-
 def _pools(view: _View) -> None:
     table = f"{CURRICULUM}.sampler.pools"
     pools = [path for path, value in view.resolved.items() if value == {} and path.rpartition(".")[0] == table]
@@ -134,10 +122,3 @@ def _pools(view: _View) -> None:
         view.refuse("two pools have the same threshold", fix, f"{pools[-1]}.threshold")
     if pools and not any(view[f"{pool}.weight"] for pool in pools):
         view.refuse("no pool has a weight above 0", "Give one pool a weight above 0", f"{pools[-1]}.weight")
-
-
-def _gates(view: _View) -> None:
-    for gate in [path for path in view.resolved if path.rpartition(".")[0] == f"{CURRICULUM}.gates"]:
-        low, high = f"{gate}.reject_min", f"{gate}.reject_max"
-        if view[low] > view[high]:
-            view.refuse(f"reject_min exceeds reject_max = {value_text(view[high])}", "Swap the two", low, high)

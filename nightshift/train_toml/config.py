@@ -17,21 +17,19 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from nightshift.errors import ConfigError
-from nightshift.train_toml.checks import Problem, check
+from nightshift.train_toml.checks import check
 from nightshift.train_toml.keys import ANY, default, is_inner, is_name, nearest, resolve, variants
-from nightshift.train_toml.locks import SHARED, lock
-from nightshift.train_toml.text import document, line_of, read_source, shown_name
-from nightshift.train_toml.values import BadValue, Kind, Value, accept, quoted, shorten, value_text
+from nightshift.train_toml.locks import lock
+from nightshift.train_toml.text import MAX_LINE, document, line_of, read_source
+from nightshift.train_toml.values import Kind, Problem, Value, accept, quoted, shorten, value_text
 
 _MAX_DEPTH = 12  # of the path in a message; prime-rl's deepest open key has 8 segments
-_MAX_LINE = 1000  # of a recorded line; `Change.line` writes far shorter ones
 ChangeKind = Literal["changed", "added", "removed"]
-_KINDS: tuple[ChangeKind, ...] = ("changed", "added", "removed")
-_FORMS: tuple[tuple[ChangeKind, str], ...] = (
-    ("added", r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?"),
-    ("removed", r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?"),
-    ("changed", r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)"),
-)
+_FORMS: dict[ChangeKind, str] = {  # in the order in which they are shown
+    "changed": r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)",
+    "added": r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?",
+    "removed": r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ def load(path: Path) -> Config:
 
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Check the bytes of a train.toml; `name` is what messages call it. Raises ConfigError."""
-    name = shown_name(name)
     text, tree = document(source, name)
     values: dict[str, Value] = {}
     try:
@@ -88,7 +85,7 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
 def _problem(path: tuple[str, ...], value: Any, cause: str, fix: str) -> Problem:
     """`key = value` followed by the cause; hostile names and values are escaped and shortened."""
     names = (part if re.fullmatch(r"[A-Za-z0-9_-]+", part, re.ASCII) else quoted(part) for part in path)
-    return Problem(path, f"{shorten('.'.join(names), 80)} = {value_text(value)} {cause}", fix)
+    return Problem(f"{shorten('.'.join(names), 80)} = {value_text(value)} {cause}", fix, path)
 
 
 def _walk(node: dict[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> None:
@@ -104,7 +101,7 @@ def _walk(node: dict[str, Any], path: tuple[str, ...], values: dict[str, Value])
         elif entries:
             try:
                 values[dotted] = accept(entries[0], value)
-            except BadValue as error:
+            except Problem as error:
                 raise _problem(here, value, error.cause, error.fix) from None
         elif not is_known or not is_inner(dotted):
             raise _closed(here, value)
@@ -119,8 +116,6 @@ def _closed(path: tuple[str, ...], value: Any) -> Problem:
         name, value = next(iter(value.items()))
         path = (*path, name)
     dotted = ".".join(path)
-    if (shared := SHARED.get(dotted)) is not None:
-        return _problem(path, value, "is locked: one spelling a setting", f"Write {shared} at the top of the file")
     if (found := lock(path)) is not None:
         return _problem(path, value, f"is locked by the {found.owner}: {found.reason}", "Delete it")
     if (meant := nearest(dotted)) is None:
@@ -170,35 +165,33 @@ class Change:
 
 def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
     """The changes that a record holds as lines; a line of another form is left out."""
-    found = []
-    for line in lines:
-        for kind, form in _FORMS:
-            if match := re.fullmatch(form, line[:_MAX_LINE]):
-                found.append(Change(match["key"], kind, match["old"], match["new"]))
-                break
-    return tuple(found)
+    return tuple(
+        Change(match["key"], kind, match["old"], match["new"])
+        for line in lines
+        for kind, form in _FORMS.items()  # each begins otherwise
+        if (match := re.fullmatch(form, line[:MAX_LINE]))
+    )
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
     """The keys that either file writes and that train otherwise, in the order of the files, the new one first."""
     missing = object()
-    return [
-        path
-        for path in dict.fromkeys([*new.values, *old.values])
-        if old.resolved.get(path, missing) != new.resolved.get(path, missing)
-    ]
+    sides = old.resolved, new.resolved
+    paths = dict.fromkeys([*new.values, *old.values])
+    return [path for path in paths if sides[0].get(path, missing) != sides[1].get(path, missing)]
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
     """Key-level changes, changed before added before removed; empty when both train the same."""
     found = []
     for path in changed_keys(old, new):
-        was_written, is_written = path in old.values, path in new.values
-        before = spelled(old.values[path]) if was_written else _default(path, new.resolved)
-        after = spelled(new.values[path]) if is_written else _default(path, old.resolved)
-        kind: ChangeKind = "removed" if not is_written else "changed" if was_written else "added"
+        before, after = (
+            spelled(one.values[path]) if path in one.values else _default(path, other.resolved)
+            for one, other in ((old, new), (new, old))
+        )
+        kind: ChangeKind = "removed" if path not in new.values else "changed" if path in old.values else "added"
         found.append(Change(path, kind, before, after))
-    return tuple(sorted(found, key=lambda change: _KINDS.index(change.kind)))  # stable: in file order within
+    return tuple(sorted(found, key=lambda change: list(_FORMS).index(change.kind)))  # stable: in file order within
 
 
 def spelled(value: Value) -> str:
@@ -210,10 +203,9 @@ def spelled(value: Value) -> str:
 
 def _default(path: str, resolved: Mapping[str, Value]) -> str | None:
     """prime-rl's default in words; None for an entry that the agent named."""
-    entry = variants(path)[0]
+    entry, value = variants(path)[0], default(path, resolved)
     if ANY in entry.path:
         return None
-    value = default(path, resolved)
     if value is None:
         return "off" if entry.kind is Kind.TABLE else "unset"
     return spelled(value)

@@ -24,15 +24,8 @@ class Lock:
         return tuple(f"{table}.{name}" if table else name for table, name in pairs)
 
 
-# Segments that are locked wherever they stand.
-LOCKED_ANYWHERE: Mapping[str, str] = {
-    "env_vars": "they can redirect imports and downloads",
-    "extra_body": "it can change what the server does",
-    "trust_remote_code": "it runs foreign code",
-    "import_path": "it imports code",
-}
-
 _MODEL, _VLLM = "trainer.model", "inference.vllm"
+_ANYWHERE = "*"  # as a table: what is locked wherever it stands
 _EVERYWHERE = ("", "trainer", "orchestrator", "inference")
 LOCKS: tuple[Lock, ...] = (
     Lock("rules", "the model is fixed", {
@@ -55,7 +48,7 @@ LOCKS: tuple[Lock, ...] = (
     Lock("rules", "it needs a teacher, tools or several agents", {
         "orchestrator.algo": "sampling filter roles episode_agents teacher demo_key template renderer",
     }),
-    Lock("rules", "it imports code", {"trainer.loss": "import_path kwargs"}),
+    Lock("rules", "it imports code", {"trainer.loss": "kwargs", _ANYWHERE: "import_path"}),
     Lock("rules", "vLLM cannot serve it, so another policy would be scored", {f"{_MODEL}.lora": "modules_to_save"}),
     Lock("rules", "it works only with prime-rl's own model classes", {f"{_MODEL}.ac": "mode targets"}),
     Lock("engine", "one GPU trains, one serves", {
@@ -80,6 +73,9 @@ LOCKS: tuple[Lock, ...] = (
         "trainer": "metrics_server trace_path memory_profiler_path enable_token_export",
         "orchestrator": "collect_inference_metrics inference_metrics_roles",
     }),
+    Lock("rules", "they can redirect imports and downloads", {_ANYWHERE: "env_vars"}),
+    Lock("rules", "it can change what the server does", {_ANYWHERE: "extra_body"}),
+    Lock("rules", "it runs foreign code", {_ANYWHERE: "trust_remote_code"}),
 )  # fmt: skip
 
 # prime-rl's second spelling of a shared key: one spelling, so that a change cannot hide in the other.
@@ -93,9 +89,7 @@ SHARED: Mapping[str, str] = {
 
 def lock(path: tuple[str, ...]) -> Lock | None:
     """The lock on a path: that of a segment locked anywhere, else that of its longest locked prefix."""
-    for segment in path:
-        if segment in LOCKED_ANYWHERE:
-            return Lock("rules", LOCKED_ANYWHERE[segment], {"": segment})
     by_prefix = {prefix: entry for entry in LOCKS for prefix in entry.prefixes}
+    anywhere = (f"{_ANYWHERE}.{segment}" for segment in path)
     prefixes = (".".join(path[:length]) for length in range(len(path), 0, -1))
-    return next((by_prefix[prefix] for prefix in prefixes if prefix in by_prefix), None)
+    return next((by_prefix[name] for name in (*anywhere, *prefixes) if name in by_prefix), None)

@@ -31,18 +31,13 @@ _TOKEN = re.compile(
 )
 
 
-def shown_name(name: str) -> str:
-    """A file name fit for a message: printable, short."""
-    return shorten(quoted(name)[1:-1], 40)
-
-
 def read_source(path: Path) -> bytes:
     """The bytes of a regular file, read through one descriptor: what is checked is what is trained."""
     try:
         return read_file(path, MAX_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        name, reason = shown_name(path.name), getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name} cannot be read: {reason}", f"Restore it: git checkout {name}") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{path.name} cannot be read: {reason}", f"Restore it: git checkout {path.name}") from None
 
 
 def document(source: bytes, name: str) -> tuple[str, dict[str, Any]]:

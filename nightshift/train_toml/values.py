@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,9 +34,8 @@ class Key:
     """One open key of a TOML table, with prime-rl's default.
 
     `minimum`/`maximum` are inclusive, `above`/`below` exclusive bounds. `choices` are the texts
-    allowed; for a number, in addition to numbers. `refused` are choices that prime-rl has and the
-    rules refuse, with the reason. `only_if` names the key that selects a variant and the values under
-    which this key exists.
+    allowed; for a number, in addition to numbers. `only_if` names the key that selects a variant and the
+    values under which this key exists.
     """
 
     leaf: str
@@ -51,7 +49,6 @@ class Key:
     choices: tuple[str, ...] = ()
     nullable: bool = False
     only_if: tuple[str, tuple[Value, ...]] | None = None
-    refused: Mapping[str, str] | None = None
     table: str = ""
 
     @property
@@ -77,8 +74,12 @@ class Key:
         return " or ".join([f"{self.kind} {', '.join(words)}".strip(), *map(quoted, texts)])
 
 
-class BadValue(ConfigError):
-    """A value that its key cannot take: `cause` continues `key = value ...`."""
+class Problem(ConfigError):
+    """A reason to refuse the file, with the key to point at; without one, `cause` continues `key = value ...`."""
+
+    def __init__(self, cause: str, fix: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(cause, fix)
+        self.path = path
 
 
 def number_text(number: float) -> str:
@@ -100,8 +101,6 @@ def value_text(value: Any, limit: int = 60) -> str:
             text = f"[{', '.join(flat)}]"
         case str():
             text = quoted(value[: limit + 1])
-        case int() if abs(value) >= 10**limit:
-            text = "a huge number"
         case int() | float():
             text = number_text(value)
         case _:
@@ -123,16 +122,14 @@ def accept(key: Key, value: Any) -> Value:
     """The value in its canonical type: None for "None", float for a number key, sorted tuple for a list.
 
     Raises:
-        BadValue: wrong type, or outside the key's range or choices.
+        Problem: wrong type, or outside the key's range or choices.
     """
     with suppress(ValueError):
         return _canonical(key, value)
-    if isinstance(value, str) and (reason := (key.refused or {}).get(value)):
-        raise BadValue(f"is locked: the rules refuse it ({reason})", f"Write one of {key.allowed}")
     fix = f"Write {key.leaf} = {value_text(_instead(key, value), 120)}"
     if key.kind is Kind.TABLE:
         fix = f"To switch it on, write [{key.path}]" + (f'; off: write {key.leaf} = "None"' if key.nullable else "")
-    raise BadValue(f"is not allowed ({key.allowed})", fix)
+    raise Problem(f"is not allowed ({key.allowed})", fix)
 
 
 def _canonical(key: Key, value: Any) -> Value:

@@ -174,12 +174,6 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
             assert asyncio.run(invoke(task.validate, {"runtime": None}))
 
 
-def test_validate_finds_an_answer_that_is_no_number(taskset_id: str) -> None:
-    task = tasks_of(taskset_id)[0]
-    task.data = task.data.model_copy(update={"answer": "many"})
-    assert not asyncio.run(invoke(task.validate, {"runtime": None}))
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_a_rollout_ends_with_the_right_reward_and_starts_no_process(
     taskset_id: str, right: bool, monkeypatch: pytest.MonkeyPatch

@@ -36,10 +36,6 @@ NUM_SELECTION, NUM_OFFICIAL_TRAIN = 1319, 7473
 _FIX = "Run: uv run prepare.py --gsm8k DIR (a folder with the official train.jsonl and test.jsonl)"
 
 
-class DataError(ValueError):
-    """The official files are missing, or are not the official ones; one line with the command that helps."""
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
     """One problem with its worked solution. `key` is a digest of the question; `answer` as written, e.g. `1,234`."""
@@ -54,8 +50,8 @@ def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
     """The first `size` examples of one set; all of them for None.
 
     `train` comes in an order fixed by `seed`, because trainers keep the order they are given; the other
-    sets have one order. Raises DataError for files that are not the official ones, ValueError for a split or
-    size that does not exist.
+    sets have one order. Raises ValueError for a split or size that does not exist, and for files that are missing
+    or not the official ones: one line with the command that helps.
     """
     if split not in get_args(Split):
         raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
@@ -89,7 +85,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
     """Put the two official files in their place, from the folder `source` or else from the Hugging Face hub.
 
     Does nothing when they are there already; a folder that NIGHTSHIFT_GSM8K names is only checked. Raises
-    DataError when the hub cannot be reached or when what it or a folder holds is not the official data.
+    ValueError when the hub cannot be reached or when what it or a folder holds is not the official data.
     """
     folder = prepared_folder()
     if source is None:
@@ -97,7 +93,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
             for name in SHA256:
                 _read(folder, name)
             return
-        except DataError:
+        except ValueError:
             if os.environ.get(ENV_VAR):
                 raise
     contents = {name: _read(source, name) for name in SHA256} if source else _download(progress)
@@ -106,7 +102,7 @@ def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror}. Free or choose another folder: {ENV_VAR}") from None
+        raise ValueError(f"cannot write {folder}: {error.strerror}. Free or choose another folder: {ENV_VAR}") from None
     progress(f"gsm8k: {folder} is ready")
 
 
@@ -115,14 +111,14 @@ def _read(folder: Path, name: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. {_FIX}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}. {_FIX}") from None
     return _verified(content, name, str(path))
 
 
 def _verified(content: bytes, name: str, origin: str) -> bytes:
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256[name]:
-        raise DataError(f"{origin} is not the official {name}: sha256 {digest[:12]}, not {SHA256[name][:12]}. {_FIX}")
+        raise ValueError(f"{origin} is not the official {name}: sha256 {digest[:12]}, not {SHA256[name][:12]}. {_FIX}")
     return content
 
 
@@ -146,7 +142,7 @@ def _download(progress: Callable[[str], None]) -> dict[str, bytes]:
         sets: Any = datasets.load_dataset(HUB_ID, "main", revision=HUB_REVISION)
     except Exception as error:  # the hub's client raises what its libraries raise; all of it means: no data
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"cannot load {HUB_ID} from the hub: {reason}. {_FIX}") from None
+        raise ValueError(f"cannot load {HUB_ID} from the hub: {reason}. {_FIX}") from None
     contents = {}
     for name in SHA256:
         rows = sets[name.removesuffix(".jsonl")]

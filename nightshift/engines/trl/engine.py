@@ -42,25 +42,17 @@ _SETTINGS = {
     "max_steps": "max_steps",
     "seq_len": "seq_len",
 }
-# The same for what has variants: table, and its keys by `type`.
-_VARIANTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "optimizer": (
-        "trainer.optim",
-        {
-            "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
-            "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
-            "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
-        },
-    ),
-    "scheduler": (
-        "trainer.scheduler",
-        {
-            "constant": (),
-            "linear": ("warmup_steps", "decay_steps", "min_lr"),
-            "cosine": ("warmup_steps", "min_lr"),
-        },
-    ),
-    "algo": ("orchestrator.algo", {"grpo": (), "max_rl": ()}),
+# The same for the tables that have variants, and their keys by `type`.
+_TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
+_LEAVES: dict[str, tuple[str, ...]] = {
+    "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
+    "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
+    "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
+    "constant": (),
+    "linear": ("warmup_steps", "decay_steps", "min_lr"),
+    "cosine": ("warmup_steps", "min_lr"),
+    "grpo": (),
+    "max_rl": (),
 }
 
 
@@ -115,9 +107,7 @@ class TrlEngine:
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
         free = free_disk_gb(self.root)
         if free < MIN_FREE_DISK_GB:
-            problems.append(
-                f"{free:.2f} GB of disk are free, {MIN_FREE_DISK_GB} are needed. Delete old folders in runs/"
-            )
+            problems.append(f"{free:.2f} GB of disk are free, not {MIN_FREE_DISK_GB}. Delete old folders in runs/")
         return problems
 
     def hardware(self) -> str:
@@ -141,13 +131,13 @@ class TrlEngine:
         """
         settings: dict[str, Any] = {}
         used = set(_SETTINGS.values())
-        for name, (table, kinds) in _VARIANTS.items():
+        for name, table in _TABLES.items():
             kind = config.get(f"{table}.type")
-            if kind not in kinds:
-                fix = f"Write one of {', '.join(kinds)}, or use --engine prime-rl."
-                raise ConfigError(f'train.toml: {table}.type = "{kind}" has no equal in TRL', fix)
-            settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in kinds[kind]}
-            used |= {f"{table}.{leaf}" for leaf in ("type", *kinds[kind])}
+            if kind not in _LEAVES:
+                cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
+                raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
+            settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
+            used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
@@ -164,8 +154,7 @@ class TrlEngine:
         """The trainer's command line and what its spec.json would hold."""
         spec = self._spec(settings, seed, run_dir)
         command = shlex.join(map(str, trainer_argv(self._trainer, run_dir / "spec.json")))
-        settings_of = spec.pop("settings").items()
-        flat = spec | {f"settings.{name}": value for name, value in settings_of}
+        flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
@@ -173,8 +162,8 @@ class TrlEngine:
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
         spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
-        environment_variables = engine_environment(self._environ, _OFFLINE)
-        session = TrlSession(self._trainer, spec_path, run_dir, environment_variables, deadline)
+        variables = engine_environment(self._environ, _OFFLINE)
+        session = TrlSession(self._trainer, spec_path, run_dir, variables, deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from nightshift.engines.trl.sampler import sample
@@ -32,10 +32,6 @@ EventCallback = Callable[[dict[str, Any]], None]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
 CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
-
-
-class TrainingError(Exception):
-    """Training became impossible; the text is the one-line cause."""
 
 
 class _BudgetEnd(Exception):
@@ -63,7 +59,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
-            raise TrainingError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
+            raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
@@ -73,7 +69,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             args=_config(spec, limit, model.device.type == "cuda"),
             train_dataset=Dataset.from_dict({"prompt": prompts, "index": list(range(len(prompts)))}),
             optimizers=(optimizer, scheduler),
-            callbacks=[_StepCallback(self)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -125,7 +120,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
                 self.max_completion_length, self.temperature, set(self.eos_token_ids),
             )  # fmt: skip
         self.model.train()
-        return [sample.ids for sample in samples], None
+        return [one.ids for one in samples], None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         began = time.monotonic()
@@ -158,13 +153,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         rows["num_items_in_batch"] = batch["completion_mask"][is_useful].sum()
         return rows
 
-    def finish_row(self, logs: Mapping[str, float]) -> None:
-        """Write the metrics row of the step that TRL has just logged; the figures are of its rollouts."""
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write the metrics row of the step that TRL logs; the figures are of its rollouts."""
+        super().log(logs, start_time)  # adds its own figures to `logs`
+        if "grad_norm" not in logs:
+            return  # the summary at the end of training
         now, row = time.monotonic(), self._row
         step, lr = self.state.global_step, logs["learning_rate"]
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
-                raise TrainingError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
+                raise ValueError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
         seconds, self._last_row = now - self._last_row, now
         num_tokens = row.pop("num_tokens")
         row = {
@@ -183,17 +181,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         with self._metrics_path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})
-
-
-class _StepCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes the metrics row once TRL has logged a step."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        if "grad_norm" in logs:  # not the summary at the end of training
-            self._trainer.finish_row(logs)
 
 
 class _MuonWithAdamW(Optimizer):
@@ -235,10 +222,7 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
 
 
 def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr: float) -> LRScheduler:
-    """The same torch schedules, composed in the same way, as prime-rl's trainer/scheduler.py.
-
-    The checks of train.toml have seen to it that `max_steps` is set where a schedule ends, and that there is a phase.
-    """
+    """The same torch schedules, composed in the same way, as prime-rl's; checks.py saw to their ends at `max_steps`."""
     if settings["type"] == "constant":
         return ConstantLR(optimizer, factor=1.0)
     warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]

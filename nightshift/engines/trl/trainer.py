@@ -59,10 +59,11 @@ class Trainer:
     """A policy with its trainer; one method a command."""
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
-        self._send, self._spec = partial(_send, events), spec
         began = time.monotonic()
-        from nightshift import environments
         from nightshift.engines.trl import grpo  # torch and trl: seconds, so inside what reports errors
+
+        self._send, self._spec = partial(_send, events), spec
+        from nightshift import environments
         from nightshift.rules import EnvironmentRules
 
         wanted = [EnvironmentRules(**fields) for fields in spec["environments"]]
@@ -131,10 +132,10 @@ class Trainer:
             batch = ids[start : start + command["batch_size"]]
             with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
                 samples = sample(self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends)
-            texts = self._tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
+            texts = self._tokenizer.batch_decode([one.ids for one in samples], skip_special_tokens=True)
             completions = [
-                {"text": text, "num_tokens": len(sample.ids), "truncated": sample.truncated}
-                for text, sample in zip(texts, samples, strict=True)
+                {"text": text, "num_tokens": len(one.ids), "truncated": one.truncated}
+                for text, one in zip(texts, samples, strict=True)
             ]
             self._send({"event": "completions", "completions": completions})
         self._send({"event": "completed"})
