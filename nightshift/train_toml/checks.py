@@ -41,8 +41,8 @@ def _batch(view: _View) -> None:
     batch, group = (f"orchestrator.{name}_size" for name in ("batch", "group"))
     algo, size, num = view["orchestrator.algo.type"], view[batch], view[group]
     if num < 2 and algo in ("grpo", "max_rl"):
-        cause = f"{algo} compares the rollouts of a group, so it needs 2 or more"
-        view.refuse(cause, "Write group_size = 4 or more under [orchestrator]", group)
+        fix = "Write group_size = 4 or more under [orchestrator]"
+        view.refuse(f"{algo} compares the rollouts of a group, so it needs 2 or more", fix, group)
     if size is not None and size % num:
         fix = f"Write a multiple: batch_size = {max(size // num, 1) * num}"
         view.refuse(f"groups of {num} do not divide a batch of {size}", fix, batch, group)
@@ -96,8 +96,7 @@ def _scheduler(view: _View) -> None:
 
 def _optimizer(view: _View) -> None:
     if view["trainer.optim.nesterov"] and view["trainer.optim.momentum"] == 0:
-        fix = "Write nesterov = false, or a momentum above 0"
-        view.refuse("Nesterov momentum, which is on, needs some", fix, "trainer.optim.momentum")
+        view.refuse("Nesterov needs some", "Write nesterov = false, or a momentum above 0", "trainer.optim.momentum")
 
 
 def _memory(view: _View) -> None:
@@ -118,7 +117,6 @@ def _pools(view: _View) -> None:
             if view[f"{pool}.{leaf}"] is None:
                 view.refuse(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool)
     if len({view[f"{pool}.threshold"] for pool in pools}) != len(pools):
-        fix = "Give each pool its own threshold"
-        view.refuse("two pools have the same threshold", fix, f"{pools[-1]}.threshold")
+        view.refuse("two pools have the same threshold", "Give each its own", f"{pools[-1]}.threshold")
     if pools and not any(view[f"{pool}.weight"] for pool in pools):
         view.refuse("no pool has a weight above 0", "Give one pool a weight above 0", f"{pools[-1]}.weight")

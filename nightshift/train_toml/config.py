@@ -115,15 +115,14 @@ def _closed(path: tuple[str, ...], value: Any) -> Problem:
     while isinstance(value, dict) and value and len(path) < _MAX_DEPTH:  # name the key, not its table
         name, value = next(iter(value.items()))
         path = (*path, name)
-    dotted = ".".join(path)
+    cause, fix = "is unknown", "Delete it; uv run run.py --keys lists every key"
     if (found := lock(path)) is not None:
-        return _problem(path, value, f"is locked by the {found.owner}: {found.reason}", "Delete it")
-    if (meant := nearest(dotted)) is None:
-        return _problem(path, value, "is unknown", "Delete it; uv run run.py --keys lists every key")
-    table, _, leaf = meant.rpartition(".")
-    leaf = "a name of letters, digits, - and _" if leaf == ANY else leaf
-    place = f"under [{table}]" if table else "at the top of the file"
-    return _problem(path, value, "is unknown", f"Did you mean {meant}? Write {leaf} {place}")
+        cause, fix = f"is locked by the {found.owner}: {found.reason}", "Delete it"
+    elif (meant := nearest(".".join(path))) is not None:
+        table, _, leaf = meant.rpartition(".")
+        leaf = "a name of letters, digits, - and _" if leaf == ANY else leaf
+        fix = f"Did you mean {meant}? Write {leaf} " + (f"under [{table}]" if table else "at the top of the file")
+    return _problem(path, value, cause, fix)
 
 
 def _check_variants(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> None:

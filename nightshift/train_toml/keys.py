@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, groupby
-from typing import Any
 
 from nightshift.train_toml.locks import CURRICULUM, LOCKS
 from nightshift.train_toml.values import Key, Kind, Value, value_text
@@ -22,7 +21,6 @@ INT, FLOAT, BOOL, CHOICE, LIST, TABLE = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.CH
 
 ANY = "*"  # one path segment that the agent names
 _POOLS, _GATES = f"{CURRICULUM}.sampler.pools", f"{CURRICULUM}.gates"
-_ON: dict[str, Any] = {}
 # The linear layers of Qwen2 and Llama. prime-rl also takes regular expressions here, which would run
 # in the trainer on hostile input and reach nothing that this list does not.
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -139,9 +137,9 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
     "trainer.model": (
         Key("lora", TABLE, None, "train adapters instead of all weights", nullable=True),
-        Key("compile", TABLE, _ON, "torch.compile the model", nullable=True),
-        Key("ac", TABLE, _ON, "recompute activations: less memory, slower", nullable=True),
-        Key("ac_offloading", TABLE, _ON, "activations in CPU memory: slower", nullable=True),
+        Key("compile", TABLE, {}, "torch.compile the model", nullable=True),
+        Key("ac", TABLE, {}, "recompute activations: less memory, slower", nullable=True),
+        Key("ac_offloading", TABLE, {}, "activations in CPU memory: slower", nullable=True),
         Key("fsdp_cpu_offload", BOOL, False, "weights and all in CPU memory: slow"),
         Key("optim_cpu_offload", BOOL, True, "optimizer state in CPU memory: slower"),
         Key("reshard_after_forward", BOOL, True, "free gathered weights between passes"),

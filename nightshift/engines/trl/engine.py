@@ -77,8 +77,7 @@ class TrlEngine:
         """
         if gpus is not None:
             raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
-        self.rules, self.root = rules, root
-        self._environ = environ
+        self.rules, self.root, self._environ = rules, root, environ
         self._trainer = trainer or TRAINER
         self._cuda = rules.model_revision is not None  # the rules' real model is for a GPU
 
@@ -162,8 +161,7 @@ class TrlEngine:
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
         spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
-        variables = engine_environment(self._environ, _OFFLINE)
-        session = TrlSession(self._trainer, spec_path, run_dir, variables, deadline)
+        session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, _OFFLINE), deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:
@@ -172,9 +170,8 @@ class TrlEngine:
         return session
 
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        model = str(self.root / self.rules.model) if self.rules.model_revision is None else self.rules.model
         return {
-            "model": model,
+            "model": self.rules.model if self._cuda else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],

@@ -28,7 +28,6 @@ from nightshift.engines.trl.sampler import sample
 from nightshift.environments import Environment
 
 Settings = Mapping[str, Any]
-EventCallback = Callable[[dict[str, Any]], None]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
 CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
@@ -42,9 +41,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     """GRPO on one device for a number of seconds; `train_for` is the only entry."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, environment: Environment, spec: Mapping[str, Any], send: EventCallback
+        self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
     ) -> None:
-        """Of `spec` it reads settings, train_seed, weights_dir and metrics_path."""
+        """Of `spec` it reads settings, train_seed, weights_dir and metrics_path; `send` tells the harness an event."""
         settings: Settings = spec["settings"]
         self._settings, self._sample, self._send = settings, sample, send
         self._examples, self._episode = environment.examples("train"), environment.episode

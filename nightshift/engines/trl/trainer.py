@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-GIGABYTE = 1e9
-
 
 def main() -> int:
     """Take over the pipes, get ready, obey; the exit code."""
@@ -158,8 +156,8 @@ def _peak_memory_gb(device: str) -> float:
     if device == "cuda":
         import torch
 
-        return torch.cuda.max_memory_allocated() / GIGABYTE
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGABYTE
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 if __name__ == "__main__":
