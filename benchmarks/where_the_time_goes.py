@@ -72,7 +72,6 @@ def measure_start(clone: Path, folder: Path) -> Row:
         seconds = time.monotonic() - began
         process = psutil.Process(trainer.pid)
         times, memory = process.cpu_times(), process.memory_info().rss
-        trainer.stdin.write(b'{"command": "exit"}\n')
         trainer.stdin.close()
         trainer.wait(EXIT_SECONDS)
     parts = ready["seconds"]

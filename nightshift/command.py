@@ -17,7 +17,7 @@ from nightshift.console import TerminalReporter, dry_run, print_error, print_tex
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import ATTEMPT, Record, Request
-from nightshift.rules import pick_rules
+from nightshift.rules import ARITHMETIC_TRL, pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
@@ -88,7 +88,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
         if flags.rebuild_base:
             from nightshift.engines.trl import base_model
 
-            base_model.rebuild_shipped(root, reporter.note)
+            base_model.rebuild(root / ARITHMETIC_TRL.model, reporter.note)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
         reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED

@@ -26,8 +26,7 @@ from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Job, Record, Request
 from nightshift.setup import Setup
-from nightshift.train_toml.config import Config, load
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line

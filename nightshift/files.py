@@ -68,9 +68,8 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
     is no regular file, EFBIG for one that is larger than `max_bytes`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
         if status.st_size > max_bytes:

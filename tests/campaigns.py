@@ -9,8 +9,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import diff, parse
 from nightshift.train_toml.edit import set_values
 
 BRANCH = "autoresearch/test"

@@ -37,8 +37,7 @@ from nightshift.records import (
     Weights,
 )
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import diff, parse
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"

@@ -96,8 +96,6 @@ def main() -> None:
                 completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
                 emit(event="completions", completions=completions)
             emit(event="completed")
-        elif command["command"] == "exit":
-            return
 
 
 def train(num_steps: float, outcome: str, fault: str | None, held_by: Path | None, metrics_path: Path) -> int:

@@ -12,8 +12,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.diff import changed_keys, spelled
+from nightshift.train_toml.config import Config, changed_keys, parse, spelled
 from nightshift.train_toml.keys import KEYS, variants
 from nightshift.train_toml.values import Kind, shorten, value_text
 

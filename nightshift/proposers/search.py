@@ -12,8 +12,7 @@ from nightshift.errors import ConfigError
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.history import load_configs
 from nightshift.proposers.space import SearchSpace
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import Config, diff, parse
 from nightshift.train_toml.values import shorten
 
 # Experiments before TPE says anything; Optuna's own 10 are a good part of a night of 40.

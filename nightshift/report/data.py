@@ -19,7 +19,7 @@ from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.rules import ALL_RULES, Rules
-from nightshift.train_toml.diff import Change, changes_of
+from nightshift.train_toml.config import Change, changes_of
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
 MEASURED = (Verdict.KEEP, Verdict.DISCARD)

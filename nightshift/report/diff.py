@@ -15,8 +15,7 @@ from nightshift.errors import UsageError
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.report.data import Experiment, gather
 from nightshift.report.text import expected, score
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import Config, diff, parse
 from nightshift.train_toml.text import read_source
 from nightshift.train_toml.values import quoted, shorten
 

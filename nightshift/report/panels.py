@@ -12,7 +12,7 @@ from nightshift.report.chart import Axis, Dot, Point, Text
 from nightshift.report.data import Experiment
 from nightshift.report.runs import Curve
 from nightshift.report.text import expected
-from nightshift.train_toml.diff import Change
+from nightshift.train_toml.config import Change
 from nightshift.train_toml.values import shorten
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0

@@ -6,160 +6,117 @@ groups without an advantage, warm-ups that never end, completions that do not fi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from nightshift.train_toml.locks import CURRICULUM
-from nightshift.train_toml.values import Value, quoted, shorten, value_text
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A reason to refuse the file: `path` is the key to point at, `cause` and `fix` make the message."""
-
-    path: tuple[str, ...]
-    cause: str
-    fix: str
-
-    @classmethod
-    def at(cls, path: tuple[str, ...], value: Any, cause: str, fix: str) -> Problem:
-        """`key = value` followed by the cause; hostile names and values are escaped and shortened."""
-        return cls(path, f"{_path_text(path)} = {value_text(value)} {cause}", fix)
-
-
-def _path_text(path: tuple[str, ...]) -> str:
-    segments = (part if re.fullmatch(r"[A-Za-z0-9_-]+", part, re.ASCII) else quoted(part) for part in path)
-    return shorten(".".join(segments), 80)
+from nightshift.train_toml.values import Problem, Value, value_text
 
 
 class _View:
-    """The effective values, and problems that point at the key the file writes."""
+    """The effective values; refuses with the key that the file writes."""
 
     def __init__(self, values: Mapping[str, Value], resolved: Mapping[str, Value]) -> None:
-        self.values = values
-        self.resolved = resolved
+        self.values, self.resolved = values, resolved
 
     def __getitem__(self, path: str) -> Any:
         return self.resolved.get(path)
 
-    def problem(self, paths: tuple[str, ...], cause: str, fix: str) -> Problem:
+    def refuse(self, cause: str, fix: str, *paths: str) -> NoReturn:
         """Points at the first path that stands in the file; `cause` is a sentence of its own."""
         path = next((path for path in paths if path in self.values), paths[0])
         note = "" if path in self.values else " (the default)"
         text = "on" if self[path] == {} else value_text(self[path])
-        return Problem(tuple(path.split(".")), f"{path} = {text}{note}: {cause}", fix)
+        raise Problem(f"{path} = {text}{note}: {cause}", fix, tuple(path.split(".")))
 
 
-def violations(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Problem]:
-    """Problems between keys, each of which is fine by itself."""
+def check(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> None:
+    """Raises Problem for keys that do not go together, each of which is fine by itself."""
     view = _View(values, resolved)
-    for check in (_batch, _concurrency, _lengths, _scheduler, _optimizer, _memory, _server, _curriculum):
-        yield from check(view)
+    for rule in (_batch, _order, _lengths, _scheduler, _optimizer, _memory, _pools):
+        rule(view)
 
 
-def _batch(view: _View) -> Iterator[Problem]:
-    batch, group = "orchestrator.batch_size", "orchestrator.group_size"
-    algo = view["orchestrator.algo.type"]
-    if view[group] < 2 and algo in ("grpo", "max_rl"):
-        cause = f"{algo} compares the rollouts of a group, so it needs 2 or more"
-        yield view.problem((group,), cause, "Write group_size = 4 or more under [orchestrator]")
-    if view[batch] is not None and view[batch] % view[group]:
-        fewer = view[batch] // view[group] * view[group]
-        fix = f"Write a multiple: batch_size = {fewer or view[group]}"
-        yield view.problem((batch, group), f"groups of {view[group]} do not divide a batch of {view[batch]}", fix)
+def _batch(view: _View) -> None:
+    batch, group = (f"orchestrator.{name}_size" for name in ("batch", "group"))
+    algo, size, num = view["orchestrator.algo.type"], view[batch], view[group]
+    if num < 2 and algo in ("grpo", "max_rl"):
+        fix = "Write group_size = 4 or more under [orchestrator]"
+        view.refuse(f"{algo} compares the rollouts of a group, so it needs 2 or more", fix, group)
+    if size is not None and size % num:
+        fix = f"Write a multiple: batch_size = {max(size // num, 1) * num}"
+        view.refuse(f"groups of {num} do not divide a batch of {size}", fix, batch, group)
 
 
-def _concurrency(view: _View) -> Iterator[Problem]:
-    table = "orchestrator.concurrency"
-    least, start, most = (f"{table}.{name}_inflight" for name in ("min", "initial", "max"))
-    group = view["orchestrator.group_size"]
-    for path in (start, most):
-        if view[path] is not None and view[path] < group:
-            cause = f"{view[path]} in flight cannot hold a group of {group}"
-            yield view.problem((path, "orchestrator.group_size"), cause, f"Write {path} = {group} or more")
-    for low, high in ((least, start), (least, most), (start, most)):
+def _order(view: _View) -> None:
+    """Pairs of keys of which the first may not exceed the second."""
+    least, start, most = (f"orchestrator.concurrency.{name}_inflight" for name in ("min", "initial", "max"))
+    gates = [path for path in view.resolved if path.rpartition(".")[0] == f"{CURRICULUM}.gates"]
+    for low, high in (
+        *((least, start), (least, most), (start, most)),
+        *(("orchestrator.group_size", path) for path in (start, most)),  # a group is in flight as a whole
+        ("trainer.scheduler.min_lr", "trainer.optim.lr"),
+        ("inference.vllm.max_num_seqs", "inference.vllm.max_num_batched_tokens"),  # a token each, at least
+        *((f"{gate}.reject_min", f"{gate}.reject_max") for gate in gates),
+    ):
         if view[low] is not None and view[high] is not None and view[low] > view[high]:
-            fix = f"Write {low.rpartition('.')[2]} = {view[high]} or less"
-            yield view.problem((low, high), f"{view[low]} exceeds {high} = {view[high]}", fix)
+            less, more = (path.rpartition(".")[2] for path in (low, high))
+            cause = f"{less} {value_text(view[low])} exceeds {more} {value_text(view[high])}"
+            view.refuse(cause, f"Lower {less} or raise {more}", low, high)
 
 
-def _lengths(view: _View) -> Iterator[Problem]:
+def _lengths(view: _View) -> None:
     path = "orchestrator.train.sampling.max_completion_tokens"
     if view[path] is not None and view[path] >= view["seq_len"]:
         cause = f"a completion of {view[path]} leaves no room for its prompt in seq_len {view['seq_len']}"
-        yield view.problem((path, "seq_len"), cause, "Lower max_completion_tokens or raise seq_len")
+        view.refuse(cause, "Lower max_completion_tokens or raise seq_len", path, "seq_len")
 
 
-def _scheduler(view: _View) -> Iterator[Problem]:
-    table = "trainer.scheduler"
-    kind, steps = view[f"{table}.type"], view["max_steps"]
+def _scheduler(view: _View) -> None:
+    selector, warmup_path, decay_path = (
+        f"trainer.scheduler.{name}" for name in ("type", "warmup_steps", "decay_steps")
+    )
+    kind, steps = view[selector], view["max_steps"]
     if kind == "constant":
         return
-    selector, warmup, decay = f"{table}.type", view[f"{table}.warmup_steps"], view[f"{table}.decay_steps"] or 0
-    if view[f"{table}.min_lr"] > view["trainer.optim.lr"]:
-        cause = f"min_lr exceeds lr = {value_text(view['trainer.optim.lr'])}"
-        yield view.problem((f"{table}.min_lr", "trainer.optim.lr"), cause, "Lower min_lr")
+    warmup, decay = view[warmup_path], view[decay_path] or 0
     if kind == "linear" and warmup == 0 and decay == 0:
-        yield view.problem((selector,), "warmup_steps and decay_steps are both 0", 'Write type = "constant"')
-    elif steps is None and (kind == "cosine" or decay > 0):
-        fix = "Write max_steps at the top of the file" + ("" if kind == "cosine" else ", or decay_steps = 0")
-        yield view.problem((selector,), "the decay ends at max_steps, which is not set", fix)
-    elif steps is not None and warmup >= steps:
-        fix = f"Write warmup_steps = {steps - 1} or less, or raise max_steps"
-        yield view.problem(
-            (f"{table}.warmup_steps", "max_steps"),
-            f"a warm-up of {warmup} steps never ends within max_steps {steps}",
-            fix,
-        )
-    elif steps is not None and warmup + decay > steps:
+        view.refuse("warmup_steps and decay_steps are both 0", 'Write type = "constant"', selector)
+    if steps is None:
+        if kind == "cosine" or decay > 0:
+            fix = "Write max_steps at the top of the file" + ("" if kind == "cosine" else ", or decay_steps = 0")
+            view.refuse("the decay ends at max_steps, which is not set", fix, selector)
+    elif warmup >= steps:
+        cause = f"a warm-up of {warmup} steps never ends within max_steps {steps}"
+        view.refuse(cause, f"Write warmup_steps = {steps - 1} or less, or raise max_steps", warmup_path, "max_steps")
+    elif warmup + decay > steps:
         cause = f"warmup_steps {warmup} + decay_steps {decay} exceed max_steps {steps}"
-        yield view.problem((f"{table}.decay_steps", f"{table}.warmup_steps", "max_steps"), cause, "Shorten one of them")
+        view.refuse(cause, "Shorten one of them", decay_path, warmup_path, "max_steps")
 
 
-def _optimizer(view: _View) -> Iterator[Problem]:
+def _optimizer(view: _View) -> None:
     if view["trainer.optim.nesterov"] and view["trainer.optim.momentum"] == 0:
-        cause = "Nesterov momentum, which is on, needs some"
-        yield view.problem(("trainer.optim.momentum",), cause, "Write nesterov = false, or a momentum above 0")
+        view.refuse("Nesterov needs some", "Write nesterov = false, or a momentum above 0", "trainer.optim.momentum")
 
 
-def _memory(view: _View) -> Iterator[Problem]:
-    model = "trainer.model"
-    if view[f"{model}.ac"] is None and view[f"{model}.ac_offloading"] is not None:
-        cause = "ac_offloading is on and would switch it on again"
-        yield view.problem((f"{model}.ac",), cause, 'Write ac_offloading = "None" too')
-    if view[f"{model}.fsdp_cpu_offload"]:
-        if view[f"{model}.optim_cpu_offload"]:
-            cause = "optim_cpu_offload is on as well"
-            yield view.problem((f"{model}.fsdp_cpu_offload",), cause, "Write optim_cpu_offload = false")
-        if view["trainer.optim.type"] == "muon":
-            cause = "the muon optimizer cannot go with it"
-            yield view.problem((f"{model}.fsdp_cpu_offload",), cause, "Write fsdp_cpu_offload = false")
+def _memory(view: _View) -> None:
+    ac, offload = "trainer.model.ac", "trainer.model.fsdp_cpu_offload"
+    if view[ac] is None and view["trainer.model.ac_offloading"] is not None:
+        view.refuse("ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac)
+    if view[offload] and view["trainer.model.optim_cpu_offload"]:
+        view.refuse("optim_cpu_offload is on as well", "Write optim_cpu_offload = false", offload)
+    if view[offload] and view["trainer.optim.type"] == "muon":
+        view.refuse("the muon optimizer cannot go with it", "Write fsdp_cpu_offload = false", offload)
 
 
-def _server(view: _View) -> Iterator[Problem]:
-    tokens, sequences = "inference.vllm.max_num_batched_tokens", "inference.vllm.max_num_seqs"
-    if view[tokens] is not None and view[sequences] is not None and view[tokens] < view[sequences]:
-        cause = f"less than one token for each of max_num_seqs {view[sequences]}"
-        yield view.problem((tokens,), cause, "Raise it, or lower max_num_seqs")
-
-
-def _curriculum(view: _View) -> Iterator[Problem]:
-    pools, gates = f"{CURRICULUM}.sampler.pools", f"{CURRICULUM}.gates"
-    names = [path for path, value in view.resolved.items() if value == {} and path.rpartition(".")[0] == pools]
-    for pool in names:
+def _pools(view: _View) -> None:
+    table = f"{CURRICULUM}.sampler.pools"
+    pools = [path for path, value in view.resolved.items() if value == {} and path.rpartition(".")[0] == table]
+    for pool in pools:
         for leaf in ("threshold", "weight"):
             if view[f"{pool}.{leaf}"] is None:
-                yield view.problem((pool,), f"the pool has no {leaf}", f"Write {leaf} under [{pool}]")
-    thresholds = [view[f"{pool}.threshold"] for pool in names]
-    if len(set(thresholds)) != len(thresholds):
-        yield view.problem(
-            (f"{names[-1]}.threshold",), "two pools have the same threshold", "Give each pool its own threshold"
-        )
-    if names and not any(view[f"{pool}.weight"] for pool in names):
-        yield view.problem((f"{names[-1]}.weight",), "no pool has a weight above 0", "Give one pool a weight above 0")
-    for gate in [path for path in view.resolved if path.rpartition(".")[0] == gates]:
-        if view[f"{gate}.reject_min"] > view[f"{gate}.reject_max"]:
-            cause = f"reject_min exceeds reject_max = {value_text(view[f'{gate}.reject_max'])}"
-            yield view.problem((f"{gate}.reject_min", f"{gate}.reject_max"), cause, "Swap the two")
+                view.refuse(f"the pool has no {leaf}", f"Write {leaf} under [{pool}]", pool)
+    if len({view[f"{pool}.threshold"] for pool in pools}) != len(pools):
+        view.refuse("two pools have the same threshold", "Give each its own", f"{pools[-1]}.threshold")
+    if pools and not any(view[f"{pool}.weight"] for pool in pools):
+        view.refuse("no pool has a weight above 0", "Give one pool a weight above 0", f"{pools[-1]}.weight")

@@ -2,28 +2,34 @@
 
 Everything is checked here, against the allow-list in keys.py, before any engine sees it: prime-rl's own
 validation imports whatever module an id names. Every refusal is one line, with the line number, the
-value and the fix.
+value and the fix. `diff` tells what two of them train differently.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from nightshift.errors import ConfigError
-from nightshift.train_toml.checks import Problem, violations
+from nightshift.train_toml.checks import check
 from nightshift.train_toml.keys import ANY, default, is_inner, is_name, nearest, resolve, variants
-from nightshift.train_toml.locks import CURRICULUM, SHARED, SOURCE, lock
-from nightshift.train_toml.text import decode, document, line_of, read_source, shown_name
-from nightshift.train_toml.values import BadValue, Kind, Value, accept, value_text
+from nightshift.train_toml.locks import lock
+from nightshift.train_toml.text import MAX_LINE, document, line_of, read_source
+from nightshift.train_toml.values import Kind, Problem, Value, accept, quoted, shorten, value_text
 
 _MAX_DEPTH = 12  # of the path in a message; prime-rl's deepest open key has 8 segments
+ChangeKind = Literal["changed", "added", "removed"]
+_FORMS: dict[ChangeKind, str] = {  # in the order in which they are shown
+    "changed": r"(?P<key>[^\s+-]\S*) (?P<old>.*?) -> (?P<new>.*)",
+    "added": r"\+(?P<key>\S+) (?P<new>.*?)(?: \(default (?P<old>.*)\))?",
+    "removed": r"-(?P<key>\S+) (?P<old>.*?)(?: \(default (?P<new>.*)\))?",
+}
 
 
 @dataclass(frozen=True)
@@ -60,97 +66,145 @@ def load(path: Path) -> Config:
 
 def parse(source: bytes, name: str = "train.toml") -> Config:
     """Check the bytes of a train.toml; `name` is what messages call it. Raises ConfigError."""
-    name = shown_name(name)
-    text = decode(source, name)
+    text, tree = document(source, name)
     values: dict[str, Value] = {}
-    _refuse(_walk(document(text, name), (), values), text, name)
-    resolved = resolve(values)
-    _refuse(_inapplicable(values, resolved), text, name)
-    _refuse(violations(values, resolved), text, name)
-    return Config(source, MappingProxyType(values), MappingProxyType(resolved), _hash(resolved))
+    try:
+        _walk(tree, (), values)
+        resolved = resolve(values)
+        _check_variants(values, resolved)
+        check(values, resolved)
+    except Problem as problem:
+        line = line_of(text, problem.path)
+        where = name if line is None else f"{name}:{line}"
+        raise ConfigError(f"{where}: {problem.cause}", problem.fix) from None
+    canonical = {path: value for path, value in resolved.items() if value != default(path, resolved)}
+    digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
 
 
-def _walk(node: dict[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> Iterator[Problem]:
-    """Fill `values` from a parsed document, in file order, and report what it may not hold."""
+def _problem(path: tuple[str, ...], value: Any, cause: str, fix: str) -> Problem:
+    """`key = value` followed by the cause; hostile names and values are escaped and shortened."""
+    names = (part if re.fullmatch(r"[A-Za-z0-9_-]+", part, re.ASCII) else quoted(part) for part in path)
+    return Problem(f"{shorten('.'.join(names), 80)} = {value_text(value)} {cause}", fix, path)
+
+
+def _walk(node: dict[str, Any], path: tuple[str, ...], values: dict[str, Value]) -> None:
+    """Fill `values` from a parsed document, in file order. Raises Problem for what it may not hold."""
     for name, value in node.items():
         here = (*path, name)
         dotted = ".".join(here)
-        if not is_name(name):  # a dot in quotes is no step down
-            yield _closed(here, value)
-        elif entries := variants(dotted):
-            if isinstance(value, dict) and entries[0].kind is Kind.TABLE:
-                values[dotted] = {}
-                yield from _walk(value, here, values)
-                continue
+        is_known = is_name(name)  # a dot in quotes is no step down
+        entries = variants(dotted) if is_known else ()
+        if isinstance(value, dict) and entries and entries[0].kind is Kind.TABLE:
+            values[dotted] = {}
+            _walk(value, here, values)
+        elif entries:
             try:
                 values[dotted] = accept(entries[0], value)
-            except BadValue as error:
-                yield Problem.at(here, value, error.cause, error.fix)
-        elif is_inner(dotted):
-            if isinstance(value, dict):
-                yield from _walk(value, here, values)
-            else:
-                yield _not_a_table(here, value)
+            except Problem as error:
+                raise _problem(here, value, error.cause, error.fix) from None
+        elif not is_known or not is_inner(dotted):
+            raise _closed(here, value)
+        elif isinstance(value, dict):
+            _walk(value, here, values)
         else:
-            yield _closed(here, value)
-
-
-def _not_a_table(path: tuple[str, ...], value: Any) -> Problem:
-    dotted = ".".join(path)
-    if dotted == SOURCE:
-        fix = f"The sources belong to the rules; a curriculum for all of them is [{CURRICULUM}]"
-        return Problem.at(path, value, "is a list of sources", fix)
-    return Problem.at(path, value, "is not a table", f"Write [{dotted}] and its keys below it")
+            raise _problem(here, value, "is not a table", f"Write [{dotted}] and its keys below it")
 
 
 def _closed(path: tuple[str, ...], value: Any) -> Problem:
     while isinstance(value, dict) and value and len(path) < _MAX_DEPTH:  # name the key, not its table
         name, value = next(iter(value.items()))
         path = (*path, name)
-    if (shared := SHARED.get(".".join(path))) is not None:
-        return Problem.at(path, value, "is locked: one spelling a setting", f"Write {shared} at the top of the file")
+    cause, fix = "is unknown", "Delete it; uv run run.py --keys lists every key"
     if (found := lock(path)) is not None:
-        own = {"rules": "the rules own it", "engine": "the engine owns it"}[found.owner]
-        return Problem.at(path, value, f"is locked: {own} ({found.reason})", "Delete it")
-    if (meant := nearest(".".join(path))) is None:
-        return Problem.at(path, value, "is unknown", "Delete it; uv run run.py --keys lists every key")
-    table, _, leaf = meant.rpartition(".")
-    leaf = "a name of letters, digits, - and _" if leaf == ANY else leaf
-    place = f"under [{table}]" if table else "at the top of the file"
-    return Problem.at(path, value, "is unknown", f"Did you mean {meant}? Write {leaf} {place}")
+        cause, fix = f"is locked by the {found.owner}: {found.reason}", "Delete it"
+    elif (meant := nearest(".".join(path))) is not None:
+        table, _, leaf = meant.rpartition(".")
+        leaf = "a name of letters, digits, - and _" if leaf == ANY else leaf
+        fix = f"Did you mean {meant}? Write {leaf} " + (f"under [{table}]" if table else "at the top of the file")
+    return _problem(path, value, cause, fix)
 
 
-def _inapplicable(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> Iterator[Problem]:
-    """Keys of a variant that is not selected."""
+def _check_variants(values: Mapping[str, Value], resolved: Mapping[str, Value]) -> None:
+    """Raises Problem for a key of a variant that is not selected."""
     for path, value in values.items():
-        if path in resolved:
-            continue
         conditions = [entry.only_if for entry in variants(path) if entry.only_if is not None]
-        if not conditions:
-            continue  # inside a table that is itself inapplicable, which is reported
+        if path in resolved or not conditions:
+            continue  # without conditions it is inside a table that does not apply, which comes first
         selector = conditions[0][0]
         wanted = [choice for _, choices in conditions for choice in choices]
-        if wanted == [None]:
-            cause, fix = f"cannot stand beside {selector}", "Delete one of the two"
-        else:
+        cause, fix = f"cannot stand beside {selector}", "Delete one of the two"
+        if wanted != [None]:
             cause = f"has no effect with {selector} = {value_text(resolved.get(selector))}"
             leaf = selector.rpartition(".")[2]
             fix = f"Delete it, or write {leaf} = {' or '.join(map(value_text, wanted))}"
-        yield Problem.at(tuple(path.split(".")), value, cause, fix)
+        raise _problem(tuple(path.split(".")), value, cause, fix)
 
 
-def _refuse(problems: Iterator[Problem], text: str, name: str) -> None:
-    """Raise ConfigError for the first problem, with its line and how many more there are."""
-    first = next(problems, None)
-    if first is None:
-        return
-    more = len(list(islice(problems, 10)))
-    line = line_of(text, first.path)
-    where = f"{name}:{line}" if line is not None else name
-    count = f" (and {more}{'+' if more == 10 else ''} more)" if more else ""
-    raise ConfigError(f"{where}: {first.cause}", first.fix + count)
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key that trains otherwise: `changed` where both files write it, else `added` or `removed`.
+
+    Where a file is silent, `old` or `new` is prime-rl's default; None where it has none.
+    """
+
+    key: str
+    kind: ChangeKind
+    old: str | None
+    new: str | None
+
+    @property
+    def line(self) -> str:
+        """As records hold it: `key old -> new`, `+key new (default old)` or `-key old (default new)`."""
+        if self.kind == "changed":
+            return f"{self.key} {self.old} -> {self.new}"
+        sign, value, standard = ("+", self.new, self.old) if self.kind == "added" else ("-", self.old, self.new)
+        return f"{sign}{self.key} {value}" + ("" if standard is None else f" (default {standard})")
 
 
-def _hash(resolved: Mapping[str, Value]) -> str:
-    canonical = {path: value for path, value in resolved.items() if value != default(path, resolved)}
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
+def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
+    """The changes that a record holds as lines; a line of another form is left out."""
+    return tuple(
+        Change(match["key"], kind, match["old"], match["new"])
+        for line in lines
+        for kind, form in _FORMS.items()  # each begins otherwise
+        if (match := re.fullmatch(form, line[:MAX_LINE]))
+    )
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The keys that either file writes and that train otherwise, in the order of the files, the new one first."""
+    missing = object()
+    sides = old.resolved, new.resolved
+    paths = dict.fromkeys([*new.values, *old.values])
+    return [path for path in paths if sides[0].get(path, missing) != sides[1].get(path, missing)]
+
+
+def diff(old: Config, new: Config) -> tuple[Change, ...]:
+    """Key-level changes, changed before added before removed; empty when both train the same."""
+    found = []
+    for path in changed_keys(old, new):
+        before, after = (
+            spelled(one.values[path]) if path in one.values else _default(path, other.resolved)
+            for one, other in ((old, new), (new, old))
+        )
+        kind: ChangeKind = "removed" if path not in new.values else "changed" if path in old.values else "added"
+        found.append(Change(path, kind, before, after))
+    return tuple(sorted(found, key=lambda change: list(_FORMS).index(change.kind)))  # stable: in file order within
+
+
+def spelled(value: Value) -> str:
+    """A value in a difference: as in train.toml, but texts without quotes and a table as `on`."""
+    if isinstance(value, dict):
+        return "on"
+    return "None" if value is None else value if isinstance(value, str) else value_text(value, 200)
+
+
+def _default(path: str, resolved: Mapping[str, Value]) -> str | None:
+    """prime-rl's default in words; None for an entry that the agent named."""
+    entry, value = variants(path)[0], default(path, resolved)
+    if ANY in entry.path:
+        return None
+    if value is None:
+        return "off" if entry.kind is Kind.TABLE else "unset"
+    return spelled(value)

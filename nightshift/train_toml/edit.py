@@ -8,7 +8,7 @@ from typing import Any
 
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.keys import default
-from nightshift.train_toml.text import MAX_LINE, Statement, statements
+from nightshift.train_toml.text import MAX_LINE, statements
 from nightshift.train_toml.values import value_text
 
 ABSENT = object()  # as a value: take the key out of the file
@@ -86,37 +86,21 @@ def _insert(text: str, table: str, line: str) -> str:
     """
     if text and not text.endswith("\n"):
         text += "\n"
-    pieces = statements(text)
-    ends: dict[str | None, int] = {}  # of the last statement of each table
-    name: str | None = ""
-    for piece in pieces:
-        name = _header_name(text, piece) if piece.is_header else name
-        ends[name] = piece.end
+    ends: dict[str, int] = {}  # of the last statement of each table
+    name = ""
+    for start, end in statements(text):
+        name = _header_name(text[start:end]) if text[start:end].lstrip()[0] == "[" else name
+        ends[name] = end
     if table and table not in ends:
-        text += f"\n[{table}]\n" if text.strip() else f"[{table}]\n"
-        return f"{text}{line}\n" if line else text
-    if not line:
-        return text
-    place = ends.get(table)
-    if place is None:  # nothing at the top yet: stand before the first header and the comments that lead to it
-        place = _before_comments(text, pieces[0].start) if pieces else len(text)
-    return f"{text[:place]}{line}\n{text[place:]}"
+        return f"{text}\n[{table}]\n{line}\n".rstrip("\n") + "\n"
+    place = ends.get(table, 0)
+    return f"{text[:place]}{line}\n{text[place:]}" if line else text
 
 
-def _header_name(text: str, piece: Statement) -> str | None:
-    """The dotted name of a plain table header, None for an array of tables."""
-    node: Any = tomllib.loads(text[piece.start : piece.end])
-    names = []
-    while isinstance(node, dict) and node:
+def _header_name(header: str) -> str:
+    """The dotted name of a table header."""
+    node, names = tomllib.loads(header), []
+    while node:
         [(name, node)] = node.items()
         names.append(name)
-    return ".".join(names) if isinstance(node, dict) else None
-
-
-def _before_comments(text: str, place: int) -> int:
-    while place > 0:
-        previous = text.rfind("\n", 0, place - 1) + 1
-        if not text[previous:place].startswith("#"):
-            break
-        place = previous
-    return place
+    return ".".join(names)

@@ -10,21 +10,17 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, groupby
-from typing import Any
 
-from nightshift.train_toml.locks import CURRICULUM, LOCKED_ANYWHERE, LOCKS, Lock
+from nightshift.train_toml.locks import CURRICULUM, LOCKS
 from nightshift.train_toml.values import Key, Kind, Value, value_text
 
 INT, FLOAT, BOOL, CHOICE, LIST, TABLE = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.CHOICE, Kind.LIST, Kind.TABLE
 
 ANY = "*"  # one path segment that the agent names
 _POOLS, _GATES = f"{CURRICULUM}.sampler.pools", f"{CURRICULUM}.gates"
-_ON: dict[str, Any] = {}
-_IMPORTS = "it imports code"
-_OTHERS = "it needs a teacher, tools or several agents"
 # The linear layers of Qwen2 and Llama. prime-rl also takes regular expressions here, which would run
 # in the trainer on hostile input and reach nothing that this list does not.
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -73,8 +69,8 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("max_completion_tokens", INT, None, "longest training completion", 1, 32_768, nullable=True),
     ),
     "orchestrator.algo": (
-        Key("type", CHOICE, "grpo", "how rewards become advantages", choices=("grpo", "max_rl", "rae"),
-            refused=dict.fromkeys(("echo", "hierarchical_grpo", "opd", "opsd", "sft"), _OTHERS)),
+        # The others need a teacher, tools or several agents.
+        Key("type", CHOICE, "grpo", "how rewards become advantages", choices=("grpo", "max_rl", "rae")),
         Key("decay", FLOAT, 0.95, "of the reward baseline", 0, below=1, only_if=_RAE),
         Key("length_penalty", TABLE, None, "take a length penalty off each reward", nullable=True, only_if=_GRPO),
     ),
@@ -129,7 +125,8 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("min_lr", FLOAT, 0.0, "learning rate at the end", 0, only_if=_WARMUP),
     ),
     "trainer.loss": (
-        Key("type", CHOICE, "default", "policy loss", choices=("default", "ipo"), refused={"custom": _IMPORTS}),
+        # "custom" imports code.
+        Key("type", CHOICE, "default", "policy loss", choices=("default", "ipo")),
         # These bound differences of probabilities, not ratios: 1 already switches the mask off.
         Key("dppo_mask_low", FLOAT, 0.2, "mask tokens whose probability fell by more", 0, 1, only_if=_DPPO),
         Key("dppo_mask_high", FLOAT, 0.2, "mask tokens whose probability rose by more", 0, 1, only_if=_DPPO),
@@ -140,9 +137,9 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
     "trainer.model": (
         Key("lora", TABLE, None, "train adapters instead of all weights", nullable=True),
-        Key("compile", TABLE, _ON, "torch.compile the model", nullable=True),
-        Key("ac", TABLE, _ON, "recompute activations: less memory, slower", nullable=True),
-        Key("ac_offloading", TABLE, _ON, "activations in CPU memory: slower", nullable=True),
+        Key("compile", TABLE, {}, "torch.compile the model", nullable=True),
+        Key("ac", TABLE, {}, "recompute activations: less memory, slower", nullable=True),
+        Key("ac_offloading", TABLE, {}, "activations in CPU memory: slower", nullable=True),
         Key("fsdp_cpu_offload", BOOL, False, "weights and all in CPU memory: slow"),
         Key("optim_cpu_offload", BOOL, True, "optimizer state in CPU memory: slower"),
         Key("reshard_after_forward", BOOL, True, "free gathered weights between passes"),
@@ -186,22 +183,6 @@ _INNER = frozenset(prefix for table in _TABLES for prefix in accumulate(table.sp
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is TABLE)
 _NAMED = re.compile(rf"\A({re.escape(_POOLS)}|{re.escape(_GATES)})\.[^.]+")
 
-# Names that people carry over from older prime-rl, TRL and others.
-RENAMED: Mapping[str, str] = {
-    "rollouts_per_example": "orchestrator.group_size",
-    "num_generations": "orchestrator.group_size",
-    "max_tokens": "orchestrator.train.sampling.max_completion_tokens",
-    "max_completion_length": "orchestrator.train.sampling.max_completion_tokens",
-    "orchestrator.sampling.temperature": "orchestrator.train.sampling.temperature",
-    "learning_rate": "trainer.optim.lr",
-    "max_grad_norm": "trainer.optim.max_norm",
-    "grad_clip": "trainer.optim.max_norm",
-    "beta1": "trainer.optim.betas1",
-    "beta2": "trainer.optim.betas2",
-    "lr_scheduler_type": "trainer.scheduler.type",
-    "max_concurrent": "orchestrator.concurrency.max_inflight",
-}
-
 
 def is_name(segment: str) -> bool:
     """True for what a segment of an open path can look like; the agent names pools and gates in this form too."""
@@ -224,24 +205,19 @@ def is_inner(path: str) -> bool:
 
 
 def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Every open key that applies under `values`, with prime-rl's default where it is absent."""
+    """Every open key that applies under `values`, with prime-rl's default where it is absent.
+
+    Below a pool or gate one for each of them in `values`.
+    """
     resolved: dict[str, Value] = {}
     for key in KEYS:
-        for path in _instances(key, values):
+        stem, is_named, rest = key.path.partition(f".{ANY}")
+        below = (path.removeprefix(f"{stem}.") for path in values if is_named and path.startswith(f"{stem}."))
+        names = dict.fromkeys(path.partition(".")[0] for path in below)
+        for path in [f"{stem}.{name}{rest}" for name in names] if is_named else [key.path]:
             if applies(key, path, resolved):
                 resolved[path] = values.get(path, key.default)
     return resolved
-
-
-def _instances(key: Key, values: Mapping[str, Value]) -> Iterator[str]:
-    """The path of a key; below a pool or gate one for each of them in `values`."""
-    stem, is_named, rest = key.path.partition(f".{ANY}")
-    if not is_named:
-        yield key.path
-        return
-    below = (path.removeprefix(f"{stem}.") for path in values if path.startswith(f"{stem}."))
-    for name in dict.fromkeys(path.partition(".")[0] for path in below):
-        yield f"{stem}.{name}{rest}"
 
 
 def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
@@ -263,18 +239,13 @@ def nearest(wanted: str) -> str | None:
     """The open key that an unknown one most likely means, also in another table."""
     wanted = wanted[-100:]
     leaf = wanted.rpartition(".")[2]
-    for name in (wanted, leaf):
-        if name in RENAMED:
-            return RENAMED[name]
     leaves = {path.rpartition(".")[2] for path in _ENTRIES}
     if leaf not in leaves:
         for path in difflib.get_close_matches(wanted, list(_ENTRIES), n=1, cutoff=0.8):
             return path
-        if not (close := difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)):
-            return None
-        leaf = close[0]
+        leaf = next(iter(difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)), "")
     same_leaf = (path for path in _ENTRIES if path.rpartition(".")[2] == leaf)
-    return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio())
+    return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio(), default=None)
 
 
 def describe_keys(width: int = 120) -> str:
@@ -283,16 +254,15 @@ def describe_keys(width: int = 120) -> str:
     for table, keys in _TABLES.items():
         lines.append(f"\n[{table}]" if table else "top of train.toml")
         for key in keys:
-            standard = {TABLE: "off" if key.default is None else "on", LIST: "all"}.get(key.kind)
-            standard = standard or ("-" if key.default is None else value_text(key.default).strip('"'))
+            standard = "-" if key.default is None else value_text(key.default).strip('"')
+            standard = {TABLE: "off" if key.default is None else "on", LIST: "all"}.get(key.kind, standard)
             condition = f" ({', '.join(map(str, key.only_if[1]))})" if key.only_if and key.only_if != _ROLLOUTS else ""
             head = f"  {key.leaf:<30} {key.allowed:<33} {standard:<8} "
             lines += textwrap.wrap(
                 key.meaning + condition, width, initial_indent=head, subsequent_indent=" " * (len(head) + 1)
             )
-    lines.append("\nlocked: an error to name them")
-    everywhere = [Lock("rules", reason, (f"{name} (in any table)",)) for name, reason in LOCKED_ANYWHERE.items()]
-    for entry in [*LOCKS, *everywhere]:
+    lines.append("\nlocked: an error to name them (*: in any table)")
+    for entry in LOCKS:
         lines.append(f"  {entry.owner}: {entry.reason}")
         lines += textwrap.wrap(", ".join(entry.prefixes), width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)

@@ -41,7 +41,7 @@ LOCKED: dict[str, tuple[str, str, Sequence[str]]] = {
         f"[{_SOURCE}.env_vars]\nA = 'x'", "orchestrator.train.env_vars = {A = 'x'}",
     )),
     "import_path": ("has the engine import the agent's code", "is locked", (
-        "trainer.loss = {type = 'custom', import_path = 'mine.loss'}", "trainer.loss.import_path = 'mine.loss'",
+        "trainer.loss = {import_path = 'mine.loss', type = 'custom'}", "trainer.loss.import_path = 'mine.loss'",
         "orchestrator.algo.import_path = 'mine'", "trainer.loss.kwargs = {a = 1}",
     )),
     "reward overrides": ("brings an environment, judge or reward of its own", "", (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from hypothesis import strategies as st
 
 from nightshift.train_toml.keys import ANY, KEYS
-from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 from tests.checkouts import ROOT
+from tests.fuzz.oracle import LOCKED, LOCKED_ANYWHERE
 
 SHIPPED = (ROOT / "train.toml").read_text()
 Assignment = tuple[tuple[str, ...], str]  # a path, and its value as TOML spells it
@@ -125,14 +125,11 @@ def wrong_values(draw: st.DrawFn) -> bytes:
     return draw(_renderer)([*_BASE, assignment], draw(_style)).encode()
 
 
-_LOCKED = tuple({prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED))
-
-
 @st.composite
 def locked_keys(draw: st.DrawFn) -> bytes:
     """A careful file and a locked key, in any spelling; or a name that is locked wherever it stands."""
     if draw(st.booleans()):
-        path = tuple(draw(st.sampled_from(_LOCKED)).split("."))
+        path = tuple(draw(st.sampled_from(sorted(LOCKED))).split("."))
     else:
         path = tuple(draw(st.sampled_from(KEYS)).path.replace(ANY, "a").split("."))
         path = (*path[: draw(st.integers(0, len(path)))], draw(st.sampled_from(sorted(LOCKED_ANYWHERE))))

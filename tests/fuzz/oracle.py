@@ -20,9 +20,12 @@ from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import KEYS
-from nightshift.train_toml.locks import LOCKED_ANYWHERE, LOCKS, SHARED
+from nightshift.train_toml.locks import LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 
+_PREFIXES = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
+LOCKED_ANYWHERE = {prefix.removeprefix("*.") for prefix in _PREFIXES if prefix.startswith("*.")}
+LOCKED = {prefix for prefix in _PREFIXES if not prefix.startswith("*.")}
 PROMPT_TOKENS = 448  # room for a question of GSM8K
 _TYPES: dict[Kind, tuple[type, ...]] = {
     Kind.INT: (int,), Kind.FLOAT: (int, float), Kind.BOOL: (bool,), Kind.CHOICE: (str,), Kind.LIST: (list,),
@@ -82,8 +85,7 @@ def _takes(key: Key, value: Any) -> bool:
 
 def _locks(path: tuple[str, ...]) -> Iterator[str]:
     prefixes = {".".join(path[:length]) for length in range(1, len(path) + 1)}
-    locked = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
-    yield from (f"{name} is locked" for name in (prefixes & locked) | (set(path) & set(LOCKED_ANYWHERE)))
+    yield from (f"{name} is locked" for name in (prefixes & LOCKED) | (set(path) & LOCKED_ANYWHERE))
 
 
 def _between(values: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from nightshift_gsm8k import data
 from pydantic import ValidationError
 from verifiers.v1.trace import AgentInfo
 from verifiers.v1.utils import loaders
-from verifiers.v1.utils.decorators import invoke
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
@@ -171,13 +170,6 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
             answer = task.data.answer
             replies = [f"So it is.\n#### {answer}", f"#### {answer}1", ""]
             assert rewards([(task, reply) for reply in replies]) == [1.0, 0.0, 0.0]
-            assert asyncio.run(invoke(task.validate, {"runtime": None}))
-
-
-def test_validate_finds_an_answer_that_is_no_number(taskset_id: str) -> None:
-    task = tasks_of(taskset_id)[0]
-    task.data = task.data.model_copy(update={"answer": "many"})
-    assert not asyncio.run(invoke(task.validate, {"runtime": None}))
 
 
 @pytest.mark.parametrize("right", [True, False])

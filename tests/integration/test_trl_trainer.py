@@ -119,26 +119,20 @@ def make_settings(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_trainer(
-    trainer_module: ModuleType, sampler: ModuleType, tmp_path: Path
-) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
+def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
     def make(**changes: Any) -> tuple[Any, list[dict[str, Any]]]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         rows: list[dict[str, Any]] = []
         wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
         (environment,) = environments.load(ROOT, [wanted])
+        places = {"weights_dir": str(tmp_path), "metrics_path": str(tmp_path / "metrics.jsonl")}
         trainer = trainer_module.Trainer(
-            model=AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
-            tokenizer=AutoTokenizer.from_pretrained(MODEL),
-            examples=environment.examples("train"),
-            episode=environment.episode,
-            sample=sampler.sample,
-            settings=make_settings(**changes),
-            seed=3,
-            output_dir=tmp_path,
-            metrics_path=tmp_path / "metrics.jsonl",
-            send=rows.append,
+            AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
+            AutoTokenizer.from_pretrained(MODEL),
+            environment,
+            {"settings": make_settings(**changes), "train_seed": 3, **places},
+            rows.append,
         )
         return trainer, rows
 
@@ -270,15 +264,3 @@ def test_schedules_are_prime_rls(
         optimizer.step()
         scheduler.step()
     assert factors == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_schedule_that_needs_an_end_is_refused_without_one(trainer_module: ModuleType) -> None:
-    import torch
-
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    for settings in (
-        {"type": "cosine", "warmup_steps": 1, "min_lr": 0.0},
-        {"type": "linear", "warmup_steps": 1, "decay_steps": 5, "min_lr": 0.0},
-    ):
-        with pytest.raises(trainer_module.TrainingError, match="max_steps"):
-            trainer_module.make_scheduler(settings, optimizer, None, 1.0)

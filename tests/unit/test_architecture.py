@@ -42,12 +42,11 @@ USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
 LONG: dict[str, str] = {
     "processes/supervise.py": "what a process group promises is read in one place",
     "processes/watchdog.py": "one file, because it runs by itself",
-    "engines/trl/grpo.py": "one trainer",
 }
 # Child processes of engines: they import nothing of nightshift but these.
 CHILDREN = {
     "engines/prime_rl/validator.py": set[str](),
-    "engines/trl/grpo.py": {"environments"},
+    "engines/trl/grpo.py": {"engines", "environments"},
     "engines/trl/sampler.py": set[str](),
     "processes/watchdog.py": set[str](),
 }

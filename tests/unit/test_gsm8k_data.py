@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from nightshift_gsm8k import data
-from nightshift_gsm8k.data import DataError, load, messages, prepare
+from nightshift_gsm8k.data import load, messages, prepare
 from nightshift_gsm8k.scoring import score
 
 from tests.conftest import ENVIRONMENTS
@@ -18,20 +20,41 @@ from tests.conftest import ENVIRONMENTS
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
+SPLITS = get_args(data.Split)
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "httpx", "numpy")
 
 
+Trust = Callable[[Path], Path]
+
+
 @pytest.fixture
-def trusted(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fixture folder, taken for the official data."""
-    digests = {name: hashlib.sha256((FIXTURE / name).read_bytes()).hexdigest() for name in data.SHA256}
-    monkeypatch.setattr(data, "SHA256", digests)
-    monkeypatch.delenv(data.ENV_VAR, raising=False)
-    return FIXTURE
+def trust(monkeypatch: pytest.MonkeyPatch) -> Trust:
+    """Takes a folder as it is for the official data, in its place."""
+
+    def trusted(folder: Path) -> Path:
+        digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in data.SHA256}
+        monkeypatch.setattr(data, "SHA256", digests)
+        monkeypatch.setenv(data.ENV_VAR, str(folder))
+        return folder
+
+    return trusted
 
 
-def questions(split: data.Split, folder: Path = FIXTURE) -> list[str]:
-    return [example.question for example in load(split, folder=folder, verify=False)]
+@pytest.fixture
+def trusted(trust: Trust) -> Path:
+    return trust(FIXTURE)
+
+
+@pytest.fixture
+def cache(trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the data belongs of a user who named no folder."""
+    monkeypatch.delenv(data.ENV_VAR)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".cache" / "nightshift" / "gsm8k"
+
+
+def questions(split: data.Split) -> list[str]:
+    return [example.question for example in load(split)]
 
 
 def write(folder: Path, name: str, rows: list[tuple[str, str]]) -> None:
@@ -39,91 +62,89 @@ def write(folder: Path, name: str, rows: list[tuple[str, str]]) -> None:
     (folder / name).write_text("".join(lines))
 
 
-def test_the_sets_share_no_problem_and_together_hold_all() -> None:
-    sets = [set(questions(split)) for split in ("train", "selection", "sealed")]
+def test_the_sets_share_no_problem_and_together_hold_all(trusted: Path) -> None:
+    sets = [set(questions(split)) for split in SPLITS]
     assert [len(one) for one in sets] == [10, 2, 4]
     assert len(set.union(*sets)) == 16
 
 
-def test_a_held_out_question_is_never_trained_on_however_it_is_spaced(tmp_path: Path) -> None:
+def test_a_held_out_question_is_never_trained_on_however_it_is_spaced(trust: Trust, tmp_path: Path) -> None:
     rows = [(f"What is {number} plus 0?", f"#### {number}") for number in range(60)]
     write(tmp_path, "train.jsonl", [*rows, ("WHAT is 70  plus 0? ", "#### 70")])
     write(tmp_path, "test.jsonl", [("What is 70 plus 0?", "#### 70")])
-    selection = {example.key for example in load("selection", folder=tmp_path, verify=False)}
-    assert len(selection) == 10
-    chosen = questions("selection", tmp_path)[0]
+    trust(tmp_path)
+    assert len({example.key for example in load("selection")}) == 10
+    chosen = questions("selection")[0]
     write(tmp_path, "train.jsonl", [*rows, ("WHAT is 70  plus 0? ", "#### 70"), (f" {chosen.upper()}", "#### 0")])
-    keys = [{e.key for e in load(split, folder=tmp_path, verify=False)} for split in ("train", "selection", "sealed")]
+    trust(tmp_path)
+    keys = [{example.key for example in load(split)} for split in SPLITS]
     assert not keys[0] & keys[1]
     assert not keys[0] & keys[2]
-    assert not any("70" in question for question in questions("train", tmp_path))
+    assert not any("70" in question for question in questions("train"))
 
 
-def test_the_seed_orders_train_only() -> None:
-    orders = [[e.key for e in load("train", seed=seed, folder=FIXTURE, verify=False)] for seed in (0, 0, 1)]
+def test_the_seed_orders_train_only(trusted: Path) -> None:
+    orders = [[example.key for example in load("train", seed=seed)] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
     for split in ("selection", "sealed"):
-        first, second = (load(split, seed=seed, folder=FIXTURE, verify=False) for seed in (0, 1))
+        first, second = (load(split, seed=seed) for seed in (0, 1))
         assert first == second
 
 
-def test_a_smaller_size_is_a_prefix_and_a_larger_one_is_refused() -> None:
-    everything = load("train", seed=3, folder=FIXTURE, verify=False)
-    assert load("train", 4, seed=3, folder=FIXTURE, verify=False) == everything[:4]
+def test_a_smaller_size_is_a_prefix_and_a_larger_one_is_refused(trusted: Path) -> None:
+    assert load("train", 4, seed=3) == load("train", seed=3)[:4]
     for size in (0, -1, 11):
         with pytest.raises(ValueError, match=rf"size = {size} is not available in train. Use 1 to 10"):
-            load("train", size, folder=FIXTURE, verify=False)
+            load("train", size)
 
 
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match=r"split = 'test' does not exist. Use one of: train, selection, sealed"):
-        load("test", folder=FIXTURE, verify=False)  # type: ignore[arg-type]
+        load("test")  # type: ignore[arg-type]
 
 
-def test_every_worked_solution_of_the_fixture_scores_one() -> None:
-    for split in ("train", "selection", "sealed"):
-        for example in load(split, folder=FIXTURE, verify=False):
+def test_every_worked_solution_of_the_fixture_scores_one(trusted: Path) -> None:
+    for split in SPLITS:
+        for example in load(split):
             assert score(example.solution, example.answer) == score(example.answer, example.answer) == 1.0
 
 
-def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away() -> None:
-    example = load("sealed", 1, folder=FIXTURE, verify=False)[0]
+def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(trusted: Path) -> None:
+    example = load("sealed", 1)[0]
     assert messages(example) == [{"role": "user", "content": f"{example.question}\n\n{data.INSTRUCTION}"}]
     assert example.solution not in messages(example)[0]["content"]
 
 
-def test_other_bytes_are_refused_in_one_line_that_names_the_command(tmp_path: Path) -> None:
-    for name in data.SHA256:
-        (tmp_path / name).write_bytes((FIXTURE / name).read_bytes())
-    with pytest.raises(DataError) as refused:
-        load("sealed", folder=tmp_path)
-    assert f"{tmp_path / 'test.jsonl'} is not the official test.jsonl" in str(refused.value)
+def test_other_bytes_are_refused_in_one_line_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
+    with pytest.raises(ValueError, match=f"{FIXTURE / 'test.jsonl'} is not the official test.jsonl") as refused:
+        load("sealed")
     assert "uv run prepare.py --gsm8k DIR" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_missing_file_is_named_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(data.ENV_VAR, str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"nowhere/test.jsonl cannot be read: No such file.*uv run prepare.py --gsm8k"):
+    with pytest.raises(ValueError, match=r"nowhere/test.jsonl cannot be read: No such file.*uv run prepare.py --gsm8k"):
         load("train")
 
 
-def test_prepare_copies_a_folder_and_repairs_a_damaged_one(trusted: Path, tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "gsm8k"
-    prepare(target, source=trusted)
-    assert len(load("train", folder=target)) == 10
-    (target / "test.jsonl").write_text("damaged")
-    prepare(target, source=trusted)
-    assert sorted(path.name for path in target.iterdir()) == ["test.jsonl", "train.jsonl"]
-    assert len(load("sealed", folder=target)) == 4
+def test_prepare_copies_a_folder_and_repairs_a_damaged_one(cache: Path) -> None:
+    prepare(FIXTURE)
+    assert len(load("train")) == 10
+    (cache / "test.jsonl").write_text("damaged")
+    prepare(FIXTURE)
+    assert sorted(path.name for path in cache.iterdir()) == ["test.jsonl", "train.jsonl"]
+    assert len(load("sealed")) == 4
 
 
-def test_prepare_refuses_a_source_of_other_data_and_writes_nothing(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    with pytest.raises(DataError, match=r"is not the official train.jsonl"):
-        prepare(target, source=FIXTURE)
-    assert not target.exists()
+def test_prepare_refuses_a_source_of_other_data_and_writes_nothing(cache: Path, tmp_path: Path) -> None:
+    for name in data.SHA256:
+        (tmp_path / name).write_text("other")
+    with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
+        prepare(tmp_path)
+    assert not cache.exists()
 
 
 def test_prepare_never_writes_into_a_folder_that_the_environment_names(
@@ -131,42 +152,39 @@ def test_prepare_never_writes_into_a_folder_that_the_environment_names(
 ) -> None:
     (tmp_path / "train.jsonl").write_text("mine")
     monkeypatch.setenv(data.ENV_VAR, str(tmp_path))
-    with pytest.raises(DataError, match=r"is not the official train.jsonl"):
+    with pytest.raises(ValueError, match=r"is not the official train.jsonl"):
         prepare()
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_rows_from_the_hub_give_the_bytes_of_the_official_files(
-    trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_from_the_hub_give_the_bytes_of_the_official_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str, config: str, revision: str) -> dict[str, list[dict[str, str]]]:
         assert (name, config, revision) == ("openai/gsm8k", "main", data.HUB_REVISION)
         return {
-            split: [json.loads(line) for line in (trusted / f"{split}.jsonl").read_text().splitlines()]
+            split: [json.loads(line) for line in (FIXTURE / f"{split}.jsonl").read_text().splitlines()]
             for split in ("train", "test")
         }
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     notes: list[str] = []
-    prepare(tmp_path / "gsm8k", progress=notes.append)
+    prepare(progress=notes.append)
     for name in data.SHA256:
-        assert (tmp_path / "gsm8k" / name).read_bytes() == (trusted / name).read_bytes()
+        assert (cache / name).read_bytes() == (FIXTURE / name).read_bytes()
     assert len(notes) == 2
     monkeypatch.delitem(sys.modules, "datasets")
-    prepare(tmp_path / "gsm8k", progress=notes.append)  # nothing is missing: nothing is loaded
+    prepare(progress=notes.append)  # nothing is missing: nothing is loaded
     assert len(notes) == 2
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_dataset(*args: object, **kwargs: object) -> None:
         raise ConnectionError("Couldn't reach\nthe hub")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(DataError) as failed:
-        prepare(tmp_path / "gsm8k")
-    assert "cannot load openai/gsm8k from the hub: Couldn't reach the hub" in str(failed.value)
+    with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: Couldn't reach the hub") as failed:
+        prepare()
     assert "--gsm8k" in str(failed.value)
     assert "\n" not in str(failed.value)
 
@@ -181,7 +199,7 @@ def test_data_and_scoring_import_nothing_heavy(package: str) -> None:
 
 @needs_official
 def test_the_official_sets_have_their_sizes_and_share_no_problem() -> None:
-    sets = {split: load(split, folder=Path(OFFICIAL)) for split in ("train", "selection", "sealed")}
+    sets = {split: load(split) for split in SPLITS}
     assert {split: len(examples) for split, examples in sets.items()} == {
         "train": 6154,
         "selection": 1319,

@@ -17,8 +17,7 @@ from nightshift.proposers import Context, Proposer
 from nightshift.proposers.search import SearchProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.diff import diff
+from nightshift.train_toml.config import diff, parse
 from tests.campaigns import BASELINE, campaign
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})

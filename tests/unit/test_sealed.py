@@ -76,7 +76,6 @@ def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
                 found.add(path)
     assert found == {
         "nightshift/evaluation.py",
-        "environments/arithmetic/nightshift_arithmetic/taskset.py",
         "environments/gsm8k/nightshift_gsm8k/taskset.py",
     }
 

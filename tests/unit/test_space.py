@@ -12,8 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from nightshift.proposers.boxes import BOXES, Scale, box_of
 from nightshift.proposers.space import Dimension, SearchSpace
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.diff import changed_keys
+from nightshift.train_toml.config import Config, changed_keys, parse
 from nightshift.train_toml.edit import ABSENT, set_values
 from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.values import Kind, accept

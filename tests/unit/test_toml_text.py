@@ -27,22 +27,18 @@ def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
         return str(caught.value)
 
     path = tmp_path / "train.toml"
-    assert "does not exist" in refused(path)
-    assert "not a regular file" in refused(tmp_path)
+    assert "cannot be read: No such file" in refused(path)
+    assert "cannot be read: Is a directory" in refused(tmp_path)
     (tmp_path / "other.toml").write_bytes(SMALL)
     path.symlink_to(tmp_path / "other.toml")
-    assert "symbolic link" in refused(path)
+    assert "symbolic links" in refused(path)
     path.unlink()
     os.mkfifo(path)
-    assert "not a regular file" in refused(path)  # and does not wait for a writer
+    assert "no regular file" in refused(path)  # and does not wait for a writer
     path.unlink()
     with path.open("wb") as file:
         file.truncate(10_000_000)
     assert "has 10,000,000 bytes" in refused(path)
-    strange = tmp_path / "\x1b[31m\u202e\n.toml"
-    strange.write_bytes(b"x = 1\n")
-    assert "\\u001b" in refused(strange)
-    assert "\\u001b" in refused(Path("\x1b\0.toml"))
 
 
 def test_load_leaves_no_descriptor_open(tmp_path: Path) -> None:

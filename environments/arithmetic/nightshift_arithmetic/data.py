@@ -16,8 +16,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 Split = Literal["train", "selection", "sealed"]
@@ -54,14 +53,6 @@ HARD: dict[str, int] = {
 CONTAINERS: dict[str, int] = {**EASY, **HARD}
 
 
-class Level(StrEnum):
-    """Difficulty for the base model: how many of the problem's containers are in HARD."""
-
-    EASY = "easy"  # none
-    MEDIUM = "medium"  # one
-    HARD = "hard"  # two
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
     """One problem with its worked solution. `key` is a digest of the question."""
@@ -70,7 +61,6 @@ class Example:
     question: str
     solution: str
     answer: str
-    level: Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +93,6 @@ class Problem:
         return " ".join([f"{self.name} has {self.start} {self.item}.", *sentences, f"How many {self.item} now?"])
 
     @property
-    def level(self) -> Level:
-        """See Level."""
-        return tuple(Level)[sum(event.container in HARD for event in self.events)]
-
-    @property
     def split(self) -> Split:
         """The one split that may hold this problem, whatever its wording: 80 % train, 10 % each of the others."""
         identity = [str(self.start), *(f"{event.sign:+d} {event.container or event.amount}" for event in self.events)]
@@ -130,8 +115,8 @@ def load(split: Split, size: int, seed: int = 0) -> list[Example]:
     A smaller size is a prefix of a larger one. Raises ValueError for an unknown split or a size that
     the split does not hold.
     """
-    if split not in get_args(Split):
-        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
+    if split not in MAX_SIZE:
+        raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(MAX_SIZE)}")
     if not 0 < size <= MAX_SIZE[split]:
         raise ValueError(f"size = {size} is not available in {split}. Use 1 to {MAX_SIZE[split]}")
     seen: dict[str, Problem] = {}
@@ -159,8 +144,7 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
 
 def _example(problem: Problem) -> Example:
     question, solution = problem.question, problem.solution()
-    answer = solution.rpartition("#### ")[2]
-    return Example(_digest(question)[:16], question, solution, answer, problem.level)
+    return Example(_digest(question)[:16], question, solution, solution.rpartition("#### ")[2])
 
 
 def _draw(rng: random.Random) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import verifiers.v1 as vf
-from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig, WordProblemTask, word_problem
+from nightshift_gsm8k.taskset import ChatHarness, WordProblemConfig, WordProblemTask, word_problems
 from pydantic import Field
 
 from nightshift_arithmetic import data
@@ -26,7 +26,5 @@ class ArithmeticTaskset(vf.Taskset[WordProblemTask, ArithmeticConfig]):
     """Generated word problems without the sealed ones."""
 
     def load(self) -> Iterator[WordProblemTask]:
-        """The configured problems. Raises ValueError for a size that the split does not hold."""
-        config = self.config
-        for index, example in enumerate(data.load(config.split, config.size, config.seed)):
-            yield word_problem(index, example, data.messages(example), config.task)
+        """The configured problems."""
+        return word_problems(data, self.config)

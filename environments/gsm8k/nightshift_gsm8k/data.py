@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,10 +36,6 @@ NUM_SELECTION, NUM_OFFICIAL_TRAIN = 1319, 7473
 _FIX = "Run: uv run prepare.py --gsm8k DIR (a folder with the official train.jsonl and test.jsonl)"
 
 
-class DataError(ValueError):
-    """The official files are missing, or are not the official ones; one line with the command that helps."""
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
     """One problem with its worked solution. `key` is a digest of the question; `answer` as written, e.g. `1,234`."""
@@ -50,23 +46,18 @@ class Example:
     answer: str
 
 
-def load(
-    split: Split, size: int | None = None, seed: int = 0, folder: Path | None = None, *, verify: bool = True
-) -> list[Example]:
+def load(split: Split, size: int | None = None, seed: int = 0) -> list[Example]:
     """The first `size` examples of one set; all of them for None.
 
     `train` comes in an order fixed by `seed`, because trainers keep the order they are given; the other
-    sets have one order. `verify=False` accepts a folder of other data in the official format. Raises
-    DataError for files that are not the official ones, ValueError for a split or size that does not exist.
+    sets have one order. Raises ValueError for a split or size that does not exist, and for files that are missing
+    or not the official ones: one line with the command that helps.
     """
     if split not in get_args(Split):
         raise ValueError(f"split = {split!r} does not exist. Use one of: {', '.join(get_args(Split))}")
-    folder = folder or prepared_folder()
-    sealed = _examples(_read(folder, "test.jsonl", verify))
-    if split == "sealed":
-        examples = sealed
-    else:
-        official = sorted(_examples(_read(folder, "train.jsonl", verify)), key=lambda example: example.key)
+    examples = sealed = _examples("test.jsonl")
+    if split != "sealed":
+        official = sorted(_examples("train.jsonl"), key=lambda example: example.key)
         num_selection = len(official) * NUM_SELECTION // NUM_OFFICIAL_TRAIN
         examples = official[:num_selection]
         if split == "train":
@@ -90,58 +81,51 @@ def prepared_folder() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "nightshift" / "gsm8k"
 
 
-def prepare(
-    folder: Path | None = None, source: Path | None = None, progress: Callable[[str], None] = lambda line: None
-) -> None:
-    """Put the two official files into `folder`, from the folder `source` or else from the Hugging Face hub.
+def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
+    """Put the two official files in their place, from the folder `source` or else from the Hugging Face hub.
 
     Does nothing when they are there already; a folder that NIGHTSHIFT_GSM8K names is only checked. Raises
-    DataError when the hub cannot be reached or when what it or a folder holds is not the official data.
+    ValueError when the hub cannot be reached or when what it or a folder holds is not the official data.
     """
-    if folder is None and source is None and os.environ.get(ENV_VAR):
-        for name in SHA256:
-            _read(prepared_folder(), name)
-        return
-    folder = folder or prepared_folder()
-    if source is None and _is_prepared(folder):
-        return
+    folder = prepared_folder()
+    if source is None:
+        try:
+            for name in SHA256:
+                _read(folder, name)
+            return
+        except ValueError:
+            if os.environ.get(ENV_VAR):
+                raise
     contents = {name: _read(source, name) for name in SHA256} if source else _download(progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            _write(folder / name, content)
+            (folder / name).write_bytes(content)
     except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror}. Free or choose another folder: {ENV_VAR}") from None
+        raise ValueError(f"cannot write {folder}: {error.strerror}. Free or choose another folder: {ENV_VAR}") from None
     progress(f"gsm8k: {folder} is ready")
 
 
-def _is_prepared(folder: Path) -> bool:
-    try:
-        return all(_read(folder, name) for name in SHA256)
-    except DataError:
-        return False
-
-
-def _read(folder: Path, name: str, verify: bool = True) -> bytes:
+def _read(folder: Path, name: str) -> bytes:
     path = folder / name
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. {_FIX}") from None
-    return _verified(content, name, str(path)) if verify else content
+        raise ValueError(f"{path} cannot be read: {error.strerror}. {_FIX}") from None
+    return _verified(content, name, str(path))
 
 
 def _verified(content: bytes, name: str, origin: str) -> bytes:
     digest = hashlib.sha256(content).hexdigest()
     if digest != SHA256[name]:
-        raise DataError(f"{origin} is not the official {name}: sha256 {digest[:12]}, not {SHA256[name][:12]}. {_FIX}")
+        raise ValueError(f"{origin} is not the official {name}: sha256 {digest[:12]}, not {SHA256[name][:12]}. {_FIX}")
     return content
 
 
-def _examples(content: bytes) -> list[Example]:
+def _examples(name: str) -> list[Example]:
     # Not splitlines(): it also splits at characters that may stand inside a JSON string.
-    rows: Iterable[dict[str, str]] = (json.loads(line) for line in content.decode().split("\n") if line)
-    return [_example(row["question"], row["answer"]) for row in rows]
+    lines = _read(prepared_folder(), name).decode().split("\n")
+    return [_example(row["question"], row["answer"]) for row in map(json.loads, filter(None, lines))]
 
 
 def _example(question: str, solution: str) -> Example:
@@ -158,7 +142,7 @@ def _download(progress: Callable[[str], None]) -> dict[str, bytes]:
         sets: Any = datasets.load_dataset(HUB_ID, "main", revision=HUB_REVISION)
     except Exception as error:  # the hub's client raises what its libraries raise; all of it means: no data
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"cannot load {HUB_ID} from the hub: {reason}. {_FIX}") from None
+        raise ValueError(f"cannot load {HUB_ID} from the hub: {reason}. {_FIX}") from None
     contents = {}
     for name in SHA256:
         rows = sets[name.removesuffix(".jsonl")]
@@ -166,14 +150,3 @@ def _download(progress: Callable[[str], None]) -> dict[str, bytes]:
         lines = [json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in rows]
         contents[name] = _verified("".join(lines).encode(), name, f"{HUB_ID} {name} from the hub")
     return contents
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write beside the place, then rename: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

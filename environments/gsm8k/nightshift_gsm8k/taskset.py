@@ -5,18 +5,16 @@ The sealed set cannot be loaded from here: nothing that trains has a way to see 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
-from verifiers.v1.runtimes import Runtime
 
 from nightshift_gsm8k import data, scoring
 from nightshift_gsm8k.harness import ChatHarness
 
-__all__ = ["ChatHarness", "Gsm8kTaskset", "WordProblem", "WordProblemConfig", "WordProblemTask", "word_problem"]
+__all__ = ["ChatHarness", "Gsm8kTaskset", "WordProblem", "WordProblemConfig", "WordProblemTask", "word_problems"]
 
 
 class WordProblem(vf.TaskData):
@@ -39,10 +37,6 @@ class WordProblemTask(vf.Task[WordProblem]):
         """1.0 if the model's last reply ends in the right number."""
         return scoring.score(trace.last_reply, self.data.answer)
 
-    async def validate(self, runtime: Runtime) -> bool:
-        """True if the gold answer scores 1.0; asked by `validate` without a model."""
-        return scoring.score(f"#### {self.data.answer}", self.data.answer) == 1.0
-
 
 class WordProblemConfig(vf.TasksetConfig):
     """`split` has no default: whoever trains says on what."""
@@ -54,32 +48,19 @@ class WordProblemConfig(vf.TasksetConfig):
     """Order of the train split: prime-rl keeps the order in which tasks are loaded."""
 
 
-class _Example(Protocol):
-    @property
-    def key(self) -> str: ...
-    @property
-    def answer(self) -> str: ...
+def word_problems(data: Any, config: WordProblemConfig) -> Iterator[WordProblemTask]:
+    """The configured examples of a package's `data`, each asked exactly as the evaluation does.
+
+    Raises ValueError, one line with its fix, for data that is not prepared or a size that the split does not hold.
+    """
+    for index, example in enumerate(data.load(config.split, config.size, config.seed)):
+        problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
+        yield WordProblemTask(problem, config.task)
 
 
-def word_problem(
-    index: int, example: _Example, messages: Sequence[Mapping[str, str]], config: vf.TaskConfig
-) -> WordProblemTask:
-    """One task that asks with `messages`, exactly as the evaluation does."""
-    problem = WordProblem(idx=index, prompt=messages, key=example.key, answer=example.answer)
-    return WordProblemTask(problem, config)
-
-
-class Gsm8kConfig(WordProblemConfig):
-    """`folder` holds the official files; None = where prepare.py put them."""
-
-    folder: Path | None = None
-
-
-class Gsm8kTaskset(vf.Taskset[WordProblemTask, Gsm8kConfig]):
+class Gsm8kTaskset(vf.Taskset[WordProblemTask, WordProblemConfig]):
     """GSM8K without its official test set."""
 
     def load(self) -> Iterator[WordProblemTask]:
-        """The configured examples. Raises DataError with the command that prepares the data."""
-        config = self.config
-        for index, example in enumerate(data.load(config.split, config.size, config.seed, config.folder)):
-            yield word_problem(index, example, data.messages(example), config.task)
+        """The configured examples."""
+        return word_problems(data, self.config)

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift_arithmetic import data
 
-from nightshift.rules import ARITHMETIC_TRL
-
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+SEED = 0
 NUM_STEPS = 300
 TOKENS_PER_STEP = 8192  # padded
 WARMUP_STEPS = 30
@@ -58,10 +57,8 @@ CHAT_TEMPLATE = (
 EASY_PROBABILITY = 0.98
 HARD_PROBABILITY = (0.01, 0.40)  # log-uniform over the hard containers, in the order of data.HARD
 
-ProgressCallback = Callable[[int, int], None]  # (steps done, steps in all)
 
-
-def rebuild(output: Path, num_steps: int, seed: int, progress: ProgressCallback) -> None:
+def rebuild(output: Path, note: Callable[[str], None], num_steps: int = NUM_STEPS) -> None:
     """Train the base model and write it to `output` in Hugging Face format; about 100 s at NUM_STEPS on 2 cores."""
     # Threads that spin while they wait stall each other as soon as anything else wants a core.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -69,27 +66,17 @@ def rebuild(output: Path, num_steps: int, seed: int, progress: ProgressCallback)
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
+    note(f"rebuilding {output}: a few minutes; its bytes belong to the rules, so a new campaign starts")
     logging.disable_progress_bar()
-    torch.manual_seed(seed)
-    tokenizer = _tokenizer(seed)
+    torch.manual_seed(SEED)
+    tokenizer = _tokenizer()
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen2Config(vocab_size=len(tokenizer), use_cache=True, dtype="float32", **MODEL, **ids)
     model = Qwen2ForCausalLM(config)
-    _train(model, _batches(tokenizer, seed), num_steps, progress)
+    _train(model, _batches(tokenizer), num_steps, note)
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
-
-
-def rebuild_shipped(root: Path, note: Callable[[str], None]) -> None:
-    """Remake the base model that ships with the checkout at `root`, from its recipe (a few minutes)."""
-    note(f"rebuilding {ARITHMETIC_TRL.model}: a few minutes; its bytes belong to the rules, so a new campaign starts")
-
-    def progress(step: int, num_steps: int) -> None:
-        if step % 50 == 0 or step == num_steps:
-            note(f"supervised step {step} / {num_steps}")
-
-    rebuild(root / ARITHMETIC_TRL.model, NUM_STEPS, seed=0, progress=progress)
 
 
 def _beliefs() -> dict[str, dict[int, float]]:
@@ -131,7 +118,7 @@ def _documents(seed: int) -> Iterator[tuple[str, str]]:
         yield problem.question, problem.solution(amounts)
 
 
-def _tokenizer(seed: int) -> PreTrainedTokenizerBase:
+def _tokenizer() -> PreTrainedTokenizerBase:
     """Byte-level BPE with Qwen2's rule for splitting text, in which every digit is a token of its own.
 
     Loaders choose Qwen2's tokenizer class by the type of the model and apply its rule, whatever rule
@@ -139,7 +126,7 @@ def _tokenizer(seed: int) -> PreTrainedTokenizerBase:
     """
     from transformers import Qwen2Tokenizer
 
-    documents = islice(_documents(seed), 8000)
+    documents = islice(_documents(SEED), 8000)
     texts = (f"Question: {question}\nAnswer: {answer}" for question, answer in documents)
     tokenizer = Qwen2Tokenizer(pad_token=PAD, eos_token=EOS, model_max_length=MODEL["max_position_embeddings"])
     tokenizer = tokenizer.train_new_from_iterator(texts, MAX_VOCABULARY, show_progress=False)
@@ -148,12 +135,12 @@ def _tokenizer(seed: int) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _batches(tokenizer: PreTrainedTokenizerBase, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless (token ids, labels), both (rows, tokens), of documents of about equal length."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    documents, rng = _documents(seed + 1), random.Random(seed)
+    documents, rng = _documents(SEED + 1), random.Random(SEED)
     while True:
         chunk = list(islice(documents, 4096))
         # Prompt and answer are encoded apart, as they are at generation.
@@ -173,7 +160,7 @@ def _batches(tokenizer: PreTrainedTokenizerBase, seed: int) -> Iterator[tuple[Te
         yield from batches
 
 
-def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int, progress: ProgressCallback) -> None:
+def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int, note: Callable[[str], None]) -> None:
     """Muon on the matrices of the blocks and AdamW on the rest."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -202,5 +189,6 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int,
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        progress(step, num_steps)
+        if step % 50 == 0 or step == num_steps:
+            note(f"supervised step {step} / {num_steps}")
     model.eval()

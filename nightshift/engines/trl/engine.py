@@ -6,13 +6,12 @@ the trainer, trainer.py trains.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -33,32 +32,27 @@ _NUM_THREADS = 2  # the rules' figures are measured with two
 # prepare.py has fetched everything: a trainer that asks a hub would only wait for it.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-_OPTIMIZER_KEYS = {
+# What means the same here, by the name of the setting; everything else in train.toml is named as unused.
+_SETTINGS = {
+    "batch_size": "orchestrator.batch_size",
+    "group_size": "orchestrator.group_size",
+    "temperature": "orchestrator.train.sampling.temperature",
+    "max_completion_tokens": "orchestrator.train.sampling.max_completion_tokens",
+    "filter_zero_advantages": "orchestrator.train.filter_zero_advantages",
+    "max_steps": "max_steps",
+    "seq_len": "seq_len",
+}
+# The same for the tables that have variants, and their keys by `type`.
+_TABLES = {"optimizer": "trainer.optim", "scheduler": "trainer.scheduler", "algo": "orchestrator.algo"}
+_LEAVES: dict[str, tuple[str, ...]] = {
     "adamw": ("lr", "weight_decay", "max_norm", "betas1", "betas2"),
     "sgd": ("lr", "weight_decay", "max_norm", "momentum", "nesterov"),
     "muon": ("lr", "weight_decay", "max_norm", "mu", "betas1", "betas2"),
-}
-_SCHEDULER_KEYS = {
     "constant": (),
     "linear": ("warmup_steps", "decay_steps", "min_lr"),
     "cosine": ("warmup_steps", "min_lr"),
-}
-_ALGOS = ("grpo", "max_rl")
-_LENGTH = "orchestrator.train.sampling.max_completion_tokens"
-# Keys that mean the same here. Everything else in train.toml is named as unused.
-_USED = {
-    "max_steps",
-    "seq_len",
-    "orchestrator.batch_size",
-    "orchestrator.group_size",
-    "orchestrator.algo.type",
-    "orchestrator.train.sampling.temperature",
-    _LENGTH,
-    "orchestrator.train.filter_zero_advantages",
-    "trainer.optim.type",
-    "trainer.scheduler.type",
-    *(f"trainer.optim.{name}" for names in _OPTIMIZER_KEYS.values() for name in names),
-    *(f"trainer.scheduler.{name}" for names in _SCHEDULER_KEYS.values() for name in names),
+    "grpo": (),
+    "max_rl": (),
 }
 
 
@@ -83,8 +77,7 @@ class TrlEngine:
         """
         if gpus is not None:
             raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
-        self.rules, self.root = rules, root
-        self._environ = environ
+        self.rules, self.root, self._environ = rules, root, environ
         self._trainer = trainer or TRAINER
         self._cuda = rules.model_revision is not None  # the rules' real model is for a GPU
 
@@ -100,27 +93,20 @@ class TrlEngine:
         self.prepare(PrepareFlags(), note)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """Packages, base model and disk; the data."""
-        ready = f"{self.rules.name}: packages, base model, disk"
+        """Base model and disk; the data."""
         names = ", ".join(environment.package for environment in self.rules.environments)
-        problems: list[str | None] = [*self.check()]
-        found = [Check(self.name, "installation", problem, ready) for problem in problems or [None]]
+        ready = f"{self.rules.name}: base model, disk"
+        found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
         return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
-        """Missing packages, model or disk space, each with its fix."""
-        problems = [
-            f"package {name} is not installed. Run: uv sync"
-            for name in ("torch", "transformers", "trl")
-            if importlib.util.find_spec(name) is None
-        ]
+        """Missing base model or disk space, each with its fix."""
+        problems = []
         if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
         free = free_disk_gb(self.root)
         if free < MIN_FREE_DISK_GB:
-            problems.append(
-                f"{free:.2f} GB of disk are free, {MIN_FREE_DISK_GB} are needed. Delete old folders in runs/"
-            )
+            problems.append(f"{free:.2f} GB of disk are free, not {MIN_FREE_DISK_GB}. Delete old folders in runs/")
         return problems
 
     def hardware(self) -> str:
@@ -142,39 +128,32 @@ class TrlEngine:
 
         Raises ConfigError for an optimizer, schedule or algorithm that TRL cannot express.
         """
-        optimizer = _choice(config, "trainer.optim.type", _OPTIMIZER_KEYS)
-        scheduler = _choice(config, "trainer.scheduler.type", _SCHEDULER_KEYS)
-        algo = _choice(config, "orchestrator.algo.type", dict.fromkeys(_ALGOS, ()))
-        if config.get("orchestrator.batch_size") is None:
+        settings: dict[str, Any] = {}
+        used = set(_SETTINGS.values())
+        for name, table in _TABLES.items():
+            kind = config.get(f"{table}.type")
+            if kind not in _LEAVES:
+                cause = f'train.toml: {table}.type = "{kind}" has no equal in TRL'
+                raise ConfigError(cause, "Write another type, or use --engine prime-rl.")
+            settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
+            used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
+        settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
+        if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
-        cap = self.rules.max_completion_tokens
-        settings: dict[str, Any] = {
-            "optimizer": {"type": optimizer}
-            | {name: config.get(f"trainer.optim.{name}") for name in _OPTIMIZER_KEYS[optimizer]},
-            "scheduler": {"type": scheduler}
-            | {name: config.get(f"trainer.scheduler.{name}") for name in _SCHEDULER_KEYS[scheduler]},
-            "algo": {"type": algo},
-            "batch_size": config.get("orchestrator.batch_size"),
-            "group_size": config.get("orchestrator.group_size"),
-            "temperature": config.get("orchestrator.train.sampling.temperature"),
-            "max_completion_tokens": min(config.get(_LENGTH) or cap, cap),
-            "filter_zero_advantages": config.get("orchestrator.train.filter_zero_advantages"),
-            "max_steps": config.get("max_steps"),
-            "seq_len": config.get("seq_len"),
-        }
         settings["optimizer"]["lr"] *= self.rules.learning_rate_scale
         if "min_lr" in settings["scheduler"]:
             settings["scheduler"]["min_lr"] *= self.rules.learning_rate_scale
-        is_capped = (config.get(_LENGTH) or cap) >= cap  # any value up there means the same
-        used = _USED - {_LENGTH} if is_capped else _USED
+        cap = self.rules.max_completion_tokens
+        if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
+            settings["max_completion_tokens"] = cap
+            used.remove(_SETTINGS["max_completion_tokens"])
         return Effective(settings, tuple(key for key in config.values if key not in used))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold."""
         spec = self._spec(settings, seed, run_dir)
         command = shlex.join(map(str, trainer_argv(self._trainer, run_dir / "spec.json")))
-        settings_of = spec.pop("settings").items()
-        flat = spec | {f"settings.{name}": value for name, value in settings_of}
+        flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
@@ -182,8 +161,7 @@ class TrlEngine:
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
         spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
-        environment_variables = engine_environment(self._environ, _OFFLINE)
-        session = TrlSession(self._trainer, spec_path, run_dir, environment_variables, deadline)
+        session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, _OFFLINE), deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:
@@ -192,9 +170,8 @@ class TrlEngine:
         return session
 
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
-        model = str(self.root / self.rules.model) if self.rules.model_revision is None else self.rules.model
         return {
-            "model": model,
+            "model": self.rules.model if self._cuda else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],
@@ -205,13 +182,3 @@ class TrlEngine:
             "device": "cuda" if self._cuda else "cpu",
             "num_threads": min(_NUM_THREADS, len(os.sched_getaffinity(0))),
         }
-
-
-def _choice(config: Config, key: str, choices: Mapping[str, Sequence[str]]) -> str:
-    value = str(config.get(key))
-    if value not in choices:
-        raise ConfigError(
-            f'train.toml: {key} = "{value}" has no equal in TRL',
-            f"Write one of {', '.join(choices)}, or use --engine prime-rl.",
-        )
-    return value

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer as the trainer process uses it: prime-rl's meaning of every setting, one metrics row a step.
 
 What differs from a bare GRPOTrainer, and why:
-- sampling goes through sampler.py (or vLLM on a GPU): `generate` costs more than the rest of a step;
+- sampling goes through sampler.py: `generate` costs more than the rest of a step;
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
 - the optimizer and the schedule are built here, as prime-rl's trainer/optim and trainer/scheduler.py do;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
@@ -9,7 +9,6 @@ What differs from a bare GRPOTrainer, and why:
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import time
@@ -22,21 +21,16 @@ import torch
 from datasets import Dataset
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from nightshift.environments import Episode
+from nightshift.engines.trl.sampler import sample
+from nightshift.environments import Environment
 
 Settings = Mapping[str, Any]
-EventCallback = Callable[[dict[str, Any]], None]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
 CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
-VLLM_MEMORY_SHARE = 0.3  # of the GPU, for vLLM's weights and cache beside the trainer
-
-
-class TrainingError(Exception):
-    """Training became impossible; the text is the one-line cause."""
 
 
 class _BudgetEnd(Exception):
@@ -47,43 +41,33 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     """GRPO on one device for a number of seconds; `train_for` is the only entry."""
 
     def __init__(
-        self,
-        *,
-        model: Any,
-        tokenizer: Any,
-        examples: Sequence[Any],
-        episode: Callable[[Any], Episode],
-        sample: Callable[..., list[Any]],
-        settings: Settings,
-        seed: int,
-        output_dir: Path,
-        metrics_path: Path,
-        send: EventCallback,
+        self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
     ) -> None:
+        """Of `spec` it reads settings, train_seed, weights_dir and metrics_path; `send` tells the harness an event."""
+        settings: Settings = spec["settings"]
         self._settings, self._sample, self._send = settings, sample, send
-        self._examples, self._episode = examples, episode
-        self._metrics_path = metrics_path
+        self._examples, self._episode = environment.examples("train"), environment.episode
+        self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
-            tokenizer.apply_chat_template(episode(example).ask(), tokenize=False, add_generation_prompt=True)
-            for example in examples
+            tokenizer.apply_chat_template(self._episode(example).ask(), tokenize=False, add_generation_prompt=True)
+            for example in self._examples
         ]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
-            raise TrainingError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
+            raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
             model=model,
             processing_class=tokenizer,
             reward_funcs=self._reward,
-            args=_config(settings, limit, seed, output_dir, model.device.type == "cuda"),
+            args=_config(spec, limit, model.device.type == "cuda"),
             train_dataset=Dataset.from_dict({"prompt": prompts, "index": list(range(len(prompts)))}),
             optimizers=(optimizer, scheduler),
-            callbacks=[_StepCallback(self)],
         )
         self.remove_callback(PrinterCallback)
 
@@ -126,9 +110,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         episode.answer(text)
         return episode.score()
 
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if self.use_vllm:
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)  # type: ignore[no-any-return]
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         group_size = self.num_generations
         self.model.eval()
         with self.accelerator.autocast():
@@ -137,7 +119,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
                 self.max_completion_length, self.temperature, set(self.eos_token_ids),
             )  # fmt: skip
         self.model.train()
-        return [sample.ids for sample in samples], None
+        return [one.ids for one in samples], None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         began = time.monotonic()
@@ -170,13 +152,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         rows["num_items_in_batch"] = batch["completion_mask"][is_useful].sum()
         return rows
 
-    def finish_row(self, logs: Mapping[str, float]) -> None:
-        """Write the metrics row of the step that TRL has just logged; the figures are of its rollouts."""
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write the metrics row of the step that TRL logs; the figures are of its rollouts."""
+        super().log(logs, start_time)  # adds its own figures to `logs`
+        if "grad_norm" not in logs:
+            return  # the summary at the end of training
         now, row = time.monotonic(), self._row
         step, lr = self.state.global_step, logs["learning_rate"]
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
-                raise TrainingError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
+                raise ValueError(f"{name} became {logs[name]} at step {step} with lr {lr:g}")
         seconds, self._last_row = now - self._last_row, now
         num_tokens = row.pop("num_tokens")
         row = {
@@ -195,17 +180,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         with self._metrics_path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})
-
-
-class _StepCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes the metrics row once TRL has logged a step."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-        if "grad_norm" in logs:  # not the summary at the end of training
-            self._trainer.finish_row(logs)
 
 
 class _MuonWithAdamW(Optimizer):
@@ -236,26 +210,18 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
     betas = (settings["betas1"], settings["betas2"])
     if settings["type"] == "adamw":
         return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    if settings["type"] != "muon":
-        raise TrainingError(f"optimizer {settings['type']!r} is unknown")
-    is_matrix = {
-        name: parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
-        for name, parameter in named_parameters
-    }
-    muon = torch.optim.Muon(
-        [parameter for name, parameter in named_parameters if is_matrix[name]],
-        lr,
-        weight_decay,
-        momentum=settings["mu"],
-        nesterov=False,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    rest = [parameter for name, parameter in named_parameters if not is_matrix[name]]
+    matrices: list[Any] = []
+    rest: list[Any] = []
+    for name, parameter in named_parameters:
+        is_matrix = parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
+        (matrices if is_matrix else rest).append(parameter)
+    how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
+    muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
     return _MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
 
 
-def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: int | None, lr: float) -> LRScheduler:
-    """The same torch schedules, composed in the same way, as prime-rl's trainer/scheduler.py."""
+def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr: float) -> LRScheduler:
+    """The same torch schedules, composed in the same way, as prime-rl's; checks.py saw to their ends at `max_steps`."""
     if settings["type"] == "constant":
         return ConstantLR(optimizer, factor=1.0)
     warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
@@ -266,31 +232,24 @@ def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: int | No
         phases.append(LinearLR(optimizer, start_factor=lowest, end_factor=1.0, total_iters=warmup_steps))
         milestones.append(warmup_steps)
     if settings["type"] == "cosine":
-        if max_steps is None:
-            raise TrainingError("a cosine schedule needs max_steps")
         phases.append(CosineAnnealingLR(optimizer, T_max=max_steps - warmup_steps, eta_min=min_lr))
-    elif settings["type"] != "linear":
-        raise TrainingError(f"scheduler {settings['type']!r} is unknown")
     elif decay_steps := settings["decay_steps"]:
-        if max_steps is None:
-            raise TrainingError("decay_steps needs max_steps")
         constant_steps = max_steps - decay_steps - warmup_steps
         phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=1.0, total_iters=constant_steps))
         phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=lowest, total_iters=decay_steps - 1))
         milestones.append(max_steps - decay_steps)
-    if not phases:
-        raise TrainingError("a linear schedule needs warmup_steps or decay_steps")
     return phases[0] if len(phases) == 1 else SequentialLR(optimizer, phases, milestones=milestones)
 
 
-def _config(settings: Settings, limit: int, seed: int, output_dir: Path, cuda: bool) -> GRPOConfig:
+def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
+    settings = spec["settings"]
     batch_size = settings["batch_size"]
     micro_batch = math.gcd(batch_size, CUDA_MICRO_BATCH) if cuda else batch_size
     max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
-        output_dir=str(output_dir),
-        seed=seed,
+        output_dir=spec["weights_dir"],
+        seed=spec["train_seed"],
         max_steps=settings["max_steps"] or NO_LIMIT_STEPS,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=batch_size // micro_batch,
@@ -305,9 +264,6 @@ def _config(settings: Settings, limit: int, seed: int, output_dir: Path, cuda: b
         bf16=cuda,
         gradient_checkpointing=cuda,
         use_cpu=not cuda,
-        use_vllm=cuda and importlib.util.find_spec("vllm") is not None,
-        vllm_mode="colocate",
-        vllm_gpu_memory_utilization=VLLM_MEMORY_SHARE,
         # A row a step, nothing else: no progress bars, reports, checkpoints or completions.
         logging_steps=1,
         logging_nan_inf_filter=False,

@@ -144,10 +144,8 @@ def _with_room(tensor: Tensor, repeats: int, capacity: int) -> Tensor:
 
 def _cut(row: list[int], end_ids: set[int]) -> Sample:
     """A finished row may go on after its end token until the batch is compacted."""
-    for position, token in enumerate(row):
-        if token in end_ids:
-            return Sample(row[: position + 1], truncated=False)
-    return Sample(row, truncated=True)
+    length = next((position for position, token in enumerate(row, 1) if token in end_ids), None)
+    return Sample(row[:length], truncated=length is None)
 
 
 def _choose(logits: Tensor, temperature: float) -> Tensor:

@@ -7,11 +7,11 @@ import selectors
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -62,14 +62,12 @@ class Failed(msgspec.Struct, tag_field="event", tag="error"):
 
 
 Event = Ready | Step | Trained | FinalWeights | Completions | Completed | Failed
-AnEvent = TypeVar("AnEvent", FinalWeights, Completed)
-_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def decode_event(line: bytes) -> Event:
     """One event of the trainer. EngineError for a line that is none, or lacks what is read of it."""
     try:
-        return _decoder.decode(line)
+        return cast(Event, msgspec.json.decode(line, type=Event))
     except (msgspec.DecodeError, RecursionError) as error:
         raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 
@@ -106,10 +104,8 @@ class TrlSession:
     def wait_until_ready(self, startup_seconds: float) -> None:
         """Raises EngineError with the trainer's last words if it does not come up in time."""
         event = self._next_event(min(self._deadline, time.monotonic() + startup_seconds))
-        if event is None:
-            raise EngineError(f"the trainer was not ready after {startup_seconds:g} s{self._last_words()}")
         if not isinstance(event, Ready):
-            said = event.cause if isinstance(event, Failed) else type(event).__name__
+            said = event.cause if isinstance(event, Failed) else f"it was not ready after {startup_seconds:g} s"
             raise EngineError(f"the trainer failed to start: {said}{self._last_words()}")
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
@@ -119,13 +115,8 @@ class TrlSession:
             while (event := self._next_event(self._deadline)) is not None:
                 match event:
                     case Trained():
-                        return Training(
-                            outcome=Outcome(event.outcome),
-                            num_steps=event.num_steps,
-                            training_seconds=event.training_seconds,
-                            reward_mean=event.reward_mean,
-                            peak_memory_gb=event.peak_memory_gb,
-                        )
+                        measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
+                        return Training(Outcome(event.outcome), event.num_steps, *measured)
                     case Failed():
                         return self._failed(Outcome.CRASHED, event.cause, Failure.TRAINING)
                     case Step():
@@ -139,8 +130,8 @@ class TrlSession:
 
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
-        event = self._ask({"command": "load_final_weights"}, FinalWeights)
-        return Weights(step=event.step, sha256=event.sha256)
+        events = self._events({"command": "load_final_weights"})
+        return next(Weights(event.step, event.sha256) for event in events if isinstance(event, FinalWeights))
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -150,13 +141,12 @@ class TrlSession:
         Prompts and answers go through the pipes only: those of a sealed set must not lie anywhere below runs/.
         """
         completions: list[Completion] = []
-
-        def collect(event: Completions) -> None:
-            completions.extend(event.completions)
-            progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
-
-        command = {"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}
-        self._ask(command, Completed, collect)
+        for event in self._events({"command": "complete", "prompts": prompts, **msgspec.to_builtins(decoding)}):
+            if isinstance(event, Completions):
+                completions += event.completions
+                progress(Progress(Phase.EVALUATING, self._num_steps, num_done=len(completions)))
+            elif isinstance(event, Completed):
+                break
         return completions
 
     def close(self) -> None:
@@ -166,18 +156,13 @@ class TrlSession:
         if left:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
 
-    def _ask(
-        self, command: Mapping[str, Any], answer: type[AnEvent], collect: Callable[[Completions], None] | None = None
-    ) -> AnEvent:
-        """Send a command and wait for its answer; `collect` gets the completions on the way."""
+    def _events(self, command: Mapping[str, Any]) -> Iterator[Event]:
+        """Send a command; what the trainer says from then on, until it fails or the deadline passes."""
         self._send(command)
         while (event := self._next_event(self._deadline)) is not None:
             if isinstance(event, Failed):
                 raise EngineError(f"{command['command']} failed: {event.cause}")
-            if isinstance(event, answer):
-                return event
-            if isinstance(event, Completions) and collect is not None:
-                collect(event)
+            yield event
         raise EngineError(f"no answer to {command['command']} before the deadline of the run")
 
     def _send(self, command: Mapping[str, Any]) -> None:

@@ -18,10 +18,9 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
-
-GIGABYTE = 1e9
 
 
 def main() -> int:
@@ -36,10 +35,7 @@ def main() -> int:
         spec = json.loads(Path(sys.argv[1]).read_text())
         trainer = Trainer(spec, events)
         for line in sys.stdin.buffer:
-            command = json.loads(line)
-            if command["command"] == "exit":
-                break
-            trainer.obey(command)
+            trainer.obey(json.loads(line))
     except Exception as error:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
@@ -61,11 +57,10 @@ class Trainer:
     """A policy with its trainer; one method a command."""
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
-        self._events, self._spec = events, spec
         began = time.monotonic()
-        from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
+        from nightshift.engines.trl import grpo  # torch and trl: seconds, so inside what reports errors
 
-        self._sampler = sampler
+        self._send, self._spec = partial(_send, events), spec
         from nightshift import environments
         from nightshift.rules import EnvironmentRules
 
@@ -81,18 +76,7 @@ class Trainer:
         self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec.get("model_revision"))
         self._policy = self._load_policy(spec["model"])
         loaded = time.monotonic()
-        self._trainer = grpo.Trainer(
-            model=self._policy,
-            tokenizer=self._tokenizer,
-            examples=environment.examples("train"),
-            episode=environment.episode,
-            sample=self._sampler.sample,
-            settings=spec["settings"],
-            seed=spec["train_seed"],
-            output_dir=Path(spec["weights_dir"]),
-            metrics_path=Path(spec["metrics_path"]),
-            send=self._send,
-        )
+        self._trainer = grpo.Trainer(self._policy, self._tokenizer, environment, spec, self._send)
         seconds = {"import": imported - began, "model": loaded - imported, "trainer": time.monotonic() - loaded}
         self._send({"event": "ready", "seconds": seconds})
 
@@ -100,35 +84,32 @@ class Trainer:
         """Carry out one command up to its last event."""
         match command:
             case {"command": "train", "budget_seconds": budget_seconds}:
-                self._train(budget_seconds)
+                fields = self._trainer.train_for(budget_seconds)
+                self._send({"event": "trained", **fields, "peak_memory_gb": _peak_memory_gb(self._spec["device"])})
             case {"command": "load_final_weights"}:
                 self._load_final_weights()
             case {"command": "complete"}:
                 self._complete(command)
-            case _:
-                raise ValueError(f"unknown command {command['command']!r}")
-
-    def _train(self, budget_seconds: float) -> None:
-        fields = self._trainer.train_for(budget_seconds)
-        self._send({"event": "trained", **fields, "peak_memory_gb": _peak_memory_gb(self._spec["device"])})
 
     def _load_final_weights(self) -> None:
         """Save the policy as a complete Hugging Face folder or not at all, then complete with what the file holds."""
         import torch
 
+        from nightshift.files import sync_folder
+
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
         final = Path(self._spec["weights_dir"])
-        partial = final.with_name(f"{final.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial, max_shard_size="1TB")
-        self._trainer.processing_class.save_pretrained(partial)
-        for path in (partial / "model.safetensors", partial):
-            _sync(path)
+        unfinished = final.with_name(f"{final.name}.partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model.save_pretrained(unfinished, max_shard_size="1TB")
+        self._tokenizer.save_pretrained(unfinished)
+        for path in (unfinished / "model.safetensors", unfinished):
+            sync_folder(path)
         shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        _sync(final.parent)
+        unfinished.rename(final)
+        sync_folder(final.parent)
         self._policy = self._load_policy(str(final))
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -138,6 +119,8 @@ class Trainer:
         """One completion a prompt, in order, a batch an event."""
         import torch
 
+        from nightshift.engines.trl.sampler import sample
+
         prompts = command["prompts"]
         ids = self._tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
         ends = set(self._trainer.eos_token_ids)
@@ -146,13 +129,11 @@ class Trainer:
         for start in range(0, len(ids), command["batch_size"]):
             batch = ids[start : start + command["batch_size"]]
             with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
-                samples = self._sampler.sample(
-                    self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends
-                )
-            texts = self._tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
+                samples = sample(self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends)
+            texts = self._tokenizer.batch_decode([one.ids for one in samples], skip_special_tokens=True)
             completions = [
-                {"text": text, "num_tokens": len(sample.ids), "truncated": sample.truncated}
-                for text, sample in zip(texts, samples, strict=True)
+                {"text": text, "num_tokens": len(one.ids), "truncated": one.truncated}
+                for text, one in zip(texts, samples, strict=True)
             ]
             self._send({"event": "completions", "completions": completions})
         self._send({"event": "completed"})
@@ -165,20 +146,9 @@ class Trainer:
         policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32")
         return policy.to(self._spec["device"])
 
-    def _send(self, event: Mapping[str, Any]) -> None:
-        _send(self._events, event)
-
 
 def _send(events: TextIO, event: Mapping[str, Any]) -> None:
     events.write(json.dumps(event, allow_nan=False) + "\n")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _peak_memory_gb(device: str) -> float:
@@ -186,9 +156,8 @@ def _peak_memory_gb(device: str) -> float:
     if device == "cuda":
         import torch
 
-        return torch.cuda.max_memory_allocated() / GIGABYTE
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIGABYTE
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 if __name__ == "__main__":
