@@ -16,7 +16,7 @@ from nightshift import console
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import Record, Request
-from nightshift.rules import pick_rules
+from nightshift.rules import num_gpus, pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
@@ -90,7 +90,6 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift.campaign.ledger import Ledger
     from nightshift.environments import chosen
-    from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
 
     ledger = Ledger(root)

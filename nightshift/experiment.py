@@ -70,7 +70,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     if record.status != STARTED:
         return record
     run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
-    if not setup.pool.state(run_dir).is_over:
+    if not setup.pool.is_over(run_dir):
         return None
     try:
         record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Decoding
@@ -65,7 +66,7 @@ class Rules:
     engine: str
     model: str
     model_revision: str | None  # None: the model's bytes lie in this repository and are hashed
-    environments: tuple[EnvironmentRules, ...]
+    environment: EnvironmentRules
     num_gpus: int  # that a machine must have for them to be its rules
     budget_seconds: float
     startup_seconds: float
@@ -75,10 +76,6 @@ class Rules:
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
-
-    def __post_init__(self) -> None:
-        if len(self.environments) != 1:  # an engine would train on the first and be scored on all
-            raise ValueError(f"rules {self.name}: one environment at a time")
 
     @property
     def deadline_seconds(self) -> float:
@@ -96,17 +93,11 @@ class Rules:
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
-    def environment_names(self) -> tuple[str, ...]:
-        """As rules.toml writes them."""
-        return tuple(environment.name for environment in self.environments)
-
-    @property
     def measuring(self) -> tuple[str, ...]:
         """Paths of all that can move the number or the verdict: what the hash covers, beside the constants here."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
-        folders = (folder for environment in self.environments for folder in environment.folders)
         model = (f"{self.model}/",) if self.model_revision is None else ()
-        return (*MEASURING_CODE, engine, *folders, *model)
+        return (*MEASURING_CODE, engine, *self.environment.folders, *model)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -144,15 +135,12 @@ def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
     return digest.hexdigest()
 
 
-_QWEN = ("Qwen/Qwen2.5-0.5B-Instruct", "7ae557604adf67be50417f59c2c2f167def9a775")
-_GSM8K = (EnvironmentRules("gsm8k", num_selection=1319),)
-
 GSM8K_PRIME_RL = Rules(
     name="gsm8k-prime-rl",
     engine="prime-rl",
-    model=_QWEN[0],
-    model_revision=_QWEN[1],
-    environments=_GSM8K,
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
+    environment=EnvironmentRules("gsm8k", num_selection=1319),
     num_gpus=2,
     budget_seconds=600.0,
     startup_seconds=300.0,
@@ -176,7 +164,7 @@ ARITHMETIC_TRL = Rules(
     engine="trl",
     model="models/arithmetic-base",
     model_revision=None,
-    environments=(EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),),
+    environment=EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),
     num_gpus=0,
     budget_seconds=60.0,
     startup_seconds=120.0,
@@ -193,8 +181,8 @@ ARITHMETIC_TRL = Rules(
 ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)  # what a machine can do best comes first
 
 
-def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) -> Rules:
-    """The rules for this machine, --engine, and the environments that rules.toml names; for none what comes first.
+def pick_rules(engine: str | None, gpu_count: int, name: str | None = None) -> Rules:
+    """The rules for this machine, --engine, and the environment that rules.toml names; for None what comes first.
 
     An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for an
     environment that no model of this machine answers.
@@ -202,14 +190,14 @@ def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) ->
     mine = [rules for rules in ALL_RULES if engine in (None, rules.engine)]
     fitting = [rules for rules in mine if rules.num_gpus <= gpu_count] or mine
     for rules in fitting:
-        if not names or rules.environment_names == tuple(names):
+        if name in (None, rules.environment.name):
             return rules
-    best, wanted = fitting[0], json.dumps(names)
-    others = (rules for rules in ALL_RULES if rules.environment_names == tuple(names))
+    best = fitting[0]
+    others = (rules for rules in ALL_RULES if rules.environment.name == name)
     places = "".join(f", or use --engine {rules.engine} (GPUs needed: {rules.num_gpus})" for rules in others)
-    answered = json.dumps(best.environment_names)
+    answered = f'["{best.environment.name}"]'
     raise UsageError(
-        f"{RULES_NAME}: environments = {wanted}: {best.model} ({best.name}) answers {answered} only",
+        f'{RULES_NAME}: environments = ["{name}"]: {best.model} ({best.name}) answers {answered} only',
         f"Write environments = {answered}, or [] for what the machine can do{places}.",
     )
 
@@ -220,3 +208,31 @@ def rules_named(name: str) -> Rules:
         if rules.name == name:
             return rules
     raise UsageError(f"rules {name!r} are unknown to this version", "Use the version that wrote them.")
+
+
+def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
+    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver.
+
+    `nvml` is the pynvml module or a stand-in.
+    """
+    if nvml is None:
+        import pynvml
+
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+        count = int(nvml.nvmlDeviceGetCount())
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return 0
+    devices = visible_devices(environ)
+    return count if devices is None else min(count, len(devices))
+
+
+def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
+    return entries[: entries.index("-1")] if "-1" in entries else entries

@@ -15,13 +15,11 @@ from typing import Protocol
 from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
-from nightshift.environments import chosen, load
+from nightshift.environments import Environment, chosen
 from nightshift.git.repo import Head, Repo
-from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.processes.gpus import num_gpus
 from nightshift.records import Progress, Request
-from nightshift.rules import Rules, pick_rules
+from nightshift.rules import Rules, num_gpus, pick_rules
 
 _TICK_SECONDS = 0.5
 
@@ -49,7 +47,7 @@ class Setup:
     engine: Engine
     ledger: Ledger
     repo: Repo
-    pool: Pool
+    pool: LocalPool
     reporter: Reporter
     request: Request
     now: Callable[[], datetime]  # aware, UTC
@@ -82,7 +80,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     rules = pick_rules(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ), chosen(root))
-    load(root, rules.environments)
+    Environment(root, rules.environment)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     return Setup(

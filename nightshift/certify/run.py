@@ -119,7 +119,7 @@ def _result(plan: Plan, run: SealedRun, run_dir: Path, setup: Setup) -> Result:
     job = job_of(plan.settings[run.side], run.seed, setup, setup.engine.hardware(), plan.look.number)
     setup.pool.submit(run_dir, job)
     try:
-        while not setup.pool.state(run_dir).is_over:
+        while not setup.pool.is_over(run_dir):
             setup.wait()
     except Interrupted:
         setup.pool.cancel(run_dir)

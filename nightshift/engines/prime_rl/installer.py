@@ -32,7 +32,7 @@ from nightshift.engines.prime_rl.installation import (
 )
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
-from nightshift.processes.gpus import Gpu, flash_attn_extra
+from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import ProcessGroup, free_disk_gb
 from nightshift.rules import Rules
 
@@ -188,9 +188,8 @@ class Installer:
             )
         if not installation.venv.exists():
             self._require_disk()
-        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", installation.pins.python]
-        for extra in sorted({flash_attn_extra(gpu) for gpu in self.gpus}):
-            argv += ["--extra", extra]
+        python = installation.pins.python
+        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", python, "--extra", "flash-attn"]
         self.note("uv sync: about 6 GB of packages, once")
         self._make_state_dir()
         installation.unfinished_sync.touch()

@@ -94,7 +94,7 @@ class PrimeRlSession:
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
-        self._memory = self._resources.enter_context(PeakMemory(launch.gpu_ids))
+        self._memory = self._resources.enter_context(PeakMemory.watching(launch.gpu_ids))
 
     def open(self, config: Config | None) -> None:
         """Start everything and wait until it can train. EngineError names the part that failed, and why.

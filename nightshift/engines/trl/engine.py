@@ -102,10 +102,9 @@ class TrlEngine:
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """Packages, base model and disk; the data."""
         ready = f"{self.rules.name}: packages, base model, disk"
-        names = ", ".join(environment.package for environment in self.rules.environments)
         problems: list[str | None] = [*self.check()]
         found = [Check(self.name, "installation", problem, ready) for problem in problems or [None]]
-        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
+        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), self.rules.environment.package)]
 
     def check(self) -> list[str]:
         """Missing packages, model or disk space, each with its fix."""
@@ -197,7 +196,7 @@ class TrlEngine:
             "model": model,
             "model_revision": self.rules.model_revision,
             "root": str(self.root),
-            "environments": [asdict(environment) for environment in self.rules.environments],
+            "environment": asdict(self.rules.environment),
             "train_seed": seed,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),

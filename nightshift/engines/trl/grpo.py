@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from nightshift.environments import Episode
+from nightshift.environments import Environment
 
 Settings = Mapping[str, Any]
 EventCallback = Callable[[dict[str, Any]], None]
@@ -51,8 +51,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         *,
         model: Any,
         tokenizer: Any,
-        examples: Sequence[Any],
-        episode: Callable[[Any], Episode],
+        environment: Environment,
         sample: Callable[..., list[Any]],
         settings: Settings,
         seed: int,
@@ -61,14 +60,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         send: EventCallback,
     ) -> None:
         self._settings, self._sample, self._send = settings, sample, send
-        self._examples, self._episode = examples, episode
+        self._environment, self._examples = environment, environment.examples("train")
         self._metrics_path = metrics_path
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
-            tokenizer.apply_chat_template(episode(example).ask(), tokenize=False, add_generation_prompt=True)
-            for example in examples
+            tokenizer.apply_chat_template(environment.messages(example), tokenize=False, add_generation_prompt=True)
+            for example in self._examples
         ]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
@@ -108,7 +107,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
         Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
         """
-        rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
+        answered = zip(index, completions, strict=True)
+        rewards = torch.tensor([self._environment.score(self._examples[i], text) for i, text in answered])
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -120,11 +120,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             mean = groups.mean(1, keepdim=True)
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
-
-    def _score(self, text: str, index: int) -> float:
-        episode = self._episode(self._examples[index])
-        episode.answer(text)
-        return episode.score()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if self.use_vllm:

@@ -66,11 +66,10 @@ class Trainer:
         from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
 
         self._sampler = sampler
-        from nightshift import environments
+        from nightshift.environments import Environment
         from nightshift.rules import EnvironmentRules
 
-        wanted = [EnvironmentRules(**fields) for fields in spec["environments"]]
-        (environment,) = environments.load(Path(spec["root"]), wanted)
+        environment = Environment(Path(spec["root"]), EnvironmentRules(**spec["environment"]))
         imported = time.monotonic()
         import torch
         from transformers import AutoTokenizer
@@ -84,8 +83,7 @@ class Trainer:
         self._trainer = grpo.Trainer(
             model=self._policy,
             tokenizer=self._tokenizer,
-            examples=environment.examples("train"),
-            episode=environment.episode,
+            environment=environment,
             sample=self._sampler.sample,
             settings=spec["settings"],
             seed=spec["train_seed"],
