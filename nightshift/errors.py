@@ -11,6 +11,7 @@ A failed experiment is none of these: it is data, and is recorded with verdict `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -64,3 +65,9 @@ class Interrupted(NightshiftError):
     """A person or the system asked the harness to stop."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """`a, b and 3 more`: names in a line of theirs, of which `most` are shown."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -18,7 +18,7 @@ from nightshift.campaign import resume
 from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Effective, Engine, used_keys
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME, read_steps
@@ -242,8 +242,7 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     if agreed and Head(record.branch, agreed).is_campaign:
         changed = changed_harness_files(setup.repo, agreed, setup.rules)
         if changed:
-            named = ", ".join(changed[:3])
-            return Failure.MACHINERY, f"{named} changed while the experiment ran: it counts for nothing"
+            return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if record.runs[-1].evaluation is None:
         training = record.runs[-1].training
         return training.failure or Failure.MACHINERY, training.cause or "no cause known"

@@ -8,8 +8,7 @@ from dataclasses import replace
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.models import keep_model
 from nightshift.campaign.version_1 import FINISH
-from nightshift.git.repo import Head, Repo
-from nightshift.git.settlement import settle
+from nightshift.git.repo import Head, Repo, settle
 from nightshift.records import Failure, Judgement, Record, Verdict
 
 

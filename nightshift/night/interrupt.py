@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from nightshift.errors import Interrupted
-from nightshift.processes.supervise import STOP_SIGNALS
+from nightshift.processes.supervise import handling
 
 
 class Interrupt:
@@ -22,18 +22,13 @@ class Interrupt:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take over SIGINT, SIGTERM and SIGHUP; those that the caller ignores (nohup) stay ignored.
+        """Take over SIGINT, SIGTERM and SIGHUP.
 
         The second SIGINT, or the first of the others, raises Interrupted in the main thread; what comes after
         that is ignored, so that it cannot cut short the clean-up.
         """
-        handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-        previous = {number: signal.signal(number, self._handle) for number in handled}
-        try:
+        with handling(self._handle):
             yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
     def tell(self) -> bool:
         """`asked`; says so on the live line, once, while a run is in flight."""

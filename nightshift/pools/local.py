@@ -67,10 +67,10 @@ class LocalPool:
                 cwd=self.root,
                 stdin=PIPE,
             )
-            assert child.popen.stdin is not None
+            assert child.stdin is not None
             with suppress(BrokenPipeError):  # it is dead already, which `result` says
-                child.popen.stdin.write(key + self.look_key)
-                child.popen.stdin.flush()
+                child.stdin.write(key + self.look_key)
+                child.stdin.flush()
         except BaseException:
             group.stop()
             raise
@@ -86,7 +86,7 @@ class LocalPool:
         """Return when the run in flight ends, at the latest after `timeout_seconds`."""
         for worker in self._workers.values():
             with suppress(TimeoutExpired):
-                worker.child.popen.wait(timeout_seconds)
+                worker.child.wait(timeout_seconds)
 
     def in_flight(self) -> list[Path]:
         """The folders of the runs that were submitted and not collected."""

@@ -80,12 +80,7 @@ class ProcessTree:
             self.reap(process)
         return alive
 
-    def end(
-        self,
-        grace_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> list[str]:
+    def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
 
         Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none. Never
@@ -94,7 +89,7 @@ class ProcessTree:
         spared = {psutil.Process(), *psutil.Process().parents()}
         asked: set[psutil.Process] = set()
         found: set[psutil.Process] = set()
-        kill_at = clock() + grace_seconds
+        kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
             self.seen |= self._marked()
@@ -104,7 +99,7 @@ class ProcessTree:
             # A chain that forks faster than /proc can be read shows only by the zombies it leaves.
             num_quiet = 0 if left or ended - found else num_quiet + 1
             found |= ended
-            if clock() >= kill_at:
+            if time.monotonic() >= kill_at:
                 for process in left | ended:
                     _kill(process)
             else:
@@ -113,9 +108,9 @@ class ProcessTree:
                 asked |= left
             for process in ended:
                 self.reap(process)
-            if num_quiet == NUM_QUIET_SWEEPS or clock() > kill_at + KILL_SECONDS:
+            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
                 return sorted(_describe(process) for process in left)
-            sleep(pause)
+            time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
 
     def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
@@ -203,23 +198,19 @@ class Watchdog:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         """Start the watchdog of this process. `env` must not hold a marker. Raises OSError."""
-        read_end, self._write_end = os.pipe()  # not inheritable: the harness alone holds the write end
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", __file__, str(os.getpid())],
-                stdin=read_end,
-                # Not the harness's own: `run.py | tee log` must end when run.py does.
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=env,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(self._write_end)
-            raise
-        finally:
-            os.close(read_end)
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,  # not inheritable: the harness alone holds the write end
+            # Not the harness's own: `run.py | tee log` must end when run.py does.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._popen.stdin is not None
+        self._stdin = self._popen.stdin
         self.pid = self._popen.pid
 
     def is_alive(self) -> bool:
@@ -227,13 +218,13 @@ class Watchdog:
         return self._popen.poll() is None
 
     def watch(self, marker: str, grace_seconds: float) -> None:
-        """Have the processes with this marker ended too if the harness dies."""
+        """Have the processes with this marker ended too if the harness dies; once is enough."""
         self._write(f"{marker} {grace_seconds}")
 
     def dismiss(self) -> None:
         """Everything is stopped: let it go, and wait until it is gone."""
         self._write(FAREWELL)
-        os.close(self._write_end)
+        self._stdin.close()
         try:
             self._popen.wait(FAREWELL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -242,7 +233,7 @@ class Watchdog:
 
     def _write(self, line: str) -> None:
         with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            os.write(self._write_end, f"{line}\n".encode())
+            self._stdin.write(f"{line}\n".encode())
 
 
 def become_subreaper() -> None:
@@ -255,18 +246,11 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _parent(pid: int) -> psutil.Process | None:
-    """The parent of this process if it still has that pid, None if it is dead."""
-    try:
-        parent = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-    return parent if os.getppid() == pid else None
-
-
 def _watch(harness_pid: int) -> None:
     """Watch until the farewell or the harness's end; in the second case end the tree."""
-    harness = _parent(harness_pid)
+    harness = psutil.Process().parent()
+    if harness is not None and harness.pid != harness_pid:  # it is dead already
+        harness = None
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}
     tree = ProcessTree(harness, lambda child: session_of(child) not in sessions_spared)
     grace_seconds = 0.0

@@ -199,8 +199,8 @@ class _Output:
     """What a child writes: the first megabyte to its log, the end of it in memory, the rest nowhere."""
 
     def __init__(self, child: Child, log: IO[bytes]) -> None:
-        assert child.popen.stdout is not None
-        self._descriptor = child.popen.stdout.fileno()
+        assert child.stdout is not None
+        self._descriptor = child.stdout.fileno()
         os.set_blocking(self._descriptor, False)
         self._log = log
         self._tail = b""

@@ -72,7 +72,7 @@ class CommandRunner:
             child = group.start(name, [program, *argv[1:]], log_path=log_path, env=env, cwd=cwd)
             while child.poll() is None:
                 with suppress(TimeoutExpired):
-                    child.popen.wait(_POLL_SECONDS)
+                    child.wait(_POLL_SECONDS)
                 group.check()
                 now = time.monotonic()
                 if now - last_news >= _NEWS_SECONDS:
