@@ -1,10 +1,4 @@
-"""Every way Nightshift refuses or fails.
-
-NightshiftError            one line: cause with the offending value, then the fix
-├── UsageError             wrong flags, wrong place, wrong moment                      exit 2
-│   └── ConfigError        train.toml cannot be run as it stands                       exit 2
-├── EngineError            the machinery broke: missing GPU, installation, disk, port  exit 2
-└── Interrupted            Ctrl-C or SIGTERM reached the harness                       exit 130
+"""Every way Nightshift refuses or fails: one line, the cause with the offending value, then the fix.
 
 A failed experiment is none of these: it is data, and is recorded with verdict `crash` (exit 1).
 """
@@ -38,7 +32,7 @@ class NightshiftError(Exception):
 
 
 class UsageError(NightshiftError):
-    """The command cannot be carried out as given."""
+    """The command cannot be carried out as given: wrong flags, wrong place, wrong moment."""
 
     exit_code = ExitCode.USAGE
 

@@ -47,7 +47,7 @@ class Gpu:
 
 def list_gpus(nvml: Any = None) -> list[Gpu]:
     """All NVIDIA GPUs of this machine; [] without a driver. EngineError when the driver itself fails."""
-    with _session(nvml) as session:
+    with nvml_session(nvml) as session:
         if session is None:
             return []
         try:
@@ -62,12 +62,10 @@ def parse_gpus(text: str) -> GpuIds:
     if text.strip().lower() == "none":
         return ()
     words = [word.strip() for word in text.split(",")]
-    if len(words) != 2 or not all(word.isascii() and word.isdecimal() and len(word) < 4 for word in words):
+    ids = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4]
+    if len(words) != 2 or len({*ids}) != 2:
         raise UsageError(f"--gpus {text!r} is no pair of GPU ids", "Write two of nvidia-smi's numbers: --gpus 0,1.")
-    inference, trainer = map(int, words)
-    if inference == trainer:
-        raise UsageError(f"--gpus {text!r} names one GPU twice", "Give two: one serves, the other trains.")
-    return inference, trainer
+    return ids[0], ids[1]
 
 
 def choose_pair(gpus: Sequence[Gpu], ids: tuple[int, int] | None, environ: Mapping[str, str]) -> tuple[Gpu, Gpu]:
@@ -106,10 +104,8 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         by_uuid = entry.startswith("GPU-")
         matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if by_uuid else str(gpu.index) == entry)]
         if len(matching) != 1 or matching[0] in found:
-            reason = "a slice of a GPU: prime-rl needs whole ones" if entry.startswith("MIG-") else "no GPU of its own"
-            raise EngineError(
-                f"CUDA_VISIBLE_DEVICES names {entry!r}, {reason}", "Write whole GPUs, as nvidia-smi -L lists them."
-            )
+            cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
+            raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
         found += matching
     return found
 
@@ -127,15 +123,9 @@ class PeakMemory:
     """
 
     def __init__(self, indices: Sequence[int], session: Any) -> None:
+        """`session` is that of `nvml_session`; without one nothing is seen."""
         self.peak_gb: float | None = None
         self._indices, self._nvml = indices, session
-
-    @classmethod
-    @contextmanager
-    def watching(cls, indices: Sequence[int], nvml: Any = None) -> Iterator[PeakMemory]:
-        """One with a session of NVML, which ends here."""
-        with _session(nvml) as session:
-            yield cls(indices, session)
 
     def sample(self) -> None:
         """Look once. A GPU that cannot be read (lost, not supported) adds nothing."""
@@ -147,7 +137,7 @@ class PeakMemory:
 
 
 @contextmanager
-def _session(nvml: Any) -> Iterator[Any]:
+def nvml_session(nvml: Any = None) -> Iterator[Any]:
     """NVML between init and shutdown; None without a driver."""
     if nvml is None:
         import pynvml
@@ -201,7 +191,7 @@ def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     """Why a card cannot be used now."""
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
-    with _session(nvml) as session:
+    with nvml_session(nvml) as session:
         pids = [] if session is None else _pids(session, gpu)
     by = f" by pid {', '.join(map(str, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb

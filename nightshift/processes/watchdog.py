@@ -3,9 +3,9 @@
 `ProcessTree` finds and ends what a harness started; supervise uses it to stop a run. As a script
 (`python -I watchdog.py HARNESS_PID`) this file is the watchdog: a process in a session of its own,
 whose stdin is a pipe that only the harness can write to. The harness writes a line
-`MARKER GRACE_SECONDS` for each group that it opens and `farewell` when all of them are stopped.
-When the pipe closes without the farewell (the harness crashed, or was killed with SIGKILL), the
-watchdog ends what is left, with the same code, and exits.
+`MARKER GRACE_SECONDS` for each group that it opens, and kills the watchdog when all of them are stopped.
+When the pipe closes (the harness crashed, or was killed with SIGKILL), the watchdog ends what is left,
+with the same code, and exits.
 
 Imports only psutil and little of the standard library: the watchdog must start quickly and weigh little.
 """
@@ -25,8 +25,6 @@ from contextlib import suppress
 import psutil
 
 MARKER_NAME = "NIGHTSHIFT_RUN"
-FAREWELL = "farewell"
-FAREWELL_SECONDS = 5.0  # the watchdog leaves within milliseconds, once it has started
 WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
 KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
 FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
@@ -126,13 +124,11 @@ class ProcessTree:
         found: set[psutil.Process] = set()
         pids: set[int] = set()
         for process in _children(self.harness):  # parents come before their children
-            try:
+            with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
-            except psutil.NoSuchProcess:
-                continue
-            if parent in pids or (parent == self.harness.pid and self.claims(process)):
-                pids.add(process.pid)
-                found.add(process)
+                if parent in pids or (parent == self.harness.pid and self.claims(process)):
+                    pids.add(process.pid)
+                    found.add(process)
         return found
 
     def _marked(self) -> set[psutil.Process]:
@@ -164,12 +160,10 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _terminate(process: psutil.Process) -> None:
-    try:
+    with suppress(psutil.Error):  # gone meanwhile; what may not be signalled is still there at the end, and reported
         process.terminate()
         if process.status() == psutil.STATUS_STOPPED:  # the signal waits until it runs again
             process.resume()
-    except psutil.Error:  # gone meanwhile; what may not be signalled is still there at the end, and reported
-        pass
 
 
 def _kill(process: psutil.Process) -> None:
@@ -177,13 +171,11 @@ def _kill(process: psutil.Process) -> None:
 
     Works on a zombie too: until it is reaped, its pid and its group are nobody else's.
     """
-    try:
+    with suppress(psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
         group = os.getpgid(process.pid)
         if process.is_running() and group != os.getpgrp():
             os.killpg(group, signal.SIGKILL)
         process.kill()
-    except (psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
-        pass
 
 
 def _describe(process: psutil.Process) -> str:
@@ -219,21 +211,14 @@ class Watchdog:
 
     def watch(self, marker: str, grace_seconds: float) -> None:
         """Have the processes with this marker ended too if the harness dies; once is enough."""
-        self._write(f"{marker} {grace_seconds}")
+        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
+            self._stdin.write(f"{marker} {grace_seconds}\n".encode())
 
     def dismiss(self) -> None:
-        """Everything is stopped: let it go, and wait until it is gone."""
-        self._write(FAREWELL)
+        """Everything is stopped: end it, and wait until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
         self._stdin.close()
-        try:
-            self._popen.wait(FAREWELL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-
-    def _write(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            self._stdin.write(f"{line}\n".encode())
 
 
 def become_subreaper() -> None:
@@ -247,7 +232,7 @@ def become_subreaper() -> None:
 
 
 def _watch(harness_pid: int) -> None:
-    """Watch until the farewell or the harness's end; in the second case end the tree."""
+    """Watch until the harness's end, then end the tree."""
     harness = psutil.Process().parent()
     if harness is not None and harness.pid != harness_pid:  # it is dead already
         harness = None
@@ -262,8 +247,6 @@ def _watch(harness_pid: int) -> None:
                 break
             *lines, received = (received + data).split(b"\n")
             for line in lines:
-                if line.decode() == FAREWELL:
-                    return
                 marker, grace = line.decode().split(" ")
                 tree.markers.add(marker)
                 grace_seconds = max(grace_seconds, float(grace))

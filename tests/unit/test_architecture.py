@@ -41,7 +41,6 @@ USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
 # Above 300 lines, and why.
 LONG: dict[str, str] = {
     "processes/supervise.py": "what a process group promises is read in one place",
-    "processes/watchdog.py": "one file, because it runs by itself",
     "engines/trl/grpo.py": "one trainer",
 }
 # Child processes of engines: they import nothing of nightshift but these.
