@@ -53,9 +53,7 @@ class Clone:
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""
-        after = self._listing()
-        changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-        changed -= {CONFIG_NAME, ANSWER_NAME}
+        changed = {name for name, _ in before.items() ^ self._listing().items()} - {CONFIG_NAME, ANSWER_NAME}
         history = {name for name in changed if name.startswith(_HISTORY)}
         notes = []
         if not (self.path / ".git").is_dir():

@@ -70,7 +70,7 @@ def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
     Raises UsageError when anything else was touched: a person has to look at that.
     """
     after = take(checkout)
-    names = sorted(name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name))
+    names = sorted({name for name, _ in before.parts.items() ^ after.parts.items()})
     if names:
         raise UsageError(
             f"{listed(names)} changed in this checkout while the agent was at work in its clone",

@@ -20,10 +20,8 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shutil
 import signal
 import subprocess
-import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +34,6 @@ import psutil
 from nightshift.errors import EngineError, Interrupted
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 
-GB = 1e9
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
@@ -72,12 +69,6 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
         if name in names or (name.startswith(ENVIRONMENT_PREFIXES) and not SECRET_NAME.search(name))
     }
     return {**kept, **extra}
-
-
-def free_disk_gb(path: Path) -> float:
-    """Free space, in 1e9 bytes, of the file system where `path` is or would be created."""
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(existing).free / GB
 
 
 @contextmanager
@@ -116,9 +107,6 @@ def interruptible() -> Iterator[None]:
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
     """Let no signal handler raise inside; deliver the first signal afterwards."""
-    if threading.current_thread() is not threading.main_thread():  # Python runs handlers in the main thread
-        yield
-        return
     caught: list[int] = []
     try:
         with handling(lambda number, frame: caught.append(number)):
@@ -166,7 +154,7 @@ def _plain(line: str) -> str:
 
 
 class ProcessGroup:
-    """The processes of one part of a run that are stopped together. Not thread-safe.
+    """The processes of one part of a run that are stopped together. For the main thread only, like signals.
 
     Everything in another session than the harness's is taken for part of a run, so start nothing with
     `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
@@ -198,8 +186,7 @@ class ProcessGroup:
         stdin is empty unless given. Raises EngineError when the program cannot be started.
         """
         with _signals_deferred():
-            if self not in _open_groups:
-                _open_groups.append(self)
+            _open_groups.add(self)
             try:
                 _keep_watchdog()
                 with log_path.open("ab") as log:
@@ -239,12 +226,10 @@ class ProcessGroup:
             left = self._tree.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
-                for pipe in (child.stdin, child.stdout):
-                    if pipe is not None:
-                        with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
-                            pipe.close()
-            if self in _open_groups:
-                _open_groups.remove(self)
+                for pipe in filter(None, (child.stdin, child.stdout)):
+                    with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
+                        pipe.close()
+            _open_groups.discard(self)
             if not _open_groups:
                 _dismiss_watchdog()
             return left
@@ -260,7 +245,7 @@ class ProcessGroup:
                 os.waitpid(process.pid, os.WNOHANG)
 
 
-_open_groups: list[ProcessGroup] = []  # those that have started something and are not stopped
+_open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
 _watchdog: Watchdog | None = None
 
 
@@ -276,9 +261,10 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    # An orphan that was never seen before, cleared its environment and made its own session.
-    is_of_only_one = len(_open_groups) == 1 and process not in _open_groups[0]._strangers
-    return _open_groups[0] if is_of_only_one else None
+    match [*_open_groups]:
+        case [only] if process not in only._strangers:
+            return only  # an orphan that was never seen before, cleared its environment and made its own session
+    return None
 
 
 def _keep_watchdog() -> None:

@@ -40,7 +40,6 @@ STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
 # Above 300 lines, and why.
 LONG: dict[str, str] = {
-    "processes/supervise.py": "what a process group promises is read in one place",
     "engines/trl/grpo.py": "one trainer",
 }
 # Child processes of engines: they import nothing of nightshift but these.

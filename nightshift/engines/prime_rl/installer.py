@@ -31,9 +31,9 @@ from nightshift.engines.prime_rl.installation import (
     submodules_problem,
 )
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import write_atomically
+from nightshift.files import free_disk_gb, write_atomically
 from nightshift.processes.gpus import Gpu
-from nightshift.processes.supervise import ProcessGroup, free_disk_gb
+from nightshift.processes.supervise import ProcessGroup
 from nightshift.rules import Rules
 
 # 274 packages: 4.1 GB of wheels of known size in uv.lock beside torch, vllm and flash-attn, about 6 GB in all.
