@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -30,48 +32,107 @@ Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
 
 
 class Example(Protocol):
-    """One problem. `answer`: what is right, for people who read rollouts."""
+    """One problem, or one opening of a game. `answer`: what is right, for people who read rollouts."""
 
     key: str  # the same in every split, order and size
     answer: str
 
 
-class Environment:
-    """A task with its three sets of examples, over the modules `data` and `scoring` of its package."""
+class Episode(Protocol):
+    """One example in the hands of a policy."""
 
-    def __init__(self, root: Path, rules: EnvironmentRules) -> None:
-        """Of the checkout at `root`; from now on Python can import its package.
+    def ask(self) -> Sequence[Message] | None:
+        """The chat that the policy shall continue; None once the episode is over."""
+        ...
 
-        Raises UsageError when there is no such folder, or when Python has a package of that name elsewhere, whose
-        bytes no rules hash would cover.
-        """
-        for folder in rules.folders:
-            _put_on_path(root / folder)
-        self.package, self._rules = rules.package, rules
-        self._data, self._scoring = (importlib.import_module(f"{self.package}.{name}") for name in ("data", "scoring"))
-        self.prompt_tokens: int = self._data.PROMPT_TOKENS  # room that a prompt may need in the model's context
+    def answer(self, text: str) -> None:
+        """What the policy said to the last chat."""
+        ...
+
+    def score(self) -> float:
+        """0..1; what was not answered scores as an empty text."""
+        ...
+
+
+class Environment(Protocol):
+    """A task with its three sets of examples."""
+
+    name: str
+    package: str  # its name for Python and verifiers, and in every evaluation
+    prompt_tokens: int  # room that a prompt may need in the model's context
 
     def examples(self, split: Split) -> Sequence[Example]:
         """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
-        official data. The sealed set is read through sealed.py only."""
+        official data. The sealed set is read through certify/looks.py only."""
+        ...
+
+    def episode(self, example: Example) -> Episode:
+        """A fresh episode of one of its examples."""
+        ...
+
+    def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
+        """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
+        there. EngineError when it cannot be had."""
+        ...
+
+
+class SingleTurn:
+    """An Environment of one question and one answer, over the modules `data` and `scoring` of its package."""
+
+    def __init__(self, rules: EnvironmentRules, data: Any, scoring: Any) -> None:
+        self.name, self.package = rules.name, rules.package
+        self.prompt_tokens: int = data.PROMPT_TOKENS
+        self._rules, self._data, self._scoring = rules, data, scoring
+
+    def examples(self, split: Split) -> Sequence[Example]:
+        """See Environment."""
         size = self._rules.num_train if split == "train" else self._rules.num_selection
         examples: Sequence[Example] = _call(self._data.load, split, size)
         return examples
 
-    def messages(self, example: Example) -> Sequence[Message]:
-        """The chat that asks."""
-        messages: Sequence[Message] = self._data.messages(example)
-        return messages
-
-    def score(self, example: Example, text: str) -> float:
-        """0..1, for what a policy said."""
-        return float(self._scoring.score(text, example.answer))
+    def episode(self, example: Example) -> Question:
+        """See Environment."""
+        return Question(self._data.messages(example), lambda text: self._scoring.score(text, example.answer))
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
-        there or generated. EngineError when it cannot be had."""
+        """See Environment; generated data needs no preparation."""
         if hasattr(self._data, "prepare"):
             _call(self._data.prepare, source=source, progress=note)
+
+
+class Question:
+    """The Episode of a SingleTurn."""
+
+    def __init__(self, messages: Sequence[Message], score: Callable[[str], float]) -> None:
+        self._messages, self._score = messages, score
+        self._text: str | None = None
+
+    def ask(self) -> Sequence[Message] | None:
+        """The question, until it is answered."""
+        return self._messages if self._text is None else None
+
+    def answer(self, text: str) -> None:
+        """The one answer."""
+        self._text = text
+
+    def score(self) -> float:
+        """By the package's scoring."""
+        return self._score(self._text or "")
+
+
+def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
+    """The wanted environments of the checkout at `root`; from now on Python can import their packages.
+
+    Raises UsageError when there is no such folder, or when Python has a package of that name elsewhere, whose bytes
+    no rules hash would cover.
+    """
+    found: list[Environment] = []
+    for rules in wanted:
+        for folder in rules.folders:
+            _put_on_path(root / folder)
+        data, scoring = (importlib.import_module(f"{rules.package}.{name}") for name in ("data", "scoring"))
+        found.append(SingleTurn(rules, data, scoring))
+    return tuple(found)
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -84,7 +145,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 def _put_on_path(folder: Path) -> None:
     """At the end: no file of an environment passes for a library."""
-    package = folder / f"nightshift_{folder.name}"
+    package = folder / EnvironmentRules(folder.name, 0).package
     if not (package / "__init__.py").is_file():
         raise UsageError(f"{package} is no package", "Restore it: git checkout environments.")
     if str(folder) not in sys.path:
@@ -98,17 +159,31 @@ def _put_on_path(folder: Path) -> None:
         )
 
 
+def data_problem(environment: Environment) -> EngineError | None:
+    """What is wrong with the environment's data: it is missing, or not the official data. Reads only."""
+    try:
+        environment.examples("selection")
+    except EngineError as error:
+        return error
+    return None
+
+
 class _Chosen(msgspec.Struct, forbid_unknown_fields=True):
-    environments: Annotated[list[str], msgspec.Meta(max_length=1)] = []
+    environments: list[str] = []
 
 
-def chosen(root: Path) -> str | None:
-    """The environment that rules.toml names; None: what the machine can do. UsageError with what is wrong in it."""
+def chosen(root: Path) -> tuple[str, ...]:
+    """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
     try:
         names = msgspec.toml.decode((root / RULES_NAME).read_bytes(), type=_Chosen).environments
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{RULES_NAME}: {error}", 'Write environments = ["name"], or [], and nothing else.') from None
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
-    if not {*names} <= {*there}:
-        raise UsageError(f"{RULES_NAME}: environments/ has no {names[0]!r}", f"Write one of: {', '.join(there)}.")
-    return names[0] if names else None
+    for name in names:
+        if name not in there:
+            near = get_close_matches(name, there, 1)
+            fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
+            raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
+    if len(names) > 1:
+        raise UsageError(f"{RULES_NAME}: environments = {json.dumps(names)}: one is scored at a time", "Name one.")
+    return tuple(names)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nightshift import environments
 from nightshift.engines import ProgressCallback, Session
 from nightshift.environments import Environment, Example, Split
 from nightshift.errors import EngineError
@@ -23,12 +24,12 @@ Posed = tuple[Environment, Example]
 
 
 def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
-    """The examples of one set, in a fixed order, each with its environment; the sealed set is read in sealed.py only.
+    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in looks.py only.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    environment = Environment(root, rules.environment)
-    return [(environment, example) for example in environment.examples(split)]
+    found = environments.load(root, rules.environments)
+    return [(environment, example) for environment in found for example in environment.examples(split)]
 
 
 def evaluate(
@@ -39,44 +40,50 @@ def evaluate(
     progress: ProgressCallback,
     clock: Monotonic,
 ) -> Evaluation:
-    """Load the final weights, complete the prompt of every example, score, and write `path` (JSON lines).
+    """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     `eval_score` is the mean over examples. Raises EngineError when the policy cannot be loaded or answers
     another number of questions than it was asked.
     """
     began = clock()
     weights = session.load_final_weights()
-    prompts = [environment.messages(example) for environment, example in examples]
-    completions = session.complete(prompts, rules.decoding, progress)
-    if len(completions) != len(examples):
-        raise EngineError(f"the policy completed {len(completions)} of {len(examples)} examples")
-    answered = zip(examples, completions, strict=True)
-    scores = tuple(environment.score(example, completion.text) for (environment, example), completion in answered)
+    episodes = [environment.episode(example) for environment, example in examples]
+    said: list[list[Completion]] = [[] for _ in episodes]
+    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
+        completions = session.complete([chat for _, chat in asked], rules.decoding, progress)
+        if len(completions) != len(asked):
+            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
+        for (index, _), completion in zip(asked, completions, strict=True):
+            episodes[index].answer(completion.text)
+            said[index].append(completion)
+    scores = tuple(episode.score() for episode in episodes)
     n, mean = len(scores), sum(scores) / len(scores)
-    _write(path, examples, completions, scores)
+    _write(path, examples, said, scores)
     keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
     return Evaluation(
         eval_score=mean,
         eval_stderr=math.sqrt(mean * (1 - mean) / n),
         scores=scores,
         examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
-        truncated_share=sum(completion.truncated for completion in completions) / n,
-        completion_tokens_mean=sum(completion.num_tokens for completion in completions) / n,
+        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
+        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
         weights=weights,
         seconds=clock() - began,
     )
 
 
-def _write(path: Path, examples: Sequence[Posed], completions: Sequence[Completion], scores: Sequence[float]) -> None:
+def _write(
+    path: Path, examples: Sequence[Posed], said: Sequence[Sequence[Completion]], scores: Sequence[float]
+) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for (environment, example), completion, score in zip(examples, completions, scores, strict=True):
+        for (environment, example), turns, score in zip(examples, said, scores, strict=True):
             line = {
                 "environment": environment.package,
                 "key": example.key,
                 "score": score,
                 "answer": example.answer,
-                "completion": completion.text,
-                "num_tokens": completion.num_tokens,
-                "truncated": completion.truncated,
+                "completion": "\n".join(turn.text for turn in turns),
+                "num_tokens": sum(turn.num_tokens for turn in turns),
+                "truncated": any(turn.truncated for turn in turns),
             }
             file.write(json.dumps(line) + "\n")

@@ -66,7 +66,7 @@ class Rules:
     engine: str
     model: str
     model_revision: str | None  # None: the model's bytes lie in this repository and are hashed
-    environment: EnvironmentRules
+    environments: tuple[EnvironmentRules, ...]
     num_gpus: int  # that a machine must have for them to be its rules
     budget_seconds: float
     startup_seconds: float
@@ -76,6 +76,10 @@ class Rules:
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
+
+    def __post_init__(self) -> None:
+        if len(self.environments) != 1:  # an engine would train on the first and be scored on all
+            raise ValueError(f"rules {self.name}: one environment at a time")
 
     @property
     def deadline_seconds(self) -> float:
@@ -93,11 +97,17 @@ class Rules:
         return replace(self, budget_seconds=float(budget_seconds))
 
     @property
+    def environment_names(self) -> tuple[str, ...]:
+        """As rules.toml writes them."""
+        return tuple(environment.name for environment in self.environments)
+
+    @property
     def measuring(self) -> tuple[str, ...]:
         """Paths of all that can move the number or the verdict: what the hash covers, beside the constants here."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
+        folders = (folder for environment in self.environments for folder in environment.folders)
         model = (f"{self.model}/",) if self.model_revision is None else ()
-        return (*MEASURING_CODE, engine, *self.environment.folders, *model)
+        return (*MEASURING_CODE, engine, *folders, *model)
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -140,7 +150,7 @@ GSM8K_PRIME_RL = Rules(
     engine="prime-rl",
     model="Qwen/Qwen2.5-0.5B-Instruct",
     model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
-    environment=EnvironmentRules("gsm8k", num_selection=1319),
+    environments=(EnvironmentRules("gsm8k", num_selection=1319),),
     num_gpus=2,
     budget_seconds=600.0,
     startup_seconds=300.0,
@@ -164,7 +174,7 @@ ARITHMETIC_TRL = Rules(
     engine="trl",
     model="models/arithmetic-base",
     model_revision=None,
-    environment=EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),
+    environments=(EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),),
     num_gpus=0,
     budget_seconds=60.0,
     startup_seconds=120.0,
@@ -181,8 +191,8 @@ ARITHMETIC_TRL = Rules(
 ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)  # what a machine can do best comes first
 
 
-def pick_rules(engine: str | None, gpu_count: int, name: str | None = None) -> Rules:
-    """The rules for this machine, --engine, and the environment that rules.toml names; for None what comes first.
+def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) -> Rules:
+    """The rules for this machine, --engine, and the environments that rules.toml names; for none what comes first.
 
     An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for an
     environment that no model of this machine answers.
@@ -190,14 +200,14 @@ def pick_rules(engine: str | None, gpu_count: int, name: str | None = None) -> R
     mine = [rules for rules in ALL_RULES if engine in (None, rules.engine)]
     fitting = [rules for rules in mine if rules.num_gpus <= gpu_count] or mine
     for rules in fitting:
-        if name in (None, rules.environment.name):
+        if not names or rules.environment_names == tuple(names):
             return rules
-    best = fitting[0]
-    others = (rules for rules in ALL_RULES if rules.environment.name == name)
+    best, wanted = fitting[0], json.dumps(names)
+    others = (rules for rules in ALL_RULES if rules.environment_names == tuple(names))
     places = "".join(f", or use --engine {rules.engine} (GPUs needed: {rules.num_gpus})" for rules in others)
-    answered = f'["{best.environment.name}"]'
+    answered = json.dumps(best.environment_names)
     raise UsageError(
-        f'{RULES_NAME}: environments = ["{name}"]: {best.model} ({best.name}) answers {answered} only',
+        f"{RULES_NAME}: environments = {wanted}: {best.model} ({best.name}) answers {answered} only",
         f"Write environments = {answered}, or [] for what the machine can do{places}.",
     )
 

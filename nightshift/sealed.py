@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.environments import Environment, Example
+from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, read_file
 from nightshift.rules import Rules
@@ -96,13 +96,13 @@ def sealed_set(rules: Rules, root: Path, number: int | None, key: bytes) -> list
     digest = hashlib.sha256(key).hexdigest()
     if not counted or counted[-1].number != number or not hmac.compare_digest(counted[-1].key_sha256, digest):
         raise EngineError(f"the sealed examples are for the head of a look in {LOOKS_NAME}, not for this worker")
-    environment = Environment(root, rules.environment)
-    return [(environment, example) for example in environment.examples("sealed")]
+    found = load(root, rules.environments)
+    return [(environment, example) for environment in found for example in environment.examples("sealed")]
 
 
 def num_examples(rules: Rules) -> int:
     """Size of the sealed set that the rules use: as many as decide."""
-    return rules.environment.num_selection
+    return sum(environment.num_selection for environment in rules.environments)
 
 
 def describe(counted: Sequence[Look]) -> list[str]:

@@ -15,8 +15,9 @@ from typing import Protocol
 from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
-from nightshift.environments import Environment, chosen
+from nightshift.environments import chosen, load
 from nightshift.git.repo import Head, Repo
+from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.records import Progress, Request
 from nightshift.rules import Rules, num_gpus, pick_rules
@@ -47,7 +48,7 @@ class Setup:
     engine: Engine
     ledger: Ledger
     repo: Repo
-    pool: LocalPool
+    pool: Pool
     reporter: Reporter
     request: Request
     now: Callable[[], datetime]  # aware, UTC
@@ -80,7 +81,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     rules = pick_rules(request.engine or _engine_of(repo.head(), ledger), num_gpus(environ), chosen(root))
-    Environment(root, rules.environment)
+    load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     return Setup(

@@ -21,9 +21,9 @@ from unittest import mock
 
 import numpy as np
 
+from nightshift import environments
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.environments import Environment
 from nightshift.metrics import Step, write_steps
 from nightshift.records import (
     Evaluation,
@@ -99,8 +99,8 @@ def build(
     Without `with_files` the runs have neither metrics nor rollouts.
     """
     rng = np.random.default_rng(seed)
-    rules = replace(ARITHMETIC_TRL.environment, num_selection=num_examples)
-    environment = Environment(Path(__file__).parents[1], rules)
+    (rules,) = ARITHMETIC_TRL.environments
+    (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
     examples = environment.examples("selection")
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time

@@ -66,9 +66,11 @@ def main() -> None:
     if fault == "orphan":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     settings = spec["settings"]
-    environment = spec["environment"]
-    sys.path += [str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])]
-    data = importlib.import_module(f"nightshift_{environment['name']}.data")
+    for environment in spec["environments"]:
+        sys.path += [
+            str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
+        ]
+    data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     answers = {e.question: e.answer for e in data.load("selection", 1000)}
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
     steps = 0

@@ -44,7 +44,9 @@ def sealed_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: 
 
 def prime_rl_rules() -> Rules:
     """prime-rl's own rules on a small selection set."""
-    return replace(GSM8K_PRIME_RL, environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64))
+    return replace(
+        GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
+    )
 
 
 def _put_into(module: ModuleType, kind: str) -> None:

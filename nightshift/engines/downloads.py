@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nightshift import environments
 from nightshift.engines import Message, Note
-from nightshift.environments import Environment
 from nightshift.errors import EngineError
 from nightshift.rules import Rules
 
@@ -42,20 +42,22 @@ def is_whole_model(snapshot: Path) -> bool:
 
 
 def prepare_data(root: Path, rules: Rules, source: Path | None, note: Note) -> None:
-    """Fetch the data of the rules' environment, from the folder `source` if given. EngineError if it cannot be had."""
-    Environment(root, rules.environment).prepare(source, note)
+    """Fetch the data of the rules' environments, from the folder `source` if given. EngineError if it is not to be had.
+
+    Generated data needs none of this.
+    """
+    for environment in environments.load(root, rules.environments):
+        environment.prepare(source, note)
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
-    """What is wrong with the environment's data: it is missing, or not the official data. Reads only."""
-    try:
-        Environment(root, rules.environment).examples("selection")
-    except EngineError as error:
-        return error
-    return None
+    """The official data is missing or is not the official one."""
+    problems = map(environments.data_problem, environments.load(root, rules.environments))
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def prompts(root: Path, rules: Rules, num: int) -> list[Sequence[Message]]:
     """The first prompts of the selection set, for a rehearsal."""
-    environment = Environment(root, rules.environment)
-    return [environment.messages(example) for example in environment.examples("selection")[:num]]
+    (environment,) = environments.load(root, rules.environments)
+    episodes = (environment.episode(example) for example in environment.examples("selection")[:num])
+    return [episode.ask() or () for episode in episodes]

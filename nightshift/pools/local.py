@@ -7,7 +7,9 @@ knowledge that the head lives. When the pipe closes, the worker ends itself; a w
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
+import select
 import sys
 import time
 import uuid
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import PIPE, TimeoutExpired
+from subprocess import PIPE
 
 import msgspec
 
@@ -25,8 +27,10 @@ from nightshift.processes.supervise import Child, ProcessGroup
 from nightshift.records import Job, Result
 from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Signed, signature
 
+SUBMITTED_NAME = "submitted.json"
 PROGRAM: tuple[str | Path, ...] = ("-m", "nightshift.worker")
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
+_POLL_SECONDS = 0.05  # where the kernel cannot tell
 LATE_SECONDS = 60.0  # after its own deadline: then it hangs
 
 
@@ -39,25 +43,24 @@ class _Worker:
     key: bytes
     job: Job
     ends_at: float  # on the monotonic clock; what runs on hangs
+    pidfd: int | None  # readable when it has ended; None where the system has no such thing
 
 
 @dataclass(slots=True)
 class LocalPool:
-    """One slot on this machine; `environ` is what workers inherit, `look_key` what sealed runs are opened with.
-
-    Another pool has these methods, and `look_key`.
-    """
+    """One slot on this machine; `environ` is what workers inherit."""
 
     root: Path
     environ: Mapping[str, str]
-    look_key: bytes = b""  # empty but for the head of a look
+    look_key: bytes = b""
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
     def submit(self, folder: Path, job: Job) -> None:
-        """Write job.json into `folder` and start the worker of that run. EngineError where none can be started."""
+        """As the protocol says."""
+        name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
         write_json(folder / JOB_NAME, job)
-        group = ProcessGroup(f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
-        key = secrets.token_bytes(KEY_BYTES)
+        write_json(folder / SUBMITTED_NAME, {"name": name, "pool": "local"})
+        group, key = ProcessGroup(name, GRACE_SECONDS), secrets.token_bytes(KEY_BYTES)
         try:
             child = group.start(
                 "worker",
@@ -75,34 +78,43 @@ class LocalPool:
             group.stop()
             raise
         ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
-        self._workers[folder] = _Worker(group, child, key, job, ends_at)
+        pidfd = os.pidfd_open(child.pid) if hasattr(os, "pidfd_open") else None
+        self._workers[folder] = _Worker(group, child, key, job, ends_at, pidfd)
 
     def is_over(self, folder: Path) -> bool:
-        """True if nothing more will come of the run: its worker has ended, or hangs past its own deadline."""
-        worker = self._workers[folder]
-        return worker.child.poll() is not None or time.monotonic() > worker.ends_at
+        """True as well for a worker that hangs past its own deadline, and where none was started."""
+        worker = self._workers.get(folder)
+        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
-        """Return when the run in flight ends, at the latest after `timeout_seconds`."""
-        for worker in self._workers.values():
-            with suppress(TimeoutExpired):
-                worker.child.wait(timeout_seconds)
+        """Sleep until the kernel says that a worker has ended."""
+        pidfds = [worker.pidfd for worker in self._workers.values() if worker.pidfd is not None]
+        can_wait = len(pidfds) == len(self._workers)
+        select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
 
     def in_flight(self) -> list[Path]:
-        """The folders of the runs that were submitted and not collected."""
+        """As the protocol says."""
         return list(self._workers)
 
     def cancel(self, folder: Path) -> None:
-        """End the worker and all that it started; nothing where it was collected."""
-        if worker := self._workers.pop(folder, None):
-            worker.group.stop()
+        """As the protocol says."""
+        if folder in self._workers:
+            self._end(folder)
+
+    def _end(self, folder: Path) -> _Worker:
+        worker = self._workers[folder]
+        worker.group.stop()
+        if worker.pidfd is not None:
+            os.close(worker.pidfd)
+        return self._workers.pop(folder)
 
     def result(self, folder: Path) -> Result:
         """The result that the worker signed, after whatever it left behind is gone. EngineError where there is none."""
-        worker = self._workers.pop(folder)
-        is_late = worker.child.poll() is None
-        last_words = worker.child.tail(1)
-        worker.group.stop()
+        if folder not in self._workers:
+            raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
+        is_late = self._workers[folder].child.poll() is None
+        last_words = self._workers[folder].child.tail(1)
+        worker = self._end(folder)
         path = folder / RESULT_NAME
         others = [attempt for attempt in folder.glob("attempt-*") if attempt.name != "attempt-0"]
         if others:

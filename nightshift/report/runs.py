@@ -73,8 +73,9 @@ def problem_texts(rules: Rules | None, root: Path) -> dict[tuple[str, str], str]
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
 def _texts(rules: Rules, root: Path) -> dict[tuple[str, str], str]:
     return {
-        (environment.package, example.key): environment.messages(example)[-1]["content"]
+        (environment.package, example.key): chat[-1]["content"]
         for environment, example in examples_of(rules, root, "selection")
+        if (chat := environment.episode(example).ask())
     }
 
 

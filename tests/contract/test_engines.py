@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "stand_in_trainer.py"
 SMALL = replace(
     ARITHMETIC_TRL,
-    environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     startup_seconds=math.inf,
 )
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.sampling]\nmax_completion_tokens = 24\n"
@@ -41,7 +41,7 @@ Open = Callable[..., object]
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
         return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
-    rules = replace(GSM8K_PRIME_RL, environment=SMALL.environment)
+    rules = replace(GSM8K_PRIME_RL, environments=SMALL.environments)
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)
@@ -85,7 +85,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
         examples = examples_of(SMALL, ROOT, "selection")
-        prompts = [environment.messages(example) for environment, example in examples]
+        prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)
         assert len(once) == len(prompts)

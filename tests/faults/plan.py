@@ -31,11 +31,11 @@ from tests.faults.stand_in_trainer import FOREVER, NUM_SELECTION
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
 RULES = replace(
     ARITHMETIC_TRL,
-    environment=replace(ARITHMETIC_TRL.environment, num_selection=NUM_SELECTION),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=NUM_SELECTION),),
     startup_seconds=20.0,
 )
 PRIME_RL_RULES = replace(
-    GSM8K_PRIME_RL, environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64)
+    GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
 )
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.

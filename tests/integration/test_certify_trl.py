@@ -20,7 +20,7 @@ from tests.stand_in_setup import furnish, make_setup
 RULES = replace(
     ARITHMETIC_TRL,
     budget_seconds=1.0,
-    environment=replace(ARITHMETIC_TRL.environment, num_selection=32, num_train=64),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=32, num_train=64),),
     decision=replace(ARITHMETIC_TRL.decision, baseline_runs=1),
 )
 CONFIG = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"

@@ -219,10 +219,7 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
     assert "delta:            +" in stdout or "delta:            -" in stdout  # compared with the baseline
     (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
-    for expected in (
-        "environments/arithmetic/nightshift_arithmetic/extra.py differ",
-        "Write one of: arithmetic, gsm8k.",
-    ):
+    for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):
         code, _, stderr = finish(start(root, *flags))
         assert code == 2
         assert expected in stderr

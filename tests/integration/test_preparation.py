@@ -33,7 +33,7 @@ ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal do
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
     ARITHMETIC_TRL,
-    environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     budget_seconds=HANG_SECONDS,
 )
 RULES = replace(SMALL, engine="prime-rl", startup_seconds=200.0)
@@ -84,7 +84,7 @@ _run = CommandRunner(lambda line: None)
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     """With rules whose data is generated and whose runs are short."""
-    smoke = replace(preparation.smoke_rules(ROOT, RULES), environment=SMALL.environment)
+    smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
     monkeypatch.setattr(preparation, "SMOKE_CONFIG", ENDS + preparation.SMOKE_CONFIG)

@@ -27,7 +27,7 @@ from tests import stand_in_prime_rl
 from tests.conftest import living_children
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(GSM8K_PRIME_RL, environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64))
+RULES = replace(GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)

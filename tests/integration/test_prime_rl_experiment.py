@@ -30,7 +30,7 @@ from tests.waiting import HANG_SECONDS, wait_for
 ROOT = Path(__file__).parents[2]
 RULES = replace(
     GSM8K_PRIME_RL,
-    environment=replace(ARITHMETIC_TRL.environment, num_selection=16, num_train=64),
+    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training
     decision=replace(GSM8K_PRIME_RL.decision, baseline_runs=1),
     startup_seconds=HANG_SECONDS,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift.environments import Environment
+from nightshift import environments
 from nightshift.rules import ARITHMETIC_TRL
 
 # Libraries warn about each other; here only results count.
@@ -126,11 +126,13 @@ def make_trainer(
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         rows: list[dict[str, Any]] = []
-        wanted = replace(ARITHMETIC_TRL.environment, num_train=64)
+        wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
+        (environment,) = environments.load(ROOT, [wanted])
         trainer = trainer_module.Trainer(
             model=AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             tokenizer=AutoTokenizer.from_pretrained(MODEL),
-            environment=Environment(ROOT, wanted),
+            examples=environment.examples("train"),
+            episode=environment.episode,
             sample=sampler.sample,
             settings=make_settings(**changes),
             seed=3,

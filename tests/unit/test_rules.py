@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, pick_rules
+from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, EnvironmentRules, pick_rules
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,26 +87,32 @@ def test_another_budget_is_another_set_of_rules() -> None:
     assert len({rules.hash(ROOT) for rules in ALL_RULES}) == len(ALL_RULES)
 
 
+def test_two_environments_are_refused_until_both_are_trained_on() -> None:
+    two = (EnvironmentRules("a", 10), EnvironmentRules("b", 10))
+    with pytest.raises(ValueError, match="one environment at a time"):
+        replace(ARITHMETIC_TRL, environments=two)
+
+
 @pytest.mark.parametrize(
-    ("engine", "gpu_count", "name", "expected"),
+    ("engine", "num_gpus", "names", "expected"),
     [
-        (None, 0, None, "arithmetic-trl"),
-        (None, 1, None, "gsm8k-trl"),
-        (None, 8, None, "gsm8k-prime-rl"),
-        ("trl", 2, None, "gsm8k-trl"),
-        ("prime-rl", 0, None, "gsm8k-prime-rl"),  # whose check says what is missing
-        (None, 1, "gsm8k", "gsm8k-trl"),
-        (None, 2, "arithmetic", "arithmetic-trl"),
-        (None, 0, "gsm8k", 'models/arithmetic-base (arithmetic-trl) answers ["arithmetic"] only'),
-        ("prime-rl", 2, "arithmetic", '(gsm8k-prime-rl) answers ["gsm8k"] only'),
-        ("prime-rl", 2, "arithmetic", "or use --engine trl (GPUs needed: 0)."),
+        (None, 0, (), "arithmetic-trl"),
+        (None, 1, (), "gsm8k-trl"),
+        (None, 8, (), "gsm8k-prime-rl"),
+        ("trl", 2, (), "gsm8k-trl"),
+        ("prime-rl", 0, (), "gsm8k-prime-rl"),  # whose check says what is missing
+        (None, 1, ("gsm8k",), "gsm8k-trl"),
+        (None, 2, ("arithmetic",), "arithmetic-trl"),
+        (None, 0, ("gsm8k",), 'models/arithmetic-base (arithmetic-trl) answers ["arithmetic"] only'),
+        ("prime-rl", 2, ("arithmetic",), '(gsm8k-prime-rl) answers ["gsm8k"] only'),
+        ("prime-rl", 2, ("arithmetic",), "or use --engine trl (GPUs needed: 0)."),
     ],
 )
 def test_machine_engine_and_rules_toml_pick_the_rules(
-    engine: str | None, gpu_count: int, name: str | None, expected: str
+    engine: str | None, num_gpus: int, names: tuple[str, ...], expected: str
 ) -> None:
     if "(" not in expected:
-        assert pick_rules(engine, gpu_count, name).name == expected
+        assert pick_rules(engine, num_gpus, names).name == expected
         return
     with pytest.raises(UsageError, match=re.escape(expected)):
-        pick_rules(engine, gpu_count, name)
+        pick_rules(engine, num_gpus, names)

@@ -17,7 +17,7 @@ from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import Look
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(ARITHMETIC_TRL, environment=replace(ARITHMETIC_TRL.environment, num_selection=8))
+RULES = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=8),))
 FIRST = Look(1, "2026-11-21T00:00:00+00:00", "autoresearch/x", "abc", baseline=1, incumbent=4, num_seeds=3)
 
 

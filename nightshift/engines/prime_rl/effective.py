@@ -68,7 +68,7 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         # "auto" is flash attention 3 on Hopper and 4 on Blackwell, which the Hugging Face implementation,
         # the only one of Qwen2, refuses (P/trainer/model.py:734,1293).
         "trainer.model.attn": "flash_attention_2",
-        SOURCE: [_source(rules.environment)],
+        SOURCE: [_source(environment) for environment in rules.environments],
         "deployment.type": "single_node",
         "deployment.gpus_per_node": 2,
         "deployment.num_infer_gpus": 1,

@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
@@ -29,7 +30,6 @@ from nightshift.engines.prime_rl.launch import Launch, describe, plan
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
-from nightshift.environments import Environment
 from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
 from nightshift.rules import Rules
@@ -172,7 +172,7 @@ class PrimeRlEngine:
         )
 
     def _prompt_tokens(self) -> int:
-        return Environment(self.root, self.rules.environment).prompt_tokens
+        return max(environment.prompt_tokens for environment in environments.load(self.root, self.rules.environments))
 
     def _pair(self) -> Sequence[Gpu]:
         """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""

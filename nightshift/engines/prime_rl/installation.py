@@ -251,7 +251,7 @@ def model_folder(installation: Installation, rules: Rules) -> Path:
 
 def environment_packages(root: Path) -> list[Path]:
     """The folders of the packages that any rules name, sorted by name; other environments may come and go."""
-    paths = {path for rules in ALL_RULES for path in rules.environment.folders}
+    paths = {path for rules in ALL_RULES for environment in rules.environments for path in environment.folders}
     packages = (path.parent for name in paths for path in (root / name).glob("*/__init__.py"))
     return sorted(packages, key=lambda path: path.name)
 

@@ -103,9 +103,10 @@ class TrlEngine:
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """Packages, base model and disk; the data."""
         ready = f"{self.rules.name}: packages, base model, disk"
+        names = ", ".join(environment.package for environment in self.rules.environments)
         problems: list[str | None] = [*self.check()]
         found = [Check(self.name, "installation", problem, ready) for problem in problems or [None]]
-        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), self.rules.environment.package)]
+        return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
         """Missing packages, model or disk space, each with its fix."""
@@ -197,7 +198,7 @@ class TrlEngine:
             "model": model,
             "model_revision": self.rules.model_revision,
             "root": str(self.root),
-            "environment": asdict(self.rules.environment),
+            "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),

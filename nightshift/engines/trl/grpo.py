@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from nightshift.environments import Environment
+from nightshift.environments import Episode
 
 Settings = Mapping[str, Any]
 EventCallback = Callable[[dict[str, Any]], None]
@@ -51,7 +51,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         *,
         model: Any,
         tokenizer: Any,
-        environment: Environment,
+        examples: Sequence[Any],
+        episode: Callable[[Any], Episode],
         sample: Callable[..., list[Any]],
         settings: Settings,
         seed: int,
@@ -60,14 +61,14 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         send: EventCallback,
     ) -> None:
         self._settings, self._sample, self._send = settings, sample, send
-        self._environment, self._examples = environment, environment.examples("train")
+        self._examples, self._episode = examples, episode
         self._metrics_path = metrics_path
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
-            tokenizer.apply_chat_template(environment.messages(example), tokenize=False, add_generation_prompt=True)
-            for example in self._examples
+            tokenizer.apply_chat_template(episode(example).ask(), tokenize=False, add_generation_prompt=True)
+            for example in examples
         ]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
@@ -107,8 +108,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
         Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
         """
-        answered = zip(index, completions, strict=True)
-        rewards = torch.tensor([self._environment.score(self._examples[i], text) for i, text in answered])
+        rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -120,6 +120,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             mean = groups.mean(1, keepdim=True)
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
+
+    def _score(self, text: str, index: int) -> float:
+        episode = self._episode(self._examples[index])
+        episode.answer(text)
+        return episode.score()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if self.use_vllm:

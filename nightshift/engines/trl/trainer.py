@@ -66,10 +66,11 @@ class Trainer:
         from nightshift.engines.trl import grpo, sampler  # torch and trl: seconds, so inside what reports errors
 
         self._sampler = sampler
-        from nightshift.environments import Environment
+        from nightshift import environments
         from nightshift.rules import EnvironmentRules
 
-        environment = Environment(Path(spec["root"]), EnvironmentRules(**spec["environment"]))
+        wanted = [EnvironmentRules(**fields) for fields in spec["environments"]]
+        (environment,) = environments.load(Path(spec["root"]), wanted)
         imported = time.monotonic()
         import torch
         from transformers import AutoTokenizer
@@ -83,7 +84,8 @@ class Trainer:
         self._trainer = grpo.Trainer(
             model=self._policy,
             tokenizer=self._tokenizer,
-            environment=environment,
+            examples=environment.examples("train"),
+            episode=environment.episode,
             sample=self._sampler.sample,
             settings=spec["settings"],
             seed=spec["train_seed"],
