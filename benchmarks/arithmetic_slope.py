@@ -82,7 +82,7 @@ def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
     load_before, began = os.getloadavg()[0], time.monotonic()
     session = engine.open(settings, seed, folder, rules.deadline_seconds)
     row: Row = {"startup_seconds": time.monotonic() - began}
-    examples = data.load("selection", rules.environments[0].num_selection)
+    examples = data.load("selection", rules.environment.num_selection)
     try:
         if name == "base":
             return row | base_scores(session, examples)

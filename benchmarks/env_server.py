@@ -124,8 +124,8 @@ def start_model(group: ProcessGroup, folder: Path, reply: str) -> tuple[Child, s
         cwd=folder,
         stdout=subprocess.PIPE,
     )
-    assert child.popen.stdout is not None
-    port = child.popen.stdout.readline().decode().strip()
+    assert child.stdout is not None
+    port = child.stdout.readline().decode().strip()
     if not port:
         raise EngineError(f"the stand-in model ended: {' | '.join(child.tail(3))}", "Mend stand_in_model.py.")
     return child, f"http://127.0.0.1:{port}/v1"

@@ -19,7 +19,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.records import DecisionRules, Request
-from nightshift.rules import pick_rules
+from nightshift.rules import num_gpus, pick_rules
 
 
 class Finite(click.FloatRange):
@@ -97,7 +97,6 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift.engines.doctor import checks, is_ready, table
     from nightshift.environments import chosen
-    from nightshift.processes.gpus import num_gpus
 
     root = command.process_root()
     rules = pick_rules(engine, num_gpus(os.environ), chosen(root))

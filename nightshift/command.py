@@ -17,7 +17,7 @@ from nightshift.console import TerminalReporter, dry_run, print_error, print_tex
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.records import ATTEMPT, Record, Request
-from nightshift.rules import ARITHMETIC_TRL, pick_rules
+from nightshift.rules import ARITHMETIC_TRL, num_gpus, pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
@@ -79,7 +79,6 @@ def run(root: Path, request: Request) -> int:
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift.environments import chosen
-    from nightshift.processes.gpus import num_gpus
     from nightshift.processes.supervise import interruptible
 
     began = time.monotonic()

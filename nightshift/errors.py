@@ -1,16 +1,11 @@
-"""Every way Nightshift refuses or fails.
-
-NightshiftError            one line: cause with the offending value, then the fix
-├── UsageError             wrong flags, wrong place, wrong moment                      exit 2
-│   └── ConfigError        train.toml cannot be run as it stands                       exit 2
-├── EngineError            the machinery broke: missing GPU, installation, disk, port  exit 2
-└── Interrupted            Ctrl-C or SIGTERM reached the harness                       exit 130
+"""Every way Nightshift refuses or fails: one line, the cause with the offending value, then the fix.
 
 A failed experiment is none of these: it is data, and is recorded with verdict `crash` (exit 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -37,7 +32,7 @@ class NightshiftError(Exception):
 
 
 class UsageError(NightshiftError):
-    """The command cannot be carried out as given."""
+    """The command cannot be carried out as given: wrong flags, wrong place, wrong moment."""
 
     exit_code = ExitCode.USAGE
 
@@ -64,3 +59,9 @@ class Interrupted(NightshiftError):
     """A person or the system asked the harness to stop."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """`a, b and 3 more`: names in a line of theirs, of which `most` are shown."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

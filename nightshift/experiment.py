@@ -19,7 +19,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of, require_same_set
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
@@ -75,7 +75,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     if record.status != STARTED:
         return record
     run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
-    if not setup.pool.state(run_dir).is_over:
+    if not setup.pool.is_over(run_dir):
         return None
     try:
         record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))
@@ -237,7 +237,7 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     head, run = Head(record.branch, record.commit), record.runs[-1]
     agreed = (baseline_of(setup.ledger.records(), head) or record).commit
     if head.is_campaign and agreed and (changed := changed_harness_files(setup.repo, agreed, setup.rules)):
-        return Failure.MACHINERY, f"{', '.join(changed[:3])} changed while the experiment ran: it counts for nothing"
+        return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

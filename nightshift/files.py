@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,3 +120,9 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None) -> None:
             continue
         if not psutil.pid_exists(int(match[2])):
             path.unlink(missing_ok=True)
+
+
+def free_disk_gb(path: Path) -> float:
+    """Free space, in 1e9 bytes, of the file system where `path` is or would be created."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free / 1e9

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Decoding
@@ -144,15 +145,12 @@ def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
     return digest.hexdigest()
 
 
-_QWEN = ("Qwen/Qwen2.5-0.5B-Instruct", "7ae557604adf67be50417f59c2c2f167def9a775")
-_GSM8K = (EnvironmentRules("gsm8k", num_selection=1319),)
-
 GSM8K_PRIME_RL = Rules(
     name="gsm8k-prime-rl",
     engine="prime-rl",
-    model=_QWEN[0],
-    model_revision=_QWEN[1],
-    environments=_GSM8K,
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
+    environments=(EnvironmentRules("gsm8k", num_selection=1319),),
     num_gpus=2,
     budget_seconds=600.0,
     startup_seconds=300.0,
@@ -220,3 +218,31 @@ def rules_named(name: str) -> Rules:
         if rules.name == name:
             return rules
     raise UsageError(f"rules {name!r} are unknown to this version", "Use the version that wrote them.")
+
+
+def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
+    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver.
+
+    `nvml` is the pynvml module or a stand-in.
+    """
+    if nvml is None:
+        import pynvml
+
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+        count = int(nvml.nvmlDeviceGetCount())
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return 0
+    devices = visible_devices(environ)
+    return count if devices is None else min(count, len(devices))
+
+
+def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
+    return entries[: entries.index("-1")] if "-1" in entries else entries

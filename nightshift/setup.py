@@ -17,9 +17,8 @@ from nightshift.environments import chosen, load
 from nightshift.git.repo import Repo
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.processes.gpus import num_gpus
 from nightshift.records import Progress, Request
-from nightshift.rules import Rules, pick_rules
+from nightshift.rules import Rules, num_gpus, pick_rules
 
 _TICK_SECONDS = 0.5
 

@@ -9,7 +9,6 @@ import msgspec
 
 from nightshift.errors import EngineError
 from nightshift.files import write_json
-from nightshift.pools import State
 from nightshift.records import ATTEMPT, Job, Result
 from nightshift.worker import JOB_NAME, make_run
 
@@ -17,7 +16,6 @@ from nightshift.worker import JOB_NAME, make_run
 class StandInPool:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
-    num_slots = 1
     look_key = b""
 
     def __init__(self, root: Path) -> None:
@@ -29,8 +27,8 @@ class StandInPool:
         write_json(folder / JOB_NAME, job)
         self._results.setdefault(folder, None)
 
-    def state(self, folder: Path) -> State:
-        return State.RUNNING if self._results[folder] is None else State.ENDED
+    def is_over(self, folder: Path) -> bool:
+        return self._results[folder] is not None
 
     def result(self, folder: Path) -> Result:
         result = self._results.pop(folder)

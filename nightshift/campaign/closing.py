@@ -11,8 +11,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
 from nightshift.files import disk_error
-from nightshift.git.repo import Repo
-from nightshift.git.settlement import settle
+from nightshift.git.repo import Repo, settle
 from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment

@@ -188,7 +188,7 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     try:
         job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
         setup.pool.submit(folder, job)
-        while not setup.pool.state(folder).is_over:
+        while not setup.pool.is_over(folder):
             setup.wait()
         result = setup.pool.result(folder)
         if result.training.failure is Failure.MACHINERY:

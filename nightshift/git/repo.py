@@ -1,4 +1,4 @@
-"""The few git facts and actions. Only train.toml is ever touched; nothing is reset, cleaned or stashed.
+"""The few git facts and actions, and what a verdict does. Only train.toml is ever touched; nothing is reset or cleaned.
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
 submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
@@ -12,12 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
+from nightshift.records import Failure, Record, Verdict
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
@@ -49,38 +51,35 @@ class Blob(NamedTuple):
 
 
 class Repo:
-    """The git checkout at `root`; works, with no facts, where there is no git at all."""
+    """The git repository whose top is `root`; works, with no facts, where there is no git at all."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def head(self) -> Head:
         """Branch and commit now; ("", None) outside a git checkout."""
-        try:
-            branch = self._git("symbolic-ref", "--quiet", "--short", "HEAD", check=False).strip()
-            commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
-        except FileNotFoundError:
+        if _program() is None:
             return Head("", None)
+        branch = self._git("symbolic-ref", "--quiet", "--short", "HEAD", check=False).strip()
+        commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
         return Head(branch, commit or None)
 
     def config_at(self, commit: str) -> bytes | None:
         """Bytes of train.toml in `commit`; None if it has none."""
-        result = self._run("cat-file", "blob", f"{commit}:./{CONFIG_NAME}")
+        result = self._run("cat-file", "blob", f"{commit}:{CONFIG_NAME}")
         return result.stdout if result.returncode == 0 else None
 
     def files_at(self, commit: str) -> dict[str, Blob]:
         """The files that `commit` holds, by their names relative to the root."""
-        prefix, found = self._prefix(), {}
+        found = {}
         for entry in self._git("ls-tree", "-r", "-z", "--full-tree", commit).split("\0")[:-1]:
             meta, name = entry.split("\t", 1)
             mode, kind, object_id = meta.split()
-            if kind == "blob" and name.startswith(prefix):
-                found[name.removeprefix(prefix)] = Blob(mode, object_id)
+            if kind == "blob":
+                found[name] = Blob(mode, object_id)
         if CONFIG_NAME not in found:
-            top = self._git("rev-parse", "--show-toplevel").strip()
             raise UsageError(
-                f"{commit[:7]} holds no {prefix}{CONFIG_NAME}: git takes {top} for the checkout",
-                "Commit train.toml; if core.worktree is set, unset it: git config --unset core.worktree.",
+                f"{commit[:7]} holds no {CONFIG_NAME} at its top", "Commit it, in a repository of its own."
             )
         return found
 
@@ -100,35 +99,27 @@ class Repo:
         digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
         return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
 
-    def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str | None, str]:
+    def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str, str]:
         """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
 
-        An agent that committed first is adopted: no second commit.
+        An agent that committed first is adopted: no second commit. UsageError where the checkout left `head`'s branch.
         """
-        refusal = self._moved(head)
-        if refusal:
-            return None, refusal
-        now = self.head()
-        assert now.commit is not None
-        if self.config_at(now.commit) == candidate:
-            return now.commit, f"adopted commit {now.commit[:7]}, which already holds the candidate"
-        commit = self._commit(now, candidate, message)
+        now = self._commit_on(head.branch)
+        if self.config_at(now) == candidate:
+            return now, f"adopted commit {now[:7]}, which already holds the candidate"
+        commit = self._commit(head.branch, now, candidate, message)
         return commit, f"committed {commit[:7]} on {head.branch}"
 
     def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, parent: bytes | None = None) -> str:
-        """Put the incumbent back, in the working file and on the branch.
+        """Put the incumbent back, in the working file and on the branch; what was done.
 
         The branch needs no commit unless the agent committed the candidate, or the incumbent is an
-        earlier one than the candidate's `parent`, which the branch holds.
+        earlier one than the candidate's `parent`, which the branch holds. UsageError as `keep`.
         """
-        refusal = self._moved(head)
-        if refusal:
-            return refusal
-        done = []
-        now = self.head()
-        held = self.config_at(now.commit) if now.commit else None
+        now, done = self._commit_on(head.branch), []
+        held = self.config_at(now)
         if held is not None and held != incumbent and held in (candidate, parent):
-            commit = self._commit(now, incumbent, message)
+            commit = self._commit(head.branch, now, incumbent, message)
             done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
         path = self.root / CONFIG_NAME
         there = path.read_bytes() if path.is_file() and not path.is_symlink() else None
@@ -154,13 +145,11 @@ class Repo:
         self._git("symbolic-ref", "-m", "nightshift", "HEAD", f"refs/heads/{branch}")
         return Head(branch, commit)
 
-    def clone(self, head: Head, folder: Path) -> Path:
-        """Copy the branch into `folder`, with no object, remote or reflog in common; the root's place in the copy."""
-        top = self._git("rev-parse", "--show-toplevel").rstrip("\n")
+    def clone(self, head: Head, folder: Path) -> None:
+        """Copy the branch into `folder`, with no object, remote or reflog in common."""
         options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
-        self._git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", top, str(folder))
+        self._git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
-        return folder / self._prefix()
 
     def state(self) -> dict[str, str]:
         """HEAD, branches, index and configuration as text: what must be as it was after a stranger was at work.
@@ -175,55 +164,36 @@ class Repo:
             "the git configuration": "\n".join(line for line in configuration if not line.startswith("branch.")),
         }
 
-    def _moved(self, head: Head) -> str | None:
-        """Why nothing can be settled, if the checkout is no longer where the experiment began."""
+    def _commit_on(self, branch: str) -> str:
+        """The commit that the checkout stands on. UsageError if it is no longer where the experiment began."""
         now = self.head()
-        if now.branch != head.branch:
-            return f"not settled: the checkout moved from {head.branch} to {now.branch or 'a detached HEAD'}"
-        if now.commit is None:
-            return f"not settled: {head.branch} has no commit"
-        return None
+        if now.branch != branch or now.commit is None:
+            raise UsageError(f"the checkout moved from {branch} to {now.branch or 'a detached HEAD'}")
+        return now.commit
 
-    def _commit(self, head: Head, config: bytes, message: str) -> str:
-        """One commit on top of `head` that changes train.toml only, then the same in the index."""
-        assert head.commit is not None
+    def _commit(self, branch: str, parent: str, config: bytes, message: str) -> str:
+        """One commit on top of `parent` that changes train.toml only, then the same in the index.
+
+        Built from a tree, without an index: a temporary index would outlive a harness that is killed here.
+        """
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
-        prefix = self._prefix()
-        tree = self._tree_with(head.commit, prefix, f"100644 blob {blob}\t{CONFIG_NAME}")
-        commit = self._git(
-            *self._identity(), "commit-tree", tree, "-p", head.commit, "-F", "-", stdin=message.encode()
-        ).strip()
+        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
+        entries = [entry for entry in listed if entry.partition("\t")[2] != CONFIG_NAME]
+        entries.append(f"100644 blob {blob}\t{CONFIG_NAME}")
+        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
+        options = (*self._identity(), "commit-tree", tree, "-p", parent, "-F", "-")
+        commit = self._git(*options, stdin=message.encode()).strip()
         # Compare-and-swap: a commit that somebody made this instant is not lost.
-        self._git("update-ref", "-m", "nightshift", f"refs/heads/{head.branch}", commit, head.commit)
+        self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
         # A locked index leaves the commit right and only `git status` behind: not worth failing a verdict.
-        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{prefix}{CONFIG_NAME}")
+        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{CONFIG_NAME}")
         return commit
 
-    def _tree_with(self, commit: str, folder: str, entry: str) -> str:
-        """The tree of `commit` in which `folder` ("" or `a/b/`) holds `entry`, a line of ls-tree.
-
-        Built from trees, without an index: a temporary index would outlive a harness that is killed here.
-        """
-        name = entry.partition("\t")[2]
-        listed = self._git("ls-tree", "-z", "--full-tree", f"{commit}:{folder.rstrip('/')}")
-        others = [line for line in listed.split("\0") if line and line.partition("\t")[2] != name]
-        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{line}\0" for line in [*others, entry]))).strip()
-        if not folder:
-            return tree
-        parent, _, child = folder.rstrip("/").rpartition("/")
-        return self._tree_with(commit, f"{parent}/" if parent else "", f"040000 tree {tree}\t{child}")
-
-    def _prefix(self) -> str:
-        """Where the root lies in its repository: "" or `folder/`."""
-        return self._git("rev-parse", "--show-prefix").rstrip("\n")
-
-    def _identity(self) -> tuple[str, ...]:
+    def _identity(self) -> list[str]:
         """Options that name an author where the user configured none."""
-        options: tuple[str, ...] = ()
-        for key, fallback in (("user.name", "Nightshift"), ("user.email", "nightshift@localhost")):
-            if not self._git("config", "--get", key, check=False).strip():
-                options += ("-c", f"{key}={fallback}")
-        return options
+        fallbacks = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
+        missing = [key for key in fallbacks if not self._git("config", "--get", key, check=False).strip()]
+        return [word for key in missing for word in ("-c", f"{key}={fallbacks[key]}")]
 
     def _git(self, *arguments: str, stdin: bytes = b"", check: bool = True) -> str:
         result = self._run(*arguments, stdin=stdin)
@@ -238,7 +208,7 @@ class Repo:
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         try:
             return subprocess.run(
-                [_program(), "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
+                [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
                 cwd=self.root,
                 input=stdin,
                 capture_output=True,
@@ -248,12 +218,40 @@ class Repo:
             )
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except FileNotFoundError:  # there is no git here: `head` knows what that means
-            raise
         except OSError as error:
             raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
 
 
-def _program() -> str:
+def _program() -> str | None:
     """The system's own git where there is one: PATH is the caller's, and the caller may be the agent."""
-    return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or "git"
+    return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")
+
+
+def settle(record: Record, repo: Repo, source: Callable[[int], bytes]) -> Record:
+    """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
+
+    Never fails a measured experiment: `settled` says what was done, or why nothing was.
+
+    `source`: the train.toml that an experiment ran, by its number; UsageError where that cannot be had.
+    """
+    head = Head(record.branch, record.commit)
+    if not head.is_campaign:
+        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
+        return replace(record, settled=f"not settled: {where} is no campaign (git switch -c autoresearch/<tag>)")
+    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
+        return replace(record, settled="train.toml left as it is: nothing was decided")
+    if record.parent is None:
+        return replace(record, settled="baseline: nothing to commit")
+    assert record.judgement is not None
+    message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
+    try:
+        candidate = source(record.number)
+        if record.judgement.verdict is Verdict.KEEP:
+            commit, settled = repo.keep(head, candidate, message)
+            return replace(record, kept_commit=commit, settled=settled)
+        parent, back = source(record.parent), record.judgement.taken_back_to
+        incumbent = parent if back is None else source(back)
+        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
+        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, parent))
+    except (EngineError, UsageError, OSError) as error:
+        return replace(record, settled=f"not settled: {error}")

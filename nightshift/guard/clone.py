@@ -14,21 +14,20 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from nightshift.errors import EngineError, UsageError
+from nightshift.errors import EngineError, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Repo
+from nightshift.guard.freeze import files_below
 from nightshift.guard.seal import digest
-from nightshift.guard.untracked import files_below
 from nightshift.train_toml.values import quoted, shorten
 
 ANSWER_NAME = "hypothesis.txt"
 _HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
 _MAX_FILES = 20_000  # looked at; an agent may unpack anything
-_MAX_NAMED = 8
 _CLEAR_SECONDS = 120.0
 
 
 class Clone:
-    """The one clone of a checkout, in `folder`; `path` is where the agent works: that of train.toml."""
+    """The one clone of a checkout, in `folder`; `path` is where the agent works."""
 
     def __init__(self, repo: Repo, temporary: Path | None = None) -> None:
         """`temporary` replaces the system's temporary folder."""
@@ -38,7 +37,7 @@ class Clone:
             raise UsageError(f"the temporary folder {base} lies in the checkout", "Set TMPDIR to another folder.")
         self._own = base / f"nightshift-{os.getuid()}"
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
-        self.path = self._top = self.folder / "clone"
+        self.path = self.folder / "clone"
 
     def open(self, source: bytes) -> dict[str, str]:
         """Clone the branch afresh and put `source` there as train.toml; what every file is now."""
@@ -48,25 +47,22 @@ class Clone:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir()
-        self.path = self._repo.clone(self._repo.head(), self._top)
+        self._repo.clone(self._repo.head(), self.path)
         (self.path / CONFIG_NAME).write_bytes(source)
         return self._listing()
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""
-        after = self._listing()
-        wanted = {os.path.relpath(self.path / name, self._top) for name in (CONFIG_NAME, ANSWER_NAME)}
-        changed = {name for name in {*before, *after} if before.get(name) != after.get(name)} - wanted
+        changed = {name for name, _ in before.items() ^ self._listing().items()} - {CONFIG_NAME, ANSWER_NAME}
         history = {name for name in changed if name.startswith(_HISTORY)}
         notes = []
-        if not (self._top / ".git").is_dir():
+        if not (self.path / ".git").is_dir():
             notes.append("deleted .git of its clone")
         elif history:
             notes.append("made commits or branches of its own in its clone: dropped")
         if files := sorted(changed - history):
-            more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
-            named = ", ".join(shorten(quoted(name)[1:-1], 60) for name in files[:_MAX_NAMED])
-            notes.append(f"changed files other than train.toml: {named}{more}: dropped")
+            named = listed([shorten(quoted(name)[1:-1], 60) for name in files])
+            notes.append(f"changed files other than train.toml: {named}: dropped")
         return tuple(notes)
 
     def clear(self) -> None:
@@ -84,8 +80,8 @@ class Clone:
     def _listing(self) -> dict[str, str]:
         """Relative name -> kind and content, of the files of the clone and of its git history."""
         found = {}
-        for entry in files_below(self._top):
-            name = os.path.relpath(entry.path, self._top)
+        for entry in files_below(self.path):
+            name = os.path.relpath(entry.path, self.path)
             if not name.startswith(".git/") or name.startswith(_HISTORY):
                 found[name] = digest(Path(entry.path))
             if len(found) >= _MAX_FILES:

@@ -1,15 +1,26 @@
 """Is the harness that measures the one that was agreed on? Its files, tracked or not, against a commit.
 
 Compared is what the rules name as frozen, and nothing else: documents, tests and environments that these rules do
-not use come and go while a campaign lives.
+not use come and go while a campaign lives. git compares the files that it tracks. Python also imports what lies
+beside them: a folder `decision/` or a `decision.*.so` before decision.py, a sitecustomize.py before anything, and a
+`.pyc` in place of the source whose time and size it repeats.
 """
 
 from __future__ import annotations
 
-from nightshift.errors import UsageError
+import importlib.machinery
+import importlib.util
+import os
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from nightshift.errors import UsageError, listed
 from nightshift.git.repo import Head, Repo
-from nightshift.guard.untracked import untracked_code
 from nightshift.rules import Rules, is_covered
+
+_START_UP = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself, if they are on sys.path
+_CACHE = "__pycache__"
 
 
 def changed_harness_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
@@ -29,9 +40,8 @@ def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str
         raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
     changed = changed_harness_files(repo, branch_point or head.commit, rules)
     if changed:
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise UsageError(
-            f"{names} differ from the branch point {(branch_point or head.commit)[:7]}",
+            f"{listed(changed)} differ from the branch point {(branch_point or head.commit)[:7]}",
             "On a campaign branch only train.toml changes: restore or delete them, or start another branch.",
         )
     if branch_point is None and repo.config_at(head.commit) != config:
@@ -39,3 +49,75 @@ def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str
             "train.toml differs from its committed version, and the first experiment measures the baseline",
             "Commit train.toml, or restore it, before the first run of a campaign.",
         )
+
+
+def untracked_code(top: Path, tracked: Collection[str], frozen: Sequence[str]) -> list[str]:
+    """Names, relative to `top`, of what Python could import beside the `tracked` files of the `frozen` folders."""
+    code = [name for name in tracked if is_covered(name, frozen)]
+    folders = [path for path in frozen if path.endswith("/") and any(name.startswith(path) for name in code)]
+    packages = {name.split("/")[-2] for name in code if fnmatch(name, "environments/*/__init__.py")}
+    beside = {path.name for path in top.iterdir() if path.name.partition(".")[0] in _START_UP | packages}
+    found = beside - {name.partition("/")[0] for name in tracked} if folders else set()
+    for folder in folders:
+        found |= {name for name in _importable(top, folder) if name not in tracked}
+    return sorted(found) + sorted(_forged(top, code))
+
+
+def top_modules(root: Path) -> list[Path]:
+    """What can be imported from the checkout's top, which is on sys.path: its modules, and the first file of packages.
+
+    A name that a library imports if it is there (wandb, IPython) would be run.
+    """
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    inside = (path for folder in root.iterdir() if folder.is_dir() for path in folder.glob("__init__.*"))
+    return sorted(path for path in (*root.glob("*.*"), *inside) if path.name.endswith(suffixes))
+
+
+def files_below(top: Path, passed_over: Sequence[str] = ()) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, in a fixed order; without what lies in folders of these names, or cannot be read."""
+    folders = [os.fspath(top)]
+    while folders:  # os.walk recurses, and a tree that is deep enough ends it
+        try:
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry
+            elif entry.name not in passed_over:
+                folders.append(entry.path)
+
+
+def _importable(top: Path, folder: str) -> Iterator[str]:
+    """Files that can be imported, and links to folders of more of them; compiled ones have their own check."""
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    for entry in files_below(top / folder, (_CACHE,)):
+        if entry.name.endswith(suffixes) or Path(entry.path).is_dir():
+            yield Path(entry.path).relative_to(top).as_posix()
+
+
+def _forged(top: Path, code: Collection[str]) -> Iterator[str]:
+    for name in code:
+        if name.endswith(".py") and is_forged(top / name):
+            cached = Path(importlib.util.cache_from_source(str(top / name)))
+            yield cached.relative_to(top).as_posix() if cached.is_relative_to(top) else str(cached)
+
+
+def is_forged(source: Path) -> bool:
+    """True if there is bytecode that Python would load for a source, and that is not what it makes of that source."""
+    try:
+        if not Path(importlib.util.cache_from_source(str(source))).exists():
+            return False  # not compiled yet
+        loaded = _Loader("", str(source)).get_code("")
+        return loaded != compile(source.read_bytes(), "", "exec", dont_inherit=True)
+    except OSError:  # a missing source is a changed file
+        return False
+    except (ValueError, EOFError, TypeError, ImportError, SyntaxError):
+        return True
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Chooses between bytecode and source as Python does, and leaves no bytecode of its own."""
+
+    def set_data(self, *arguments: object, **named: object) -> None:
+        """Nothing."""

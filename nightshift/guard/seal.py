@@ -3,7 +3,7 @@
 An agent runs as the same user as the harness, with the person's environment: no wall of the operating
 system stands between it and this checkout. Nothing of its clone gets here but a checked train.toml and three
 lines of text. Writing here, past the clone, is detected: git (HEAD, branches, index, configuration), every
-tracked harness file, code and bytecode that Python would run beside or instead of them (untracked.py), uv.lock, the
+tracked harness file, code and bytecode that Python would run beside or instead of them (freeze.py), uv.lock, the
 measuring code and model, every record and submitted train.toml. surroundings.py watches the Python environment.
 What is not detected: other untracked files, curves, logs and kept models in runs/, tags, and what else lies
 outside this checkout.
@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import UsageError, listed
 from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
-from nightshift.guard.untracked import top_modules, untracked_code
+from nightshift.guard.freeze import top_modules, untracked_code
 from nightshift.rules import Rules
-from nightshift.train_toml.text import read_source
 
-_MAX_NAMES = 5
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
 
 
@@ -63,7 +61,7 @@ def take(checkout: Checkout) -> Seal:
     for number in checkout.ledger.numbers():
         for name in ("record.json", CONFIG_NAME):
             parts[f"runs/{number:04d}/{name}"] = digest(checkout.ledger.run_dir(number) / name)
-    return Seal(parts, _config(checkout.root), _bytes(checkout.ledger.tsv_path))
+    return Seal(parts, _bytes(checkout.root / CONFIG_NAME), _bytes(checkout.ledger.tsv_path))
 
 
 def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
@@ -72,11 +70,10 @@ def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
     Raises UsageError when anything else was touched: a person has to look at that.
     """
     after = take(checkout)
-    names = sorted(name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name))
+    names = sorted({name for name, _ in before.parts.items() ^ after.parts.items()})
     if names:
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         raise UsageError(
-            f"{', '.join(names[:_MAX_NAMES])}{more} changed in this checkout while the agent was at work in its clone",
+            f"{listed(names)} changed in this checkout while the agent was at work in its clone",
             "Look at the change and undo it; then start the night again.",
         )
     notes = []
@@ -88,13 +85,6 @@ def restore(before: Seal, checkout: Checkout) -> tuple[str, ...]:
         checkout.ledger.sync_tsv()
         notes.append("changed results.tsv in the checkout itself: rebuilt from the records")
     return tuple(notes)
-
-
-def _config(root: Path) -> bytes | None:
-    try:
-        return read_source(root / CONFIG_NAME)
-    except ConfigError:
-        return None
 
 
 def _bytes(path: Path) -> bytes | None:

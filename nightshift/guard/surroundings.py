@@ -12,71 +12,51 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
-from nightshift.errors import UsageError
-from nightshift.guard.untracked import files_below, is_forged
+from nightshift.errors import UsageError, listed
+from nightshift.guard.freeze import files_below, is_forged
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
 _PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
-_MAX_NAMES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """Times in nanoseconds."""
-
-    size: int
-    modified: int
-    changed: int
-    inode: int
-    num_links: int
-
-    def is_same(self, other: FileState) -> bool:
-        """True if the file was not written to, as far as this tells."""
-        one, two = ((state.size, state.modified, state.inode) for state in (self, other))
-        return one == two and (self.changed == other.changed or max(self.num_links, other.num_links) > 1)
-
-
-def take(root: Path) -> Mapping[str, FileState]:
+def take(root: Path) -> Mapping[str, os.stat_result]:
     """The state of every file that Python could import from outside the checkout at `root`, and of its programs."""
     state = {}
     for file in _files(root):
-        try:
-            status = file.stat()  # of what a link leads to
-        except OSError:
-            continue
-        state[os.fspath(file)] = FileState(
-            status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_nlink
-        )
+        with suppress(OSError):
+            state[os.fspath(file)] = file.stat()  # of what a link leads to
     return state
 
 
-def require_same(before: Mapping[str, FileState], root: Path) -> None:
+def require_same(before: Mapping[str, os.stat_result], root: Path) -> None:
     """Raise UsageError with the first names of what is new, gone or changed since `before`.
 
     Bytecode that Python has written meanwhile is no change, if it is that of its source.
     """
     after = take(root)
-    edited = {path for path, state in after.items() if path in before and not state.is_same(before[path])}
-    others = {path for path in before.keys() ^ after.keys() if not path.endswith(".pyc") or _is_bad(path)}
-    changed = sorted(edited | others)
-    if changed:
-        more = f" and {len(changed) - _MAX_NAMES} more" if len(changed) > _MAX_NAMES else ""
+    edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
+    others = {path for path in before.keys() ^ after.keys() if not path.endswith(".pyc") or _is_bad(Path(path))}
+    if edited or others:
         raise UsageError(
-            f"{', '.join(changed[:_MAX_NAMES])}{more} changed while the agent worked: workers would import it",
+            f"{listed(sorted(edited | others))} changed while the agent worked: workers would import it",
             "Look at the change and undo it (uv sync --reinstall); then start the night again.",
         )
 
 
-def _is_bad(path: str) -> bool:
+def _is_same(one: os.stat_result, two: os.stat_result) -> bool:
+    """True if the file was not written to, as far as this tells."""
+    was, now = ((state.st_size, state.st_mtime_ns, state.st_ino) for state in (one, two))
+    return was == now and (one.st_ctime_ns == two.st_ctime_ns or max(one.st_nlink, two.st_nlink) > 1)
+
+
+def _is_bad(cached: Path) -> bool:
     """True for bytecode that is there and is not its source's."""
-    cached = Path(path)
-    if cached.parent.name != "__pycache__":
+    if not cached.exists() or cached.parent.name != "__pycache__":
         return cached.exists()  # a module of its own
-    source = cached.parent.parent / f"{cached.name.partition('.')[0]}.py"
-    return cached.exists() and source.exists() and is_forged(source, cached)
+    return is_forged(cached.parent.parent / f"{cached.name.partition('.')[0]}.py")
 
 
 def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:

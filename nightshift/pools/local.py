@@ -13,7 +13,7 @@ import select
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +23,18 @@ import msgspec
 
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
-from nightshift.pools import SUBMITTED_NAME, State
 from nightshift.processes.supervise import Child, ProcessGroup
 from nightshift.records import Job, Result
-from nightshift.worker import JOB_NAME, LOG_NAME, RESULT_NAME, Signed, signature
+from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Signed, signature
 
+SUBMITTED_NAME = "submitted.json"
 PROGRAM: tuple[str | Path, ...] = ("-m", "nightshift.worker")
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
+_POLL_SECONDS = 0.05  # where the kernel cannot tell
 LATE_SECONDS = 60.0  # after its own deadline: then it hangs
-_NO_POLL_SECONDS = 3600.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Worker:
     """A worker under way, or one that has ended and was not collected. `key` signs its result."""
 
@@ -42,29 +42,25 @@ class _Worker:
     child: Child
     key: bytes
     job: Job
-    ends_at: float  # on the pool's clock
-    pidfd: int | None
+    ends_at: float  # on the monotonic clock; what runs on hangs
+    pidfd: int | None  # readable when it has ended; None where the system has no such thing
 
 
 @dataclass(slots=True)
 class LocalPool:
-    """One slot on this machine; `environ` is what workers inherit, `look_key` what sealed runs are opened with."""
+    """One slot on this machine; `environ` is what workers inherit."""
 
     root: Path
     environ: Mapping[str, str]
-    clock: Callable[[], float] = time.monotonic
     look_key: bytes = b""
-    num_slots: int = 1
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
     def submit(self, folder: Path, job: Job) -> None:
-        """As the protocol says. EngineError where no process can be started."""
-        if folder in self._workers:
-            return
+        """As the protocol says."""
         name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
         write_json(folder / JOB_NAME, job)
         write_json(folder / SUBMITTED_NAME, {"name": name, "pool": "local"})
-        group, key = ProcessGroup(name, GRACE_SECONDS), secrets.token_bytes(32)
+        group, key = ProcessGroup(name, GRACE_SECONDS), secrets.token_bytes(KEY_BYTES)
         try:
             child = group.start(
                 "worker",
@@ -74,31 +70,27 @@ class LocalPool:
                 cwd=self.root,
                 stdin=PIPE,
             )
-            assert child.popen.stdin is not None
+            assert child.stdin is not None
             with suppress(BrokenPipeError):  # it is dead already, which `result` says
-                child.popen.stdin.write(key + self.look_key)
-                child.popen.stdin.flush()
+                child.stdin.write(key + self.look_key)
+                child.stdin.flush()
         except BaseException:
             group.stop()
             raise
-        ends_at = self.clock() + job.deadline_seconds + LATE_SECONDS
-        self._workers[folder] = _Worker(group, child, key, job, ends_at, _pidfd(child.pid))
+        ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
+        pidfd = os.pidfd_open(child.pid) if hasattr(os, "pidfd_open") else None
+        self._workers[folder] = _Worker(group, child, key, job, ends_at, pidfd)
 
-    def state(self, folder: Path) -> State:
-        """RUNNING, ENDED, or LOST when it hangs past its own deadline."""
+    def is_over(self, folder: Path) -> bool:
+        """True as well for a worker that hangs past its own deadline, and where none was started."""
         worker = self._workers.get(folder)
-        if worker is None:
-            return State.UNKNOWN
-        if worker.child.poll() is not None:
-            return State.ENDED
-        return State.LOST if self.clock() > worker.ends_at else State.RUNNING
+        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
-        """Sleep until the kernel says that a worker has ended, or until a worker is due."""
-        due = min((worker.ends_at - self.clock() for worker in self._workers.values()), default=_NO_POLL_SECONDS)
+        """Sleep until the kernel says that a worker has ended."""
         pidfds = [worker.pidfd for worker in self._workers.values() if worker.pidfd is not None]
         can_wait = len(pidfds) == len(self._workers)
-        select.select(pidfds, [], [], max(min(timeout_seconds, due, _NO_POLL_SECONDS if can_wait else 0.05), 0.0))
+        select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
 
     def in_flight(self) -> list[Path]:
         """As the protocol says."""
@@ -106,34 +98,35 @@ class LocalPool:
 
     def cancel(self, folder: Path) -> None:
         """As the protocol says."""
-        worker = self._workers.pop(folder, None)
-        if worker is not None:
-            self._stop(worker)
+        if folder in self._workers:
+            self._end(folder)
 
-    def _stop(self, worker: _Worker) -> None:
+    def _end(self, folder: Path) -> _Worker:
+        worker = self._workers[folder]
+        worker.group.stop()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
-            worker.pidfd = None
-        worker.group.stop()
+        return self._workers.pop(folder)
 
     def result(self, folder: Path) -> Result:
-        """The result that the worker signed, after whatever it left behind is gone."""
-        worker = self._workers.pop(folder)
-        is_late = worker.child.poll() is None
-        last_words = worker.child.tail(1)
-        self._stop(worker)
+        """The result that the worker signed, after whatever it left behind is gone. EngineError where there is none."""
+        if folder not in self._workers:
+            raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
+        is_late = self._workers[folder].child.poll() is None
+        last_words = self._workers[folder].child.tail(1)
+        worker = self._end(folder)
         path = folder / RESULT_NAME
         others = [attempt for attempt in folder.glob("attempt-*") if attempt.name != "attempt-0"]
         if others:
             raise EngineError(f"{others[0]} was made beside the worker that was started: its result counts for nothing")
         try:
             data = read_file(path)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                raise EngineError(f"{path} cannot be read: {error.strerror}") from None
+        except FileNotFoundError:
             how = "did not end" if is_late else f"ended without a result: {worker.child.exit_cause()}"
             said = f"; last in {LOG_NAME}: {last_words[0]}" if last_words else ""
             raise EngineError(f"the worker {how}{said}", "Run it again.") from None
+        except OSError as error:
+            raise EngineError(f"{path} cannot be read: {error.strerror}") from None
         try:
             signed = msgspec.json.decode(data, type=Signed)
             is_own = hmac.compare_digest(signed.hmac, signature(worker.key, bytes(signed.result), worker.job))
@@ -143,11 +136,3 @@ class LocalPool:
         if not is_own:
             raise EngineError(f"{path} was not signed by the worker that was started: it counts for nothing")
         return result
-
-
-def _pidfd(pid: int) -> int | None:
-    """What `select` can wait on until the process ends; None where the system has no such thing."""
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None

@@ -9,25 +9,24 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.rules import visible_devices
 
 GB = 1e9
 GpuIds = tuple[int, int] | tuple[()]  # inference, trainer; () = none, for an installation without GPUs
 
-AMPERE = (8, 0)
 # The pinned flash-attn wheel holds code for sm_80, sm_90, sm_100 and sm_120, and code for x.0 runs on every x.y.
 _KERNEL_MAJORS = (8, 9, 10, 12)
 # The pinned CUDA 12.8 and 12.9 builds run on every driver of the 12.x series; Blackwell's first driver is 570.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _MIN_DRIVER, _MIN_DRIVER_BLACKWELL = 525, 570
 # vLLM refuses to start where less than its gpu_memory_utilization is free; that is 0.9 unless the config says less.
-MIN_FREE_SHARE = 0.9
-_TRL = "or: --engine trl"
+_MIN_FREE_SHARE = 0.9
+_CHOOSE_OTHERS = "Choose other GPUs: --gpus, or: --engine trl."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Gpu:
 
 def list_gpus(nvml: Any = None) -> list[Gpu]:
     """All NVIDIA GPUs of this machine; [] without a driver. EngineError when the driver itself fails."""
-    with _session(nvml) as session:
+    with nvml_session(nvml) as session:
         if session is None:
             return []
         try:
@@ -58,32 +57,15 @@ def list_gpus(nvml: Any = None) -> list[Gpu]:
             raise EngineError(f"NVML cannot read the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
 
 
-def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
-    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver."""
-    with _session(nvml) as session:
-        if session is None:
-            return 0
-        try:
-            count = int(session.nvmlDeviceGetCount())
-        except session.NVMLError as error:
-            raise EngineError(f"NVML cannot count the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
-    entries = _visible_entries(environ)
-    return count if entries is None else min(count, len(entries))
-
-
 def parse_gpus(text: str) -> GpuIds:
     """`2,3` -> (2, 3): GPU of the inference server, GPU of the trainer; `none` -> (). UsageError for anything else."""
     if text.strip().lower() == "none":
         return ()
     words = [word.strip() for word in text.split(",")]
-    if len(words) != 2 or not all(word.isascii() and word.isdecimal() and len(word) < 4 for word in words):
+    ids = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4]
+    if len(words) != 2 or len({*ids}) != 2:
         raise UsageError(f"--gpus {text!r} is no pair of GPU ids", "Write two of nvidia-smi's numbers: --gpus 0,1.")
-    inference, trainer = map(int, words)
-    if inference == trainer:
-        raise UsageError(
-            f"--gpus {text!r} names one GPU twice", "Give two different ones: one serves, the other trains."
-        )
-    return inference, trainer
+    return ids[0], ids[1]
 
 
 def choose_pair(gpus: Sequence[Gpu], ids: tuple[int, int] | None, environ: Mapping[str, str]) -> tuple[Gpu, Gpu]:
@@ -114,20 +96,16 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
     Entries are NVML indices or UUIDs (`GPU-` and as much as makes them unique). EngineError for others.
     """
-    entries = _visible_entries(environ)
+    entries = visible_devices(environ)
     if entries is None:
         return list(gpus)
-    found = []
+    found: list[Gpu] = []
     for entry in entries:
-        if entry.startswith("GPU-"):
-            matching = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
-        else:
-            matching = [gpu for gpu in gpus if str(gpu.index) == entry]
+        by_uuid = entry.startswith("GPU-")
+        matching = [gpu for gpu in gpus if (gpu.uuid.startswith(entry) if by_uuid else str(gpu.index) == entry)]
         if len(matching) != 1 or matching[0] in found:
-            reason = "a slice of a GPU: prime-rl needs whole ones" if entry.startswith("MIG-") else "no GPU of its own"
-            raise EngineError(
-                f"CUDA_VISIBLE_DEVICES names {entry!r}, {reason}", "Write whole GPUs, as nvidia-smi -L lists them."
-            )
+            cause = f"CUDA_VISIBLE_DEVICES names {entry!r}, no whole GPU of its own"
+            raise EngineError(cause, "Write whole GPUs, as nvidia-smi -L lists them.")
         found += matching
     return found
 
@@ -137,78 +115,29 @@ def pair_problems(pair: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
     return [problem for gpu in pair for problem in (_unfit(gpu), _busy(gpu, nvml)) if problem is not None]
 
 
-def attention_backend(gpu: Gpu) -> str | None:
-    """prime-rl's name of the attention kernel for Qwen2.5 on this card; None if it has none for it.
-
-    For custom implementations prime-rl would take flash attention 3 on sm_90 and 4 on sm_100, but Qwen2
-    has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
-    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22).
-    """
-    return "flash_attention_2" if gpu.compute_capability[0] in _KERNEL_MAJORS else None
-
-
-def flash_attn_extra(gpu: Gpu) -> str:
-    """The extra of prime-rl's pyproject.toml that installs `attention_backend(gpu)`. EngineError if there is none."""
-    problem = _unfit(gpu)
-    if problem is not None:
-        raise problem
-    return "flash-attn"
-
-
-def processes_on(gpu: Gpu, nvml: Any = None) -> list[int]:
-    """Pids of the processes that compute on it, as far as the driver tells (in a container often none)."""
-    with _session(nvml) as session:
-        if session is None:
-            return []
-        try:
-            handle = session.nvmlDeviceGetHandleByIndex(gpu.index)
-            return sorted({int(process.pid) for process in session.nvmlDeviceGetComputeRunningProcesses(handle)})
-        except session.NVMLError:  # not supported on this card: the memory in use tells enough
-            return []
-
-
 class PeakMemory:
-    """The most memory seen in use on each GPU while a run is alive. Call `sample` about once a second.
+    """The most memory seen in use on one of these GPUs while a run is alive. Call `sample` about once a second.
 
     All of the GPU's memory counts, whoever uses it; peaks between two samples are missed. Nothing is
     read after the fact: what was never sampled is None.
     """
 
-    def __init__(self, indices: Sequence[int], nvml: Any = None) -> None:
-        self.peaks_gb: dict[int, float | None] = dict.fromkeys(indices)
-        self._context = _session(nvml)
-        self._nvml: Any = None
-
-    def __enter__(self) -> PeakMemory:
-        self._nvml = self._context.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._nvml = None
-        self._context.__exit__(kind, error, trace)
+    def __init__(self, indices: Sequence[int], session: Any) -> None:
+        """`session` is that of `nvml_session`; without one nothing is seen."""
+        self.peak_gb: float | None = None
+        self._indices, self._nvml = indices, session
 
     def sample(self) -> None:
-        """Look once. A GPU that cannot be read (lost, not supported) keeps what was seen of it."""
-        if self._nvml is None:
-            return
-        for index, peak in self.peaks_gb.items():
-            try:
+        """Look once. A GPU that cannot be read (lost, not supported) adds nothing."""
+        for index in self._indices if self._nvml else ():
+            with suppress(self._nvml.NVMLError):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used / GB
-            except self._nvml.NVMLError:
-                continue
-            self.peaks_gb[index] = max(peak or 0.0, used)
-
-    @property
-    def peak_gb(self) -> float | None:
-        """The largest peak of a single GPU, in 1e9 bytes; None if none was ever read."""
-        return max((peak for peak in self.peaks_gb.values() if peak is not None), default=None)
+                self.peak_gb = max(self.peak_gb or 0.0, used)
 
 
 @contextmanager
-def _session(nvml: Any) -> Iterator[Any]:
+def nvml_session(nvml: Any = None) -> Iterator[Any]:
     """NVML between init and shutdown; None without a driver."""
     if nvml is None:
         import pynvml
@@ -233,35 +162,23 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     except nvml.NVMLError:  # cards that share the host's memory have no answer
         memory_gb = free_gb = None
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(
-        index=index,
-        name=str(nvml.nvmlDeviceGetName(handle)),
-        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        memory_gb=memory_gb,
-        free_gb=free_gb,
-        driver=driver,
-        compute_capability=(int(major), int(minor)),
-    )
-
-
-def _visible_entries(environ: Mapping[str, str]) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
-    return entries[: entries.index("-1")] if "-1" in entries else entries
+    name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
+    return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))
 
 
 def _unfit(gpu: Gpu) -> EngineError | None:
-    """Why a card can never train here."""
+    """Why a card can never train here.
+
+    Its attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
+    sm_100, but Qwen2 has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
+    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22).
+    """
     major, minor = gpu.compute_capability
-    if attention_backend(gpu) is None:
-        age = "older than Ampere" if gpu.compute_capability < AMPERE else "not among them"
+    if major not in _KERNEL_MAJORS:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
         return EngineError(
-            f"{gpu} has compute capability {major}.{minor}; prime-rl has attention kernels for {kernels}: it is {age}",
-            f"Choose other GPUs: --gpus, {_TRL}.",
+            f"{gpu} has compute capability {major}.{minor}; prime-rl has attention kernels for {kernels}",
+            _CHOOSE_OTHERS,
         )
     needed = _MIN_DRIVER_BLACKWELL if major >= 10 else _MIN_DRIVER
     number = gpu.driver.partition(".")[0]
@@ -272,12 +189,20 @@ def _unfit(gpu: Gpu) -> EngineError | None:
 
 def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     """Why a card cannot be used now."""
-    if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= MIN_FREE_SHARE * gpu.memory_gb:
+    if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
-    pids = processes_on(gpu, nvml)
+    with nvml_session(nvml) as session:
+        pids = [] if session is None else _pids(session, gpu)
     by = f" by pid {', '.join(map(str, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb
     return EngineError(
-        f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}",
-        f"Wait, stop that, or choose others: --gpus, {_TRL}.",
+        f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}", f"Wait, stop that. {_CHOOSE_OTHERS}"
     )
+
+
+def _pids(nvml: Any, gpu: Gpu) -> list[int]:
+    """Who computes on it, as far as the driver tells: in a container often nobody."""
+    with suppress(nvml.NVMLError):  # not supported on this card: the memory in use tells enough
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        return sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+    return []

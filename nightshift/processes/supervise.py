@@ -20,25 +20,20 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shutil
 import signal
 import subprocess
-import threading
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 
-GB = 1e9
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_BYTES = 64 * 1024
 TAIL_LINE_LENGTH = 200
@@ -76,10 +71,19 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
     return {**kept, **extra}
 
 
-def free_disk_gb(path: Path) -> float:
-    """Free space, in 1e9 bytes, of the file system where `path` is or would be created."""
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(existing).free / GB
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have `handler` take the stop signals meanwhile; one that the caller ignores (nohup) stays ignored.
+
+    Main thread only, like signal.signal.
+    """
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    previous = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 @contextmanager
@@ -89,8 +93,7 @@ def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Ite
     A signal that `is_noted` by the caller raises nothing and is not the first.
 
     So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
-    grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest. A signal that the
-    caller ignores (nohup) stays ignored. Main thread only, like signal.signal.
+    grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest.
     """
     caught: list[int] = []
 
@@ -99,55 +102,27 @@ def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Ite
             caught.append(number)
             raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
-    previous = _install(interrupt)
-    try:
+    with handling(interrupt):
         yield
-    finally:
-        _restore(previous)
 
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
     """Let no signal handler raise inside; deliver the first signal afterwards."""
-    if threading.current_thread() is not threading.main_thread():  # Python runs handlers in the main thread
-        yield
-        return
     caught: list[int] = []
-    previous = _install(lambda number, frame: caught.append(number))
     try:
-        yield
+        with handling(lambda number, frame: caught.append(number)):
+            yield
     finally:
-        _restore(previous)
         if caught:
             signal.raise_signal(caught[0])
 
 
-def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    return {number: signal.signal(number, handler) for number in handled}
-
-
-def _restore(previous: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process that a group started. `create_time` is in seconds since the epoch."""
+class Child(subprocess.Popen[bytes]):
+    """A process that a group started: as Popen, with the name and the log that `start` gave it."""
 
     name: str
-    popen: subprocess.Popen[bytes]
-    create_time: float
     log_path: Path
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal, None while it runs."""
-        return self.popen.poll()
 
     def exit_cause(self) -> str:
         """How it ended, for an error line: `exit code 1`, `killed by SIGKILL`, `still running`."""
@@ -156,9 +131,7 @@ class Child:
             return "still running"
         if code >= 0:
             return f"exit code {code}"
-        number = -code
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        return f"killed by {name}"
+        return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
 
     def tail(self, num_lines: int) -> list[str]:
         """The last lines of its log that say something, as plain text of at most TAIL_LINE_LENGTH characters.
@@ -172,7 +145,7 @@ class Child:
         except OSError:
             return []
         lines = (_plain(line) for line in text.split("\n"))
-        return [line for line in lines if line][-num_lines:] if num_lines > 0 else []
+        return [line for line in lines if line][-num_lines:]
 
 
 def _plain(line: str) -> str:
@@ -183,27 +156,17 @@ def _plain(line: str) -> str:
 
 
 class ProcessGroup:
-    """The processes of one part of a run that are stopped together. Not thread-safe.
+    """The processes of one part of a run that are stopped together. For the main thread only, like signals.
 
     Everything in another session than the harness's is taken for part of a run, so start nothing with
     `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
     """
 
-    def __init__(
-        self,
-        marker: str,
-        grace_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """`marker` must be unique; it stands in the children's environment as NIGHTSHIFT_RUN."""
-        if not re.fullmatch(r"[\w.:-]+", marker, re.ASCII):
-            raise ValueError(f"marker {marker!r} has characters other than letters, digits and _.:-")
+    def __init__(self, marker: str, grace_seconds: float) -> None:
+        """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN."""
         self.marker = marker
         self.grace_seconds = grace_seconds
-        self.peak_rss_gb: float | None = None
         self.children: list[Child] = []
-        self._clock, self._sleep = clock, sleep
         harness = psutil.Process()
         self._tree = ProcessTree(harness, lambda process: _owner(process) is self, self._reap)
         self._tree.markers.add(marker)
@@ -225,11 +188,11 @@ class ProcessGroup:
         stdin is empty unless given. Raises EngineError when the program cannot be started.
         """
         with _signals_deferred():
-            _open_groups[self] = None
+            _open_groups.add(self)
             try:
-                _watch_over(self)
+                _keep_watchdog()
                 with log_path.open("ab") as log:
-                    popen = subprocess.Popen(
+                    child = Child(
                         [os.fspath(word) for word in argv],
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
                         stdout=log if stdout is None else stdout,
@@ -243,24 +206,16 @@ class ProcessGroup:
                     f"{name} cannot be started: {error.strerror}: {error.filename!r}",
                     "Run prepare.py, which names what is missing.",
                 ) from error
-            # Not reaped yet, so the pid is still this child's, even if it has ended.
-            child = Child(name, popen, psutil.Process(popen.pid).create_time(), log_path)
+            child.name, child.log_path = name, log_path
             self.children.append(child)
             return child
 
     def check(self) -> list[Child]:
         """The children that have ended by themselves, whatever their exit code. Call about once a second.
 
-        Also looks at the whole tree: remembers its processes, reaps orphans, and updates `peak_rss_gb`:
-        the largest sum seen of the resident sizes, in 1e9 bytes. Pages that processes share count once
-        for each, peaks between two calls are missed, and GPU memory is not in it.
+        Also looks at the whole tree: remembers its processes, and reaps orphans.
         """
-        rss_bytes = 0
-        for process in self._tree.sample():
-            with suppress(psutil.Error):  # it ended meanwhile
-                rss_bytes += process.memory_info().rss
-        if rss_bytes:
-            self.peak_rss_gb = max(self.peak_rss_gb or 0.0, rss_bytes / GB)
+        self._tree.sample()
         return [child for child in self.children if child.poll() is not None]
 
     def stop(self) -> list[str]:
@@ -270,14 +225,13 @@ class ProcessGroup:
         meanwhile is delivered afterwards.
         """
         with _signals_deferred():
-            left = self._tree.end(self.grace_seconds, self._clock, self._sleep)
+            left = self._tree.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
-                for pipe in (child.popen.stdin, child.popen.stdout):
-                    if pipe is not None:
-                        with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
-                            pipe.close()
-            _open_groups.pop(self, None)
+                for pipe in filter(None, (child.stdin, child.stdout)):
+                    with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
+                        pipe.close()
+            _open_groups.discard(self)
             if not _open_groups:
                 _dismiss_watchdog()
             return left
@@ -285,7 +239,7 @@ class ProcessGroup:
     def _reap(self, process: psutil.Process) -> None:
         """Collect a zombie: a child's exit code belongs to its Popen, an orphan's to nobody else."""
         for child in self.children:
-            if child.pid == process.pid and child.popen.returncode is None:
+            if child.pid == process.pid and child.returncode is None:
                 child.poll()
                 return
         if process.is_running():  # a zombie still; its pid is not somebody else's by now
@@ -293,7 +247,7 @@ class ProcessGroup:
                 os.waitpid(process.pid, os.WNOHANG)
 
 
-_open_groups: dict[ProcessGroup, None] = {}  # those that have started something and are not stopped
+_open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
 _watchdog: Watchdog | None = None
 
 
@@ -309,26 +263,23 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    # An orphan that was never seen before, cleared its environment and made its own session.
-    last = next(iter(_open_groups)) if len(_open_groups) == 1 else None
-    return last if last is not None and process not in last._strangers else None
+    match [*_open_groups]:
+        case [only] if process not in only._strangers:
+            return only  # an orphan that was never seen before, cleared its environment and made its own session
+    return None
 
 
-def _watch_over(group: ProcessGroup) -> None:
-    """See to it that a living watchdog knows the group's marker."""
+def _keep_watchdog() -> None:
+    """See to it that a living watchdog knows the markers of all open groups."""
     global _watchdog
-    if _watchdog is not None and _watchdog.is_alive():
-        _watchdog.watch(group.marker, group.grace_seconds)
-        return
-    if _watchdog is not None:  # somebody killed it
-        _watchdog.dismiss()
-    else:
+    if _watchdog is None or not _watchdog.is_alive():  # the first, or somebody killed it
+        _dismiss_watchdog()
         become_subreaper()
         atexit.unregister(_stop_open_groups)
         atexit.register(_stop_open_groups, os.getpid())
-    _watchdog = Watchdog(engine_environment(os.environ, {}))
-    for each in _open_groups:
-        _watchdog.watch(each.marker, each.grace_seconds)
+        _watchdog = Watchdog(engine_environment(os.environ, {}))
+    for group in _open_groups:
+        _watchdog.watch(group.marker, group.grace_seconds)
 
 
 def _dismiss_watchdog() -> None:

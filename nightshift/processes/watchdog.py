@@ -3,9 +3,9 @@
 `ProcessTree` finds and ends what a harness started; supervise uses it to stop a run. As a script
 (`python -I watchdog.py HARNESS_PID`) this file is the watchdog: a process in a session of its own,
 whose stdin is a pipe that only the harness can write to. The harness writes a line
-`MARKER GRACE_SECONDS` for each group that it opens and `farewell` when all of them are stopped.
-When the pipe closes without the farewell (the harness crashed, or was killed with SIGKILL), the
-watchdog ends what is left, with the same code, and exits.
+`MARKER GRACE_SECONDS` for each group that it opens, and kills the watchdog when all of them are stopped.
+When the pipe closes (the harness crashed, or was killed with SIGKILL), the watchdog ends what is left,
+with the same code, and exits.
 
 Imports only psutil and little of the standard library: the watchdog must start quickly and weigh little.
 """
@@ -25,8 +25,6 @@ from contextlib import suppress
 import psutil
 
 MARKER_NAME = "NIGHTSHIFT_RUN"
-FAREWELL = "farewell"
-FAREWELL_SECONDS = 5.0  # the watchdog leaves within milliseconds, once it has started
 WATCH_SECONDS = 1.0  # how often the watchdog looks at the tree
 KILL_SECONDS = 10.0  # a process that holds a large CUDA context may need seconds to die of SIGKILL
 FIRST_PAUSE_SECONDS = 0.01  # between two looks at a tree that is ending; doubles up to:
@@ -80,12 +78,7 @@ class ProcessTree:
             self.reap(process)
         return alive
 
-    def end(
-        self,
-        grace_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> list[str]:
+    def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
 
         Returns a description of each process that outlived KILL_SECONDS of SIGKILL, normally none. Never
@@ -94,7 +87,7 @@ class ProcessTree:
         spared = {psutil.Process(), *psutil.Process().parents()}
         asked: set[psutil.Process] = set()
         found: set[psutil.Process] = set()
-        kill_at = clock() + grace_seconds
+        kill_at = time.monotonic() + grace_seconds
         pause, num_quiet = FIRST_PAUSE_SECONDS, 0
         while True:
             self.seen |= self._marked()
@@ -104,7 +97,7 @@ class ProcessTree:
             # A chain that forks faster than /proc can be read shows only by the zombies it leaves.
             num_quiet = 0 if left or ended - found else num_quiet + 1
             found |= ended
-            if clock() >= kill_at:
+            if time.monotonic() >= kill_at:
                 for process in left | ended:
                     _kill(process)
             else:
@@ -113,9 +106,9 @@ class ProcessTree:
                 asked |= left
             for process in ended:
                 self.reap(process)
-            if num_quiet == NUM_QUIET_SWEEPS or clock() > kill_at + KILL_SECONDS:
+            if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
                 return sorted(_describe(process) for process in left)
-            sleep(pause)
+            time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
 
     def _look(self) -> tuple[set[psutil.Process], set[psutil.Process]]:
@@ -131,13 +124,11 @@ class ProcessTree:
         found: set[psutil.Process] = set()
         pids: set[int] = set()
         for process in _children(self.harness):  # parents come before their children
-            try:
+            with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
-            except psutil.NoSuchProcess:
-                continue
-            if parent in pids or (parent == self.harness.pid and self.claims(process)):
-                pids.add(process.pid)
-                found.add(process)
+                if parent in pids or (parent == self.harness.pid and self.claims(process)):
+                    pids.add(process.pid)
+                    found.add(process)
         return found
 
     def _marked(self) -> set[psutil.Process]:
@@ -169,12 +160,10 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _terminate(process: psutil.Process) -> None:
-    try:
+    with suppress(psutil.Error):  # gone meanwhile; what may not be signalled is still there at the end, and reported
         process.terminate()
         if process.status() == psutil.STATUS_STOPPED:  # the signal waits until it runs again
             process.resume()
-    except psutil.Error:  # gone meanwhile; what may not be signalled is still there at the end, and reported
-        pass
 
 
 def _kill(process: psutil.Process) -> None:
@@ -182,13 +171,11 @@ def _kill(process: psutil.Process) -> None:
 
     Works on a zombie too: until it is reaped, its pid and its group are nobody else's.
     """
-    try:
+    with suppress(psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
         group = os.getpgid(process.pid)
         if process.is_running() and group != os.getpgrp():
             os.killpg(group, signal.SIGKILL)
         process.kill()
-    except (psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
-        pass
 
 
 def _describe(process: psutil.Process) -> str:
@@ -203,23 +190,19 @@ class Watchdog:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         """Start the watchdog of this process. `env` must not hold a marker. Raises OSError."""
-        read_end, self._write_end = os.pipe()  # not inheritable: the harness alone holds the write end
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", __file__, str(os.getpid())],
-                stdin=read_end,
-                # Not the harness's own: `run.py | tee log` must end when run.py does.
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=env,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(self._write_end)
-            raise
-        finally:
-            os.close(read_end)
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,  # not inheritable: the harness alone holds the write end
+            # Not the harness's own: `run.py | tee log` must end when run.py does.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._popen.stdin is not None
+        self._stdin = self._popen.stdin
         self.pid = self._popen.pid
 
     def is_alive(self) -> bool:
@@ -227,22 +210,15 @@ class Watchdog:
         return self._popen.poll() is None
 
     def watch(self, marker: str, grace_seconds: float) -> None:
-        """Have the processes with this marker ended too if the harness dies."""
-        self._write(f"{marker} {grace_seconds}")
+        """Have the processes with this marker ended too if the harness dies; once is enough."""
+        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
+            self._stdin.write(f"{marker} {grace_seconds}\n".encode())
 
     def dismiss(self) -> None:
-        """Everything is stopped: let it go, and wait until it is gone."""
-        self._write(FAREWELL)
-        os.close(self._write_end)
-        try:
-            self._popen.wait(FAREWELL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-
-    def _write(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # killed: the next start of a child brings a new one
-            os.write(self._write_end, f"{line}\n".encode())
+        """Everything is stopped: end it, and wait until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
+        self._stdin.close()
 
 
 def become_subreaper() -> None:
@@ -255,18 +231,11 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _parent(pid: int) -> psutil.Process | None:
-    """The parent of this process if it still has that pid, None if it is dead."""
-    try:
-        parent = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-    return parent if os.getppid() == pid else None
-
-
 def _watch(harness_pid: int) -> None:
-    """Watch until the farewell or the harness's end; in the second case end the tree."""
-    harness = _parent(harness_pid)
+    """Watch until the harness's end, then end the tree."""
+    harness = psutil.Process().parent()
+    if harness is not None and harness.pid != harness_pid:  # it is dead already
+        harness = None
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}
     tree = ProcessTree(harness, lambda child: session_of(child) not in sessions_spared)
     grace_seconds = 0.0
@@ -278,8 +247,6 @@ def _watch(harness_pid: int) -> None:
                 break
             *lines, received = (received + data).split(b"\n")
             for line in lines:
-                if line.decode() == FAREWELL:
-                    return
                 marker, grace = line.decode().split(" ")
                 tree.markers.add(marker)
                 grace_seconds = max(grace_seconds, float(grace))

@@ -138,7 +138,7 @@ class AgentProposer:
                     group.check()
                     _cut(log)
                     with suppress(TimeoutExpired):
-                        child.popen.wait(_POLL_SECONDS)
+                        child.wait(_POLL_SECONDS)
             finally:
                 left = group.stop()
             if left:

@@ -39,10 +39,7 @@ STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 # Only these are told of the whole set-up; what lies below is given the parts that it needs.
 USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
 # Above 300 lines, and why.
-LONG: dict[str, str] = {
-    "processes/supervise.py": "what a process group promises is read in one place",
-    "processes/watchdog.py": "one file, because it runs by itself",
-}
+LONG: dict[str, str] = {}
 # Child processes of engines: they import nothing of nightshift but these.
 CHILDREN = {
     "engines/prime_rl/validator.py": set[str](),

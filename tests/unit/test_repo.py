@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, UsageError
 from nightshift.git.repo import Head, Repo
 from tests.conftest import CAMPAIGN, git
 
@@ -93,10 +93,9 @@ def test_nothing_is_settled_after_the_checkout_moved(repo: Repo, move: tuple[str
     git(repo.root, "branch", "--force", "main", "HEAD")
     git(repo.root, *move, "--quiet")
     (repo.root / "train.toml").write_bytes(CANDIDATE)
-    commit, done = repo.keep(head, CANDIDATE, MESSAGE)
-    assert commit is None
-    assert "not settled" in done
-    assert "not settled" in repo.discard(head, CANDIDATE, INCUMBENT, MESSAGE)
+    for settle in (lambda: repo.keep(head, CANDIDATE, MESSAGE), lambda: repo.discard(head, CANDIDATE, INCUMBENT, "")):
+        with pytest.raises(UsageError, match="the checkout moved from autoresearch/"):
+            settle()
     assert (repo.root / "train.toml").read_bytes() == CANDIDATE
     assert len(commits(repo)) == 2
 
@@ -113,9 +112,8 @@ def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, mo
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     monkeypatch.setenv("HOME", str(root))
-    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    repo.keep(repo.head(), CANDIDATE, MESSAGE)
     monkeypatch.delenv("GIT_DIR")
-    assert commit is not None
     assert repo.config_at("HEAD") == CANDIDATE
     assert not (root / "HOOKED").exists()
     assert git(root, "log", "-1", "--format=%an").strip() == "Nightshift"
@@ -123,24 +121,19 @@ def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, mo
 
 def test_a_locked_index_does_not_stop_a_keep(repo: Repo) -> None:
     (repo.root / ".git" / "index.lock").touch()
-    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
-    assert commit is not None
-    assert repo.config_at("HEAD") == CANDIDATE
-
-
-def test_a_checkout_below_the_top_of_its_repository(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet", "--initial-branch", CAMPAIGN)
-    root = tmp_path / "deep" / "er"
-    root.mkdir(parents=True)
-    (root / "train.toml").write_bytes(INCUMBENT)
-    (root / "code.py").write_text("x = 1\n")
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "-m", "start")
-    repo = Repo(root)
     repo.keep(repo.head(), CANDIDATE, MESSAGE)
     assert repo.config_at("HEAD") == CANDIDATE
-    assert git(tmp_path, "ls-tree", "-r", "--name-only", "HEAD").split() == ["deep/er/code.py", "deep/er/train.toml"]
-    assert set(repo.files_at("HEAD")) == {"code.py", "train.toml"}
+
+
+def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--initial-branch", CAMPAIGN)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "train.toml").write_bytes(INCUMBENT)
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "-m", "start")
+    repo = Repo(tmp_path / "deep")
+    with pytest.raises(UsageError, match=r"holds no train\.toml at its top"):
+        repo.files_at(str(repo.head().commit))
 
 
 def test_heads(repo: Repo, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from nightshift.engines.downloads import data_problem, is_whole_model
 from nightshift.errors import EngineError
+from nightshift.files import free_disk_gb
 from nightshift.processes.gpus import Gpu
-from nightshift.processes.supervise import free_disk_gb
 from nightshift.rules import ALL_RULES, Rules
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"

@@ -29,9 +29,9 @@ from nightshift.engines.prime_rl.installation import (
     packages_problem,
 )
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import disk_error, write_atomically
-from nightshift.processes.gpus import Gpu, flash_attn_extra
-from nightshift.processes.supervise import ProcessGroup, free_disk_gb
+from nightshift.files import disk_error, free_disk_gb, write_atomically
+from nightshift.processes.gpus import Gpu
+from nightshift.processes.supervise import ProcessGroup
 from nightshift.rules import Rules
 
 # 274 packages: 4.1 GB of wheels of known size in uv.lock beside torch, vllm and flash-attn, about 6 GB in all.
@@ -140,17 +140,8 @@ class Installer:
                 f"{installation.venv} is not complete, and without GPUs (--gpus none) none is built",
                 "Build prime-rl's environment there yourself, without CUDA.",
             )
-        argv: list[str | Path] = [
-            "uv",
-            "sync",
-            "--locked",
-            "--inexact",
-            "--no-dev",
-            "--python",
-            installation.pins.python,
-        ]
-        for extra in sorted({flash_attn_extra(gpu) for gpu in self.gpus}):
-            argv += ["--extra", extra]
+        python = installation.pins.python
+        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", python, "--extra", "flash-attn"]
         self.note("uv sync: about 6 GB of packages, once")
         self._make_state_dir()
         installation.unfinished_sync.touch()
@@ -184,7 +175,7 @@ class Installer:
             child = group.start(name, [program, *argv[1:]], log_path=log_path, env=env, cwd=cwd)
             while child.poll() is None:
                 with suppress(TimeoutExpired):
-                    child.popen.wait(_POLL_SECONDS)
+                    child.wait(_POLL_SECONDS)
                 group.check()
                 now = time.monotonic()
                 if now - last_news >= _NEWS_SECONDS:

@@ -30,7 +30,7 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import METRICS_NAME, write_steps
-from nightshift.processes.gpus import PeakMemory
+from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.train_toml.config import Config
@@ -83,7 +83,7 @@ class PrimeRlSession:
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
-        self._memory = self._resources.enter_context(PeakMemory(launch.gpu_ids))
+        self._memory = PeakMemory(launch.gpu_ids, self._resources.enter_context(nvml_session()))
 
     def open(self, config: Config | None) -> None:
         """Start everything and wait until it can train. EngineError names the part that failed, and why.

@@ -21,7 +21,8 @@ from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
 from nightshift.engines.trl.session import TrlSession, trainer_argv
 from nightshift.errors import ConfigError, UsageError
-from nightshift.processes.supervise import engine_environment, free_disk_gb
+from nightshift.files import free_disk_gb
+from nightshift.processes.supervise import engine_environment
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
 

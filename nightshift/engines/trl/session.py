@@ -93,7 +93,7 @@ class TrlSession:
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )
-        stdin, stdout = self._trainer.popen.stdin, self._trainer.popen.stdout
+        stdin, stdout = self._trainer.stdin, self._trainer.stdout
         assert stdin is not None
         assert stdout is not None
         self._stdin, self._stdout = stdin.fileno(), stdout.fileno()
@@ -204,7 +204,7 @@ class TrlSession:
 
     def _death(self) -> EngineError:
         with suppress(TimeoutExpired):  # it closed a pipe and lives on: close() ends it
-            self._trainer.popen.wait(GRACE_SECONDS)
+            self._trainer.wait(GRACE_SECONDS)
         return EngineError(f"the trainer is gone: {self._trainer.exit_cause()}{self._last_words()}")
 
     def _failed(self, outcome: Outcome, cause: str, failure: Failure) -> Training:
