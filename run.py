@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from nightshift.command import run
+from nightshift.command import moment, refuse_max_runs, run
 from nightshift.engines import ENGINES
 from nightshift.records import Request
 
@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
+@click.option("--max-runs", hidden=True, expose_value=False, callback=refuse_max_runs)
+@click.option("--until", callback=moment, help="HH:MM or ISO time: no second run of a baseline that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 540.")

@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec
+
+import click
 
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.console import TerminalReporter, dry_run, print_error, print_text, printable, reading_text, summary
@@ -25,6 +27,31 @@ TIMED_OUT = 124  # as timeout(1)
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 P = ParamSpec("P")
+
+
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """HH:MM (the next one, local time) or an ISO 8601 time, as an aware one in UTC."""
+    if value is None:
+        return None
+    now = datetime.now().astimezone()
+    try:
+        if len(value) == len("HH:MM"):
+            found = datetime.combine(now, datetime.strptime(value, "%H:%M").time()).astimezone()
+            found += timedelta(days=found <= now)
+        else:
+            found = datetime.fromisoformat(value).astimezone()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.") from None
+    if found <= now:
+        raise click.BadParameter(f"{value!r} is over.")
+    return found.astimezone(UTC)
+
+
+def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """--max-runs of version 0.1.0."""
+    if value is not None:
+        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
+        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:

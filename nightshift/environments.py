@@ -19,12 +19,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.files import read_file
 from nightshift.rules import RULES_NAME, EnvironmentRules
 
 Split = Literal["train", "selection", "sealed"]
@@ -59,11 +61,15 @@ class Environment(Protocol):
 
     name: str
     package: str  # its name for Python and verifiers, and in every evaluation
-    prompt_tokens: int  # room that a prompt may need in the model's context
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Room that a prompt may need in the model's context."""
+        ...
 
     def examples(self, split: Split) -> Sequence[Example]:
         """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
-        official data. The sealed set is read through certify/looks.py only."""
+        official data. The sealed set is read through sealed.py only."""
         ...
 
     def episode(self, example: Example) -> Episode:
@@ -77,12 +83,27 @@ class Environment(Protocol):
 
 
 class SingleTurn:
-    """An Environment of one question and one answer, over the modules `data` and `scoring` of its package."""
+    """An Environment of one question and one answer, over the modules `data` and `scoring` of its package.
 
-    def __init__(self, rules: EnvironmentRules, data: Any, scoring: Any) -> None:
+    They are imported when they are first needed: a head compares their bytes with the agreed ones before that.
+    """
+
+    def __init__(self, rules: EnvironmentRules) -> None:
         self.name, self.package = rules.name, rules.package
-        self.prompt_tokens: int = data.PROMPT_TOKENS
-        self._rules, self._data, self._scoring = rules, data, scoring
+        self._rules = rules
+
+    @cached_property
+    def _data(self) -> Any:
+        return importlib.import_module(f"{self.package}.data")
+
+    @cached_property
+    def _scoring(self) -> Any:
+        return importlib.import_module(f"{self.package}.scoring")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """See Environment."""
+        return int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
         """See Environment."""
@@ -130,8 +151,7 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
     for rules in wanted:
         for folder in rules.folders:
             _put_on_path(root / folder)
-        data, scoring = (importlib.import_module(f"{rules.package}.{name}") for name in ("data", "scoring"))
-        found.append(SingleTurn(rules, data, scoring))
+        found.append(SingleTurn(rules))
     return tuple(found)
 
 
@@ -175,7 +195,7 @@ class _Chosen(msgspec.Struct, forbid_unknown_fields=True):
 def chosen(root: Path) -> tuple[str, ...]:
     """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
     try:
-        names = msgspec.toml.decode((root / RULES_NAME).read_bytes(), type=_Chosen).environments
+        names = msgspec.toml.decode(read_file(root / RULES_NAME), type=_Chosen).environments
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{RULES_NAME}: {error}", 'Write environments = ["name"], or [], and nothing else.') from None
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))

@@ -60,7 +60,8 @@ class Repo:
         """Branch and commit now; ("", None) outside a git checkout."""
         if _program() is None:
             return Head("", None)
-        branch = self._git("symbolic-ref", "--quiet", "--short", "HEAD", check=False).strip()
+        # Not --short, which says heads/<branch> where a tag has the branch's name.
+        branch = self._git("symbolic-ref", "--quiet", "HEAD", check=False).strip().removeprefix("refs/heads/")
         commit = self._git("rev-parse", "--verify", "--quiet", "HEAD", check=False).strip()
         return Head(branch, commit or None)
 

@@ -273,10 +273,15 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
 
 
 def test_wrong_flags_teach(root: Path) -> None:
-    for flag in ("--max-runs", "--nonsense"):
-        code, _, stderr = finish(start(root, flag, "3"))
+    for flags, word in (
+        (("--until", "yesterday"), "07:30"),
+        (("--until", "2020-01-01"), "is over"),
+        (("--max-runs", "3"), "--max-runs 3 is gone: an experiment is one run"),
+        (("--nonsense",), "such"),
+    ):
+        code, _, stderr = finish(start(root, *flags))
         assert code == 2
-        assert f"No such option '{flag}'" in stderr
+        assert word in stderr
 
 
 def test_the_last_reading_is_left_for_status(root: Path) -> None:
