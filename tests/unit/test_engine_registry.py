@@ -48,7 +48,7 @@ def test_an_engine_needs_only_what_another_process_can_be_told(rules: Rules, tmp
 def test_flags_are_the_engine_s_to_refuse() -> None:
     with pytest.raises(UsageError, match="--gpus 0,1 is for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
-    with pytest.raises(UsageError, match="names one GPU twice"):
+    with pytest.raises(UsageError, match="'1,1' is no pair of GPU ids"):
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1,1")
     with pytest.raises(UsageError, match="--prime-rl, --gpus and --smoke are for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=True), print)

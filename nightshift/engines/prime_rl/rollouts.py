@@ -6,11 +6,10 @@ kB with its token ids and log probabilities, and whatever text the policy wrote.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 MAX_TEXT = 4000  # characters of a problem or completion that are kept
 _MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rollouts of 2,048 tokens
@@ -41,7 +40,7 @@ def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
 
 def _rollout(line: bytes) -> dict[str, Any] | None:
     try:
-        trace = msgspec.json.decode(line)["traces"][0]
+        trace = json.loads(line)["traces"][0]  # msgspec refuses lone surrogates, which policies write
         messages = [node["message"] for node in trace["nodes"]]
         problem = next(m for m in messages if m["role"] == "user")
         completion: dict[str, Any] = next((m for m in reversed(messages) if m["role"] == "assistant"), {})
