@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from nightshift.command import in_one_line  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
@@ -51,7 +52,7 @@ def main() -> None:
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
     install("real" if asked.pop("real_trainer", False) else "night")
     begin.Night = partial(begin.Night, pauses=tuple(pauses))
-    sys.exit(begin.night(Path(sys.argv[1]), NightRequest(**asked)))
+    sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked)))
 
 
 if __name__ == "__main__":

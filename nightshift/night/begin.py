@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from nightshift import console
 from nightshift.campaign.ledger import Ledger
-from nightshift.errors import ExitCode, NightshiftError, UsageError
+from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
 from nightshift.guard.clone import Clone
@@ -25,21 +26,15 @@ from nightshift.train_toml.text import read_source
 def night(root: Path, request: NightRequest) -> int:
     """A night from its start or from where it was cut off, to its end; the exit code.
 
-    0: a stop rule or a person ended it; 1: it could not go on; 2: wrong use or broken set-up; 130: stopped now.
+    0: a stop rule or a person ended it; 1: it could not go on. NightshiftError where it could not begin, and
+    Interrupted where it was stopped now.
     """
-    reporter = console.TerminalReporter()
-    try:
-        with Ledger(root).head():
-            setup = open_setup(root, request.request, reporter)
-            proposer = proposer_of(request, setup)
-            require_ready(setup.engine)  # a person is still there to put it right
-            setup.engine.prepare_at_start(reporter.note)
-            stop = Night(begin(request, setup), setup, proposer, console.print_text).run()
-    except NightshiftError as error:
-        reporter.close()
-        console.print_error(error)
-        return error.exit_code
-    reporter.close()
+    with closing(console.TerminalReporter()) as reporter, Ledger(root).head():
+        setup = open_setup(root, request.request, reporter)
+        proposer = proposer_of(request, setup)
+        require_ready(setup.engine)  # a person is still there to put it right
+        setup.engine.prepare_at_start(reporter.note)
+        stop = Night(begin(request, setup), setup, proposer, console.print_text).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
 
