@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import stopwatch
 from machine import RESULTS, machine, table, write_result
 
@@ -163,8 +164,8 @@ def measure_ledger(folder: Path, num_records: int) -> Row:
     text = (ledger.run_dir(2) / "record.json").read_text()
     for number in range(3, num_records + 1):
         ledger.run_dir(number).mkdir()
-        numbered = text.replace('"number": 2,', f'"number": {number},', 1)
-        (ledger.run_dir(number) / "record.json").write_text(numbered)
+        numbered = msgspec.json.encode(replace(record, number=number))
+        (ledger.run_dir(number) / "record.json").write_bytes(numbered)
     ledger.sync_tsv()
     seconds: dict[str, list[float]] = {}
 

@@ -69,6 +69,8 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
     is no regular file, EFBIG for one that is larger than `max_bytes`.
     """
+    if path.is_symlink():  # in words; the kernel's own refusal below is the one that counts
+        raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -28,10 +28,10 @@ class StandInPool:
         self._results.setdefault(folder, None)
 
     def is_over(self, folder: Path) -> bool:
-        return self._results[folder] is not None
+        return folder not in self._results or self._results[folder] is not None
 
     def result(self, folder: Path) -> Result:
-        result = self._results.pop(folder)
+        result = self._results.pop(folder, None)
         if result is None:
             raise EngineError(f"{folder} has no result")
         return result

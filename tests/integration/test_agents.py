@@ -108,8 +108,8 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     log = root / "runs" / "agent" / "0005-1.log"
     assert log.stat().st_size == MAX_LOG_BYTES
     assert notes(root, 5) == ""
-    assert "train.toml is a symbolic link" in stderr
-    assert "is not a regular file" in stderr
+    assert "train.toml cannot be read: it is a symbolic link" in stderr
+    assert "it is no regular file" in stderr
     assert "200,000 bytes" in notes(root, 6)
     assert "train.toml does not exist" in notes(root, 6)
     assert "made commits or branches of its own" in notes(root, 6)

@@ -180,10 +180,13 @@ def test_wait_and_status(root: Path) -> None:
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
     hold(root)
+    (root / "runs").mkdir(exist_ok=True)
+    (root / "runs" / "detached.log").symlink_to(root / "prepare.py")  # is replaced, not written through
     code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "1"))
     assert code == 0, stderr
     assert "uv run nightshift wait" in stdout
     assert Ledger(root).is_running()
+    assert finish(start(root, "--detach"))[0] == 2  # and leaves the log of the first alone
     (root / "stand-in.json").unlink()
     done = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0

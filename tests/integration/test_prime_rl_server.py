@@ -278,11 +278,13 @@ def test_a_request_that_the_server_refuses_is_named(
         server.complete([prompt("1+1="), prompt(content)], Decoding(tokens), model, "s", lambda n: None)
 
 
-def test_a_stall_ends_before_the_deadline(stand_in: StandInServer, server: Server) -> None:
+def test_a_stall_ends_before_the_deadline(
+    stand_in: StandInServer, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prime_rl_server, "STALL_SECONDS", 0.5)
     stand_in.fault = "chat_stall"
-    prompts = [prompt(f"{i}+1=") for i in range(30)]
     with pytest.raises(EngineError, match=r"answered 10 of 30 prompts and none for 0\.5 s"):
-        server.complete(prompts, GREEDY, MODEL, "salt", lambda n: None, stall_seconds=0.5)
+        complete(server, 30)
 
 
 def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weights: Path) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import decision
-from nightshift.campaign.campaign import Campaign, Standing, run_scores
+from nightshift.campaign.campaign import Campaign, Standing, baseline_of, run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
+from nightshift.git.repo import Head
 from nightshift.records import DecisionRules, Failure, Record, Result
 from tests.campaigns import BRANCH, a_record, a_result, judged
 
@@ -205,3 +206,15 @@ def test_a_baseline_whose_runs_differ_in_their_examples_is_one_line() -> None:
     (baseline,) = judged(STORY[:1])
     with pytest.raises(UsageError, match="experiment 0001 has no scores of one set"):
         folded([with_scores(baseline, (1.0,) * 400, (1.0,) * 399)])
+
+
+def test_a_campaign_of_version_1_is_never_continued_and_a_copied_record_is_not_folded(tmp_path: Path) -> None:
+    first = replace(judged(STORY[:1])[0], branch="autoresearch/old", version=1)
+    with pytest.raises(UsageError, match=r"was begun by Nightshift 0.1.0.*Finish it with Nightshift 0.1.0"):
+        baseline_of([first], Head("autoresearch/old", "c0ffee"))
+    ledger = Ledger(tmp_path)
+    ledger.run_dir(2).mkdir(parents=True)
+    (ledger.run_dir(2) / "record.json").write_bytes(msgspec.json.encode(judged(STORY[:1])[0]))
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"0002/record.json is damaged: it is a copy of .* experiment 0001"):
+            ledger.records()

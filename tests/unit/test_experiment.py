@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from nightshift import experiment
 from nightshift.campaign import closing
 from nightshift.campaign.closing import keep_model
 from nightshift.campaign.ledger import Ledger
@@ -458,3 +460,42 @@ def test_a_stored_train_toml_that_was_edited_is_refused(setup: Setup) -> None:
     ):
         run(setup)
     assert setup.ledger.numbers() == [1, 2]
+
+
+def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_run(setup: Setup) -> None:
+    baseline(setup)
+    write(setup, BAD)
+
+    def count_a_run(folder: Path) -> None:
+        record = setup.ledger.records()[-1]
+        setup.ledger.write(replace(record, runs=setup.ledger.record(1).runs[:1]))
+
+    with during(setup, count_a_run):
+        record = run(setup)
+    assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
+    assert setup.pool.in_flight() == []
+
+
+def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
+    baseline(setup)
+    write(setup, BAD)
+    with during(setup, lambda folder: (folder.parents[0] / "train.toml").unlink()):
+        record = run(setup)
+    assert record.status == "discard"
+    assert "runs/0002/train.toml" in (record.health or "")
+    shutil.rmtree(setup.ledger.run_dir(2))
+    write(setup, POOR)
+    with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(OSError):
+        run(setup)
+    assert setup.pool.in_flight() == []
+
+
+def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baseline(setup)
+    write(setup, BAD)
+    monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
+    with pytest.raises(Interrupted):
+        run(setup)
+    assert setup.ledger.records()[-1].failure is Failure.INTERRUPTED

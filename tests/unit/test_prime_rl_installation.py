@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines.downloads import data_problem
+from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
@@ -228,3 +230,14 @@ def test_missing_data_is_the_environments_own_line(monkeypatch: pytest.MonkeyPat
     assert isinstance(problem, EngineError)
     assert "Run: uv run prepare.py --gsm8k DIR" in str(problem)
     assert data_problem(ROOT, ARITHMETIC_TRL) is None
+
+
+def test_an_engine_checks_as_often_as_it_likes_and_another_one_is_kept_off_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = [GPU, replace(GPU, index=1, uuid="GPU-2")]
+    monkeypatch.setattr(engine_module, "list_gpus", lambda: pair)
+    monkeypatch.setattr(engine_module, "problems", lambda *_: [])
+    mine, other = (PrimeRlEngine(GSM8K_PRIME_RL, ROOT, {"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2))
+    assert mine.check() == mine.check() == []
+    assert "GPU 0 is taken by another experiment of yours" in other.check()[0]

@@ -172,3 +172,10 @@ def test_a_git_that_comes_first_on_path_is_not_asked(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert repo.head().is_campaign
     assert not (tmp_path / "asked").exists()
+
+
+def test_a_tag_with_the_name_of_the_branch_is_not_the_branch(repo: Repo) -> None:
+    git(repo.root, "checkout", "--quiet", "-b", "autoresearch/one")
+    git(repo.root, "tag", "autoresearch/one")
+    assert repo.head().branch == "autoresearch/one"
+    assert repo.head().is_campaign
