@@ -485,7 +485,7 @@ def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_r
     assert "runs/0002/train.toml" in (record.health or "")
     shutil.rmtree(setup.ledger.run_dir(2))
     write(setup, POOR)
-    with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(OSError):
+    with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(FileNotFoundError):
         run(setup)
     assert setup.pool.in_flight() == []
 
