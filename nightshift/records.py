@@ -277,7 +277,7 @@ class Record:
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
+    health: str | None = None  # what the curves of its run say is wrong (health/), in a few lines
     version: Literal[1, 2] = 2
 
     @property
