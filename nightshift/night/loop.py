@@ -58,6 +58,7 @@ class Night:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
         with self._interrupt.installed():
             try:
+                self._update()  # for `status`, and for the same command after a kill
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
