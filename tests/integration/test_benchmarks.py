@@ -32,7 +32,6 @@ def test_four_rollouts(tmp_path: Path) -> None:
     (row,) = result["rollouts"]
     assert (row["name"], row["harness"], row["num_rollouts"]) == ("in-process", "nightshift-arithmetic", 4)
     assert len(row["repetitions"]) == 2
-    assert row["cpu_seconds_per_rollout"] > 0
     seconds = sorted(repetition["wall_seconds"] for repetition in row["repetitions"])
     assert 4 / seconds[1] <= row["rewards_per_second"] <= 4 / seconds[0]
     assert "in-process" in done.stdout
@@ -41,14 +40,6 @@ def test_four_rollouts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "result.json"]  # no throw-away home is left, and no process
     here = str(tmp_path)
     assert not [p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or [])]
-
-
-def test_the_help_names_both_paths_and_starts_nothing(tmp_path: Path) -> None:
-    done = run("rollouts.py", tmp_path, "--help")
-    assert done.returncode == 0
-    assert "in-process" in done.stdout
-    assert "`null` harness" in done.stdout
-    assert not list(tmp_path.iterdir())
 
 
 def test_overhead_is_what_the_trainer_leaves(tmp_path: Path) -> None:
