@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nightshift import environments
+from nightshift.environments import load
 from nightshift.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).resolve().parents[1]
 (RULES,) = ARITHMETIC_TRL.environments
-environments.load(ROOT, [RULES])
+load(ROOT, [RULES])
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in RULES.folders)  # for processes that verifiers starts
 
 from nightshift_arithmetic import data  # noqa: E402

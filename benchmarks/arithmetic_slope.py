@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from arithmetic import data, score
+from arithmetic import ROOT, RULES, data, score
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.engines import Session
@@ -32,7 +32,6 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import load, parse
 
-ROOT = Path(__file__).resolve().parents[1]
 NUM_SAMPLES = 8
 # What the parts of a setting's name change, with a number after them or without.
 NUMBERS = {
@@ -82,7 +81,7 @@ def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
     load_before, began = os.getloadavg()[0], time.monotonic()
     session = engine.open(settings, seed, folder, rules.deadline_seconds)
     row: Row = {"startup_seconds": time.monotonic() - began}
-    examples = data.load("selection", rules.environment.num_selection)
+    examples = data.load("selection", RULES.num_selection)
     try:
         if name == "base":
             return row | base_scores(session, examples)
@@ -97,7 +96,6 @@ def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
         session.close()
     return row | {
         "eval_score": statistics.fmean(scores),
-        "levels": by_level(examples, scores),
         "evaluation_seconds": time.monotonic() - began,
         "outcome": training.outcome,
         "num_steps": training.num_steps,
@@ -112,18 +110,8 @@ def base_scores(session: Session, examples: Sequence[data.Example]) -> Row:
     best = [max(sampled[start : start + NUM_SAMPLES]) for start in range(0, len(sampled), NUM_SAMPLES)]
     return {
         "eval_score": statistics.fmean(greedy),
-        "levels": by_level(examples, greedy),
         "sampled_pass1": statistics.fmean(sampled),
         "pass8": statistics.fmean(best),
-        "pass8_levels": by_level(examples, best),
-    }
-
-
-def by_level(examples: Sequence[data.Example], scores: Sequence[float]) -> dict[str, float]:
-    """Mean score a level."""
-    return {
-        level: round(statistics.fmean(s for e, s in zip(examples, scores, strict=True) if e.level == level), 4)
-        for level in data.Level
     }
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from arithmetic import PYTHONPATH, score
 
 from nightshift.errors import EngineError
-from nightshift.processes.supervise import Child, ProcessGroup
+from nightshift.processes.supervise import ProcessGroup
 
 STAND_IN = Path(__file__).with_name("stand_in_model.py")
 TASKSET = "nightshift-arithmetic"
@@ -48,23 +47,10 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
-    """What `num_rollouts` rollouts cost; seconds of wall clock and of CPU (user and system)."""
-
-    wall_seconds: float
-    env_server_cpu_seconds: float
-    client_cpu_seconds: float
-    model_cpu_seconds: float
-    other_cpu_seconds: float
-    """What the rest of the machine used meanwhile: near 0, or the wall clock says little."""
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """A running env server, its client, and the tasks that the client sends to it."""
 
     route: Route
-    child: Child
     client: Any  # verifiers' EnvClient; verifiers takes seconds to import, so only the measurement does
     tasks: Sequence[Any]
     context: Row
@@ -85,37 +71,19 @@ class Server:
 
         return await asyncio.gather(*map(rollout, self.tasks[:num_rollouts]))
 
-    async def repetition(self, model: Child, reply: str) -> Repetition:
-        """Run the route once and see that every reward is the right one."""
-        num_rollouts = self.route.num_rollouts
-
-        def clocks() -> list[float]:
-            ours = [cpu_seconds(self.child), time.process_time(), cpu_seconds(model)]
-            return [time.perf_counter(), *ours, machine_cpu_seconds() - sum(ours)]
-
-        before = clocks()
-        rewards = await self.rewards(num_rollouts)
-        after = clocks()
-        expected = [score(reply, task.data.answer) for task in self.tasks[:num_rollouts]]
+    async def seconds(self, reply: str) -> float:
+        """Run the route once and see that every reward is the right one: wall-clock seconds."""
+        began = time.perf_counter()
+        rewards = await self.rewards(self.route.num_rollouts)
+        seconds = time.perf_counter() - began
+        expected = [score(reply, task.data.answer) for task in self.tasks[: self.route.num_rollouts]]
         if rewards != expected:
             raise AssertionError(f"{self.route.name}: rewards {rewards} are not {expected}")
-        return Repetition(*(end - start for start, end in zip(before, after, strict=True)))
+        return seconds
 
 
-def cpu_seconds(child: Child) -> float:
-    """CPU time of a process and of those it has waited for; the clock of the kernel, 10 ms fine or better."""
-    times = psutil.Process(child.pid).cpu_times()
-    return float(times.user + times.system + times.children_user + times.children_system)
-
-
-def machine_cpu_seconds() -> float:
-    """CPU time that all cores together have been busy, with what the hypervisor took away."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
-
-
-def start_model(group: ProcessGroup, folder: Path, reply: str) -> tuple[Child, str]:
-    """The stand-in and its base URL."""
+def start_model(group: ProcessGroup, folder: Path, reply: str) -> str:
+    """Start the stand-in; its base URL."""
     child = group.start(
         "stand-in model",
         [sys.executable, STAND_IN, reply],
@@ -128,7 +96,7 @@ def start_model(group: ProcessGroup, folder: Path, reply: str) -> tuple[Child, s
     port = child.stdout.readline().decode().strip()
     if not port:
         raise EngineError(f"the stand-in model ended: {' | '.join(child.tail(3))}", "Mend stand_in_model.py.")
-    return child, f"http://127.0.0.1:{port}/v1"
+    return f"http://127.0.0.1:{port}/v1"
 
 
 async def start_server(route: Route, group: ProcessGroup, folder: Path, base_url: str) -> Server:
@@ -158,4 +126,4 @@ async def start_server(route: Route, group: ProcessGroup, folder: Path, base_url
             raise EngineError(cause, "Run uv sync.")
     policy = vf.EvalClientConfig(base_url=base_url, api_key_var="UNSET")
     context = {"client": policy, "model": "stand-in", "sampling": vf.SamplingConfig(temperature=1.0)}
-    return Server(route, child, client, list(vf.load_taskset(config.taskset)), context)
+    return Server(route, client, list(vf.load_taskset(config.taskset)), context)

@@ -67,7 +67,9 @@ def make_checkout(source: Path, root: Path, output: Path) -> None:
     checkouts.make_checkout(root, BRANCH, CONFIG.format(POOR), source=source)
     places = tuple(f"{root / folder}/" for folder in FOLDERS)
     code = WATCH.replace("@PLACES@", repr(places)).replace("@OUTPUT@", repr(str(output)))
-    checkouts.add_startup(root, "path_watch", code)
+    packages = checkouts.site_packages(root)
+    (packages / "path_watch.py").write_text(code)
+    (packages / "path_watch.pth").write_text("import path_watch\n")
 
 
 def experiment(root: Path, budget_seconds: float) -> str:

@@ -14,8 +14,7 @@ process      verifiers' stock `null` harness: `sh -c`, then a Python program, fo
 What the stock harness needs first it installs itself, once a worker, from a package index; that goes into a
 throw-away HOME, and its time is reported apart, as the first rollout. The model is a stand-in (stand_in_model.py): a
 fixed reply without delay. So the figures are the price of the environment alone, without tokenization, which
-both paths pay alike. CPU seconds are those of the env server and of all processes that it started and waited for.
-The paths take turns, and of each figure the median of all repetitions counts. Linux only.
+both paths pay alike. The paths take turns, and the median of all repetitions counts.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 from arithmetic import data
-from env_server import MAX_IN_FLIGHT, TASKSET, WARM_UP_ROLLOUTS, Repetition, Route, start_model, start_server
+from env_server import MAX_IN_FLIGHT, TASKSET, WARM_UP_ROLLOUTS, Route, start_model, start_server
 from machine import RESULTS, machine, table, write_result
 
 from nightshift.errors import NightshiftError
 from nightshift.processes.supervise import ProcessGroup, interruptible
 
+COLUMNS = {"name": "<12", "harness": "<24", "num_rollouts": ">13", "max_in_flight": ">14",
+           "rewards_per_second": ">19.1f", "first_rollout_seconds": ">22.1f"}  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ async def measure(
 ) -> list[Row]:
     """One row a route. The routes take turns, so that a slow minute of the machine hits all of them."""
     reply = f"So it is.\n#### {data.load('train', 1)[0].answer}"
-    model, base_url = start_model(group, folder, reply)
+    base_url = start_model(group, folder, reply)
     async with AsyncExitStack() as stack:
         servers, first_seconds = [], []
         for route in routes:
@@ -60,48 +60,24 @@ async def measure(
             first_seconds.append(time.perf_counter() - began)
             await server.rewards(WARM_UP_ROLLOUTS)
             servers.append(server)
-        runs: list[list[Repetition]] = [[] for _ in routes]
+        runs: list[list[float]] = [[] for _ in routes]
         for number in range(1, repetitions + 1):
-            for server, done in zip(servers, runs, strict=True):
-                done.append(await server.repetition(model, reply))
-                route, seconds = server.route, done[-1].wall_seconds
-                say(f"{route.name}: {number} of {repetitions}: {route.num_rollouts} rollouts in {seconds:.1f} s")
-    return [as_row(*figures) for figures in zip(routes, first_seconds, runs, strict=True)]
-
-
-def as_row(route: Route, first_seconds: float, runs: Sequence[Repetition]) -> Row:
-    """Medians of a route's repetitions, and the repetitions themselves."""
-
-    def median(field: str) -> float:
-        return statistics.median(getattr(run, field) for run in runs) / route.num_rollouts
-
-    return {
-        "name": route.name,
-        "harness": route.harness,
-        "num_rollouts": route.num_rollouts,
-        "max_in_flight": MAX_IN_FLIGHT,
-        "rewards_per_second": 1 / median("wall_seconds"),
-        "cpu_seconds_per_rollout": median("env_server_cpu_seconds"),
-        "client_cpu_seconds_per_rollout": median("client_cpu_seconds"),
-        "model_cpu_seconds_per_rollout": median("model_cpu_seconds"),
-        "first_rollout_seconds": first_seconds,
-        "cores_busy_elsewhere": statistics.median(run.other_cpu_seconds / run.wall_seconds for run in runs),
-        "repetitions": [asdict(run) for run in runs],
-    }
-
-
-def told(result: Row) -> str:
-    """The result for people."""
-    columns = {"name": "<12", "harness": "<24", "num_rollouts": ">13", "max_in_flight": ">14",
-               "rewards_per_second": ">19.1f", "cpu_seconds_per_rollout": ">24.4f", "first_rollout_seconds": ">22.1f",
-               "cores_busy_elsewhere": ">21.1f"}  # fmt: skip
-    lines = [table(result["rollouts"], columns)]
-    if len(result["rollouts"]) == 2:
-        ours, stock = result["rollouts"]
-        times = ours["rewards_per_second"] / stock["rewards_per_second"]
-        share = stock["cpu_seconds_per_rollout"] / ours["cpu_seconds_per_rollout"]
-        lines.append(f"in-process gives {times:.0f} times the rewards per second and takes 1/{share:.0f} of the CPU")
-    return "\n".join(lines)
+            for server, seconds in zip(servers, runs, strict=True):
+                seconds.append(await server.seconds(reply))
+                route = server.route
+                say(f"{route.name}: {number} of {repetitions}: {route.num_rollouts} rollouts in {seconds[-1]:.1f} s")
+    return [
+        {
+            "name": route.name,
+            "harness": route.harness,
+            "num_rollouts": route.num_rollouts,
+            "max_in_flight": MAX_IN_FLIGHT,
+            "rewards_per_second": route.num_rollouts / statistics.median(seconds),
+            "first_rollout_seconds": first,
+            "repetitions": [{"wall_seconds": each} for each in seconds],
+        }
+        for route, first, seconds in zip(routes, first_seconds, runs, strict=True)
+    ]
 
 
 @click.command(help=__doc__)
@@ -113,8 +89,6 @@ def told(result: Row) -> str:
 )
 def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -> None:
     """Measure, print the table, write the result."""
-    if sys.platform != "linux":
-        sys.exit(f"rollouts.py: {sys.platform} does not tell the CPU time of children. Run it on Linux.")
     kind = machine()
     fix = "Run: uv run --group dev pytest tests/integration/test_tasksets.py"
     routes = [Route("in-process", TASKSET, rollouts, fix)]
@@ -138,7 +112,7 @@ def main(rollouts: int, process_rollouts: int, repetitions: int, output: Path) -
             group.stop()
     flags = f"--rollouts {rollouts} --process-rollouts {process_rollouts} --repetitions {repetitions}"
     write_result(output, f"uv run benchmarks/rollouts.py {flags}", result, kind)
-    print(told(result))
+    print(table(result["rollouts"], COLUMNS))
 
 
 if __name__ == "__main__":

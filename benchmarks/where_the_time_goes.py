@@ -39,13 +39,13 @@ EXIT_SECONDS = 30.0
 Row = dict[str, Any]
 
 
-def measure_experiment(clone: Path, budget_seconds: float) -> Row:
+def measure_experiment(root: Path, budget_seconds: float, python: str = sys.executable) -> Row:
     """Seconds of one experiment by its phases, from the process's start to its exit."""
-    command = [sys.executable, "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "--again"]
+    command = [python, "run.py", "--engine", "trl", "--budget-seconds", str(budget_seconds), "--again"]
     began = time.monotonic()
-    result = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     wall_seconds = time.monotonic() - began
-    run = Ledger(clone).records()[-1].runs[-1]
+    run = Ledger(root).records()[-1].runs[-1]
     if result.returncode != 0 or run.evaluation is None or run.training.training_seconds is None:
         sys.exit(f"run.py ended with {result.returncode}: {result.stderr}")
     assert run.startup_seconds is not None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cheats import __main__ as cheats
 from tests.cheats.attempt import Attempt
@@ -21,27 +24,30 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(tmp_path: Path) -> None:
+def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = [next(attempt for attempt in cheats.ATTEMPTS if attempt.name == name) for name in NAMES]
     assert {attempt.setting for attempt in chosen} == {"train.toml", "checkout", "night"}
-    action = "as `a program of its own`"
-    wished = Attempt("wished away", "checkout", action, "refused", "score and verdict", own_program)
-    rows = cheats.attempt_all([*chosen, wished], tmp_path)
+    wished = Attempt("wished away", "checkout", "As `a program of its own`.", "refused", "", own_program)
+    passed_over = replace(wished, name="no such word")
+    monkeypatch.setattr(cheats, "ATTEMPTS", [*chosen, wished, passed_over])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    output = tmp_path / "results" / "result.json"
+    done = CliRunner().invoke(cheats.main, ["--only", "e", "--output", str(output)])
+    assert done.exit_code == 1, done.output
+    result = json.loads(output.read_text())
+    rows = result["attempts"]
+    assert [row["name"] for row in rows] == [*NAMES, "wished away"]
     assert [row["name"] for row in rows if not row["holds"]] == ["wished away"], rows
     assert rows[-1]["measured"] == "not defended"
     assert {row["measured"] for row in rows} == {"refused", "harmless", "named", "not defended"}
+    assert (result["num_attempts"], result["num_as_expected"]) == (len(rows), len(rows) - 1)
+    assert result["command"] == "uv run --group dev python -m tests.cheats --only e"
     assert not any(str(tmp_path) in row["evidence"] for row in rows)
-    assert "1 not as expected" in cheats.told(rows)
-
-
-def test_the_command_writes_its_result(tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    done = run_module("tests.cheats", "--only", "arrays of tables", "--output", str(output))
-    assert done.returncode == 0, done.stderr
-    result = json.loads(output.read_text())
-    assert (result["num_attempts"], result["num_as_expected"]) == (1, 1)
-    assert result["attempts"][0]["measured"] == "refused"
     assert names_no_place(output)
+    assert f"{len(rows)} attempts, 1 not as expected" in done.stdout
+    assert list(tmp_path.iterdir()) == [output.parent], "the checkout is cleared away"
 
 
 @pytest.mark.slow

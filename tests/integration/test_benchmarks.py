@@ -14,7 +14,6 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import stopwatch  # noqa: E402
 import where_the_time_goes  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks run on Linux only")
@@ -33,7 +32,6 @@ def test_four_rollouts(tmp_path: Path) -> None:
     (row,) = result["rollouts"]
     assert (row["name"], row["harness"], row["num_rollouts"]) == ("in-process", "nightshift-arithmetic", 4)
     assert len(row["repetitions"]) == 2
-    assert row["cpu_seconds_per_rollout"] > 0
     seconds = sorted(repetition["wall_seconds"] for repetition in row["repetitions"])
     assert 4 / seconds[1] <= row["rewards_per_second"] <= 4 / seconds[0]
     assert "in-process" in done.stdout
@@ -44,25 +42,11 @@ def test_four_rollouts(tmp_path: Path) -> None:
     assert not [p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or [])]
 
 
-def test_the_help_names_both_paths_and_starts_nothing(tmp_path: Path) -> None:
-    done = run("rollouts.py", tmp_path, "--help")
-    assert done.returncode == 0
-    assert "in-process" in done.stdout
-    assert "`null` harness" in done.stdout
-    assert not list(tmp_path.iterdir())
-
-
-def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
-    small = ("--experiments", "1", "--refusals", "1", "--sizes", "3")
-    done = run("overhead.py", tmp_path, *small)
+def test_overhead_is_what_the_trainer_leaves(tmp_path: Path) -> None:
+    done = run("overhead.py", tmp_path, "--experiments", "1", "--refusals", "1", "--sizes", "3")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    experiment = result["experiment"]
-    parts = experiment["parts"]
-    assert set(stopwatch.ENGINE) < set(parts), "the trainer was timed, in whatever process"
-    assert sum(parts.values()) == pytest.approx(experiment["wall_seconds"], rel=0.05, abs=0.05)
-    engine = sum(parts[part] for part in stopwatch.ENGINE)
-    assert experiment["harness_seconds"] == pytest.approx(experiment["wall_seconds"] - engine)
+    assert 0 < result["experiment"]["harness_seconds"] < result["experiment"]["wall_seconds"]
     assert set(result["refusals"]) >= {"syntax error", "already tried"}
     assert result["commands"][0]["report_mb"] > 0
     assert "the harness: all but the trainer" in done.stdout

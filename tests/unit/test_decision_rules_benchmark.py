@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from nightshift.campaign import decision
 from nightshift.records import DecisionRules
@@ -141,13 +141,15 @@ def test_the_share_of_helpful_ideas_changes_and_the_rest_keeps_its_proportions()
     assert world.neutral / harmful == pytest.approx(0.33 / 0.40)
 
 
-def test_the_command_prints_the_tables_and_writes_them(tmp_path: Path) -> None:
+def test_the_command_prints_the_tables_and_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = {name: decision_rules.WORLDS[name] for name in ("default", "hard")}
+    monkeypatch.setattr(decision_rules, "WORLDS", worlds)
     output = tmp_path / "result.json"
-    command = [sys.executable, BENCHMARKS / "decision_rules.py", "--campaigns", "5", "--output", output]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(decision_rules.main, ["--campaigns", "5", "--output", str(output)])
+    assert done.exit_code == 0, done.output
     result = json.loads(output.read_text())
     assert set(result["rules"]) == set(result["gains"]) == set(decision_rules.players())
-    assert set(result["gains"]["ours"]) == set(decision_rules.WORLDS)
+    assert set(result["gains"]["ours"]) == set(worlds)
     assert {"date", "machine", "command"} <= set(result)
     for title in ("default world", "true gain, pp", "p_better is off by", "p_better in the default world"):
         assert f"\n{title}" in f"\n{done.stdout}"
