@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
@@ -68,6 +69,15 @@ def judged(
         records.append(replace(record, status=judgement.verdict, judgement=judgement))
         campaign = campaign.step(records[-1])
     return records
+
+
+def stored(root: Path, records: Sequence[Record]) -> Ledger:
+    """A ledger in `root` with closed records, numbered in their order."""
+    ledger = Ledger(root)
+    for record in records:
+        number = ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"}).number
+        ledger.close(replace(record, number=number))
+    return ledger
 
 
 def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:

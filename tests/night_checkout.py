@@ -1,4 +1,4 @@
-"""A campaign checkout for whole nights with the stand-in engine, and what must be true of it afterwards."""
+"""A campaign checkout for whole processes with the stand-in engine, and what must be true of it afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[t
 
 
 def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
-    """Make the `checkout` fixture one that a night can run in."""
+    """Make the `checkout` fixture one that run.py and a night can run in."""
     for name in ("models", "nightshift"):
         (checkout / name).symlink_to(ROOT / name)
     names = ("runs/", "results.tsv", "models", "environments", "nightshift", "run.py", "stand-in.json", "STOP")
@@ -44,8 +44,20 @@ def start(root: Path, **asked: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
+def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start run.py; `flags` as in stand_in_run.py."""
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), *flags]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:
+    """The command line in a checkout: exit code, stdout, stderr."""
+    done = subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end of a night; one that hangs is ended by pytest's own limit."""
+    """Wait for the end of a process; one that hangs is ended by pytest's own limit."""
     stdout, stderr = process.communicate()
     return process.returncode, stdout, stderr
 

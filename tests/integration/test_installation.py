@@ -173,19 +173,18 @@ def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place:
     assert place.problems() == []
 
 
-def test_a_pin_that_upstream_lacks_quotes_git(place: Place) -> None:
-    pins = replace(place.installation.pins, commit="0" * 40)
-    place.installation = Installation(place.root, pins)
-    with pytest.raises(EngineError, match=r"git checkout failed with exit code 128.*(unable to read tree|not a tree)"):
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        ({"commit": "0" * 40}, "git checkout failed with exit code 128.*(unable to read tree|not a tree)"),
+        ({"repository": "file:///gone"}, "git clone failed with exit code 128.*does not appear to be a git repo"),
+    ],
+)
+def test_an_upstream_that_is_gone_or_lacks_the_pin_quotes_git(place: Place, pins: dict[str, str], said: str) -> None:
+    place.installation = Installation(place.root, replace(place.installation.pins, **pins))
+    with pytest.raises(EngineError, match=said):
         place.installer().install()
     assert not place.root.exists()
-
-
-def test_an_upstream_that_is_gone_quotes_git(place: Place, tmp_path: Path) -> None:
-    pins = replace(place.installation.pins, repository=f"file://{tmp_path}/{ORG}/gone")
-    place.installation = Installation(place.root, pins)
-    with pytest.raises(EngineError, match=r"git clone failed with exit code 128.*does not appear to be a git repo"):
-        place.installer().install()
 
 
 def own_checkout(place: Place, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,13 @@ from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.stand_ins import prime_rl_rules
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
+RULES = prime_rl_rules()
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)
@@ -167,13 +166,6 @@ def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(
     training = train(session)
     assert training.outcome is Outcome.BUDGET
     assert session.load_final_weights().step == training.num_steps == latest_stable(broadcasts)
-
-
-def test_max_steps_ends_a_run_before_its_budget(start: Open) -> None:
-    session = start(source=b"max_steps = 3\n" + BATCH)
-    training = session.train(BUDGET_SECONDS, lambda reading: None)
-    assert (training.outcome, training.num_steps) == (Outcome.FINISHED, 3)
-    assert session.load_final_weights().step == 3
 
 
 def test_weights_without_their_marker_do_not_count(start: Open, train: Train) -> None:

@@ -16,6 +16,7 @@ from nightshift.errors import ConfigError
 from nightshift.train_toml.config import diff, load, parse
 from nightshift.train_toml.keys import ANY, KEYS, variants
 from nightshift.train_toml.values import Kind
+from tests.fuzz.mutants import changed_bytes
 from tests.train_tomls import FUZZ, ROOT, SHIPPED, SMALL, assert_one_clean_line, refusal
 
 
@@ -321,31 +322,9 @@ def test_a_config_cannot_be_changed() -> None:
 # -- fuzz ---------------------------------------------------------------------------------------------
 
 
-EDITS = st.lists(
-    st.tuples(
-        st.floats(0, 1),
-        st.integers(0, 30),
-        st.one_of(
-            st.binary(max_size=6),
-            st.text(max_size=6).map(lambda text: text.encode("utf-8", "replace")),
-            st.sampled_from(
-                [b"\n", b"=", b'"', b'"""', b"[", b"]", b"{", b"}", b".", b"'", b"\x1b[2J", b"-1", b"1e999"]
-            ),
-            st.sampled_from([b'"None"', b"true", b"\nmodel.name = 'x'\n", b"[[a]]\n", b"[trainer]\n", b"1979-05-27"]),
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
 @FUZZ
-@given(EDITS)
-def test_a_mutated_file_is_taken_or_refused_in_one_line(edits: list[tuple[float, int, bytes]]) -> None:
-    source = SHIPPED
-    for place, cut, insertion in edits:
-        start = int(place * len(source))
-        source = source[:start] + insertion + source[start + cut :]
+@given(changed_bytes())
+def test_a_mutated_file_is_taken_or_refused_in_one_line(source: bytes) -> None:
     try:
         parsed = parse(source)
     except ConfigError as error:

@@ -11,7 +11,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import campaigns, replay, table
 from nightshift.records import DecisionRules, Failure, Record
-from tests.campaigns import a_record, judged
+from tests.campaigns import a_record, judged, stored
 
 # A baseline, keeps, a near tie, a collapse, a crash, a last keep.
 STORY = [[0.25, 0.26], [0.33], [0.44], [0.445], [0.20], [], [0.52]]
@@ -21,13 +21,9 @@ UNSURE = {"seed_sd": 0.5}  # one run says next to nothing: nothing is kept
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`runs/` of a small campaign, with what was never decided."""
-    ledger = Ledger(tmp_path_factory.mktemp("campaign"))
-    records = judged(STORY, num_examples=1000)
-    undecided = [a_record(number=8, status="crash", failure=Failure.MACHINERY), a_record(number=9)]
-    for record in [*records, *undecided]:
-        reserved = ledger.reserve(record, {"train.toml": b""})
-        ledger.close(replace(record, number=reserved.number, description=f"idea {reserved.number}"))
-    return ledger.runs_dir
+    records = [*judged(STORY, num_examples=1000), a_record(status="crash", failure=Failure.MACHINERY), a_record()]
+    told = [replace(record, description=f"idea {number}") for number, record in enumerate(records, 1)]
+    return stored(tmp_path_factory.mktemp("campaign"), told).runs_dir
 
 
 def records_of(runs_dir: Path) -> list[Record]:
