@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.proposers import Context
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
@@ -93,6 +94,16 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
         if records[-1].status == "keep":
             incumbent = records[-1]
     return records
+
+
+def context_of(root: Path, rates: list[str], **changes: object) -> Context:
+    """What a proposer is given after `campaign`."""
+    ledger = Ledger(root)
+    records = campaign(ledger, rates)
+    incumbent = [record for record in records if record.is_keep][-1]
+    told = Campaign(tuple(records))
+    context = Context(len(records) + 1, incumbent, ledger.source(incumbent.number), told, ARITHMETIC_TRL, ledger)
+    return replace(context, **changes)  # type: ignore[arg-type]
 
 
 def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | None, branch: str) -> Record:

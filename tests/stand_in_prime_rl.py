@@ -315,16 +315,11 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
 def main() -> None:
     folder, name, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     orders = json.loads((folder / "fault.json").read_text())
-    if name == "inference":
-        inference(config_of(arguments), orders)
-    elif name == "env-server":
-        env_server(config_of(arguments), orders)
-    elif name == "orchestrator":
-        orchestrator(config_of(arguments), orders)
-    elif name == "torchrun":
-        trainer(config_of(arguments), orders)
-    elif name == "python":
+    if name == "python":
         validator(arguments, orders)
+    else:
+        programs = {"inference": inference, "env-server": env_server, "orchestrator": orchestrator, "torchrun": trainer}
+        programs[name](config_of(arguments), orders)
 
 
 if __name__ == "__main__":

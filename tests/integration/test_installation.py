@@ -124,7 +124,9 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_path: Path) -> None:
+def test_everything_is_installed_once_and_nothing_else_is_touched(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = tree(tmp_path, without=place.root)
     place.installer(
         VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
@@ -141,15 +143,7 @@ def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_p
     assert after == before  # the user's git configuration with it; no hook of the user ran
     assert ".nightshift" not in git(place.root, "status", "--porcelain", "--untracked-files=all")
     assert place.notes[0].startswith("prime-rl checkout: prime-rl is not installed in")
-
-
-def test_installing_again_starts_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.installer().install()
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError(arguments)
-
-    monkeypatch.setattr(Installer, "_run", refuse)
+    monkeypatch.setattr(Installer, "_run", lambda *arguments: pytest.fail(f"started again: {arguments}"))
     place.installer().install()
 
 

@@ -6,17 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.errors import ConfigError
 from nightshift.train_toml.config import diff, load, parse
-from nightshift.train_toml.keys import ANY, KEYS, variants
-from nightshift.train_toml.values import Kind
-from tests.fuzz.mutants import changed_bytes
+from tests.fuzz.mutants import CLASSES
+from tests.fuzz.oracle import doubts
 from tests.train_tomls import FUZZ, ROOT, SHIPPED, SMALL, assert_one_clean_line, refusal
 
 
@@ -322,50 +320,15 @@ def test_a_config_cannot_be_changed() -> None:
 # -- fuzz ---------------------------------------------------------------------------------------------
 
 
-@FUZZ
-@given(changed_bytes())
-def test_a_mutated_file_is_taken_or_refused_in_one_line(source: bytes) -> None:
+@pytest.mark.parametrize("mutants", CLASSES)
+@settings(FUZZ, max_examples=40)
+@given(st.data())
+def test_a_mutated_file_is_valid_or_refused_in_one_line(mutants: str, data: st.DataObject) -> None:
+    source = data.draw(CLASSES[mutants]())
     try:
         parsed = parse(source)
     except ConfigError as error:
         assert_one_clean_line(str(error))
     else:
         assert parsed.values.keys() <= {*parsed.resolved}
-        assert all(variants(path) for path in parsed.values)
-
-
-TREES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda children: st.one_of(
-        st.lists(children, max_size=3), st.dictionaries(st.text(max_size=5), children, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@FUZZ
-@given(st.sampled_from([key.path for key in KEYS if ANY not in key.path]), TREES)
-def test_any_value_of_any_key_is_taken_or_refused_in_one_line(path: str, value: Any) -> None:
-    import tomlkit
-
-    document: dict[str, Any] = {"orchestrator": {"group_size": 4}}
-    node = document
-    for segment in path.split(".")[:-1]:
-        node = node.setdefault(segment, {})
-    node[path.rpartition(".")[2]] = without_null(value)
-    source = tomlkit.dumps(document).encode("utf-8", "replace")
-    try:
-        parsed = parse(source)
-    except ConfigError as error:
-        assert_one_clean_line(str(error))
-    else:
-        [key, *_] = variants(path)
-        assert key.kind is Kind.TABLE or path in parsed.values or value == {}
-
-
-def without_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: without_null(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [without_null(inner) for inner in value]
-    return "None" if value is None else value
+        assert list(doubts(source)) == []

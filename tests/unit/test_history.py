@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import ABSENT, set_values
 from tests.campaigns import a_record, a_result
+from tests.night_checkout import nightshift
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
@@ -236,11 +235,9 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
 def test_nightshift_history_prints_it(story: Story, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("")
     (tmp_path / "train.toml").write_bytes(SHIPPED)
-    command = [sys.executable, "-c", "from nightshift.cli import main; main()", "history"]
-    empty = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (empty.returncode, empty.stdout) == (2, "")
-    assert empty.stderr == "no experiment was decided here yet. Start one: uv run run.py.\n"
+    told = "no experiment was decided here yet. Start one: uv run run.py.\n"
+    assert nightshift(tmp_path, "history") == (2, "", told)
     story.tell({LR: 1e-5}, DISCARD, -0.02)
     story.store(Ledger(tmp_path))
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown.stdout
+    _, shown, _ = nightshift(tmp_path, "history")
+    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown

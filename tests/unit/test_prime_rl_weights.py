@@ -325,7 +325,8 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     path = tmp_path / "step_3/train/all/traces.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(
-        episode("\x1b[31m\x00\ud800 #### 7\n\u202e" + "x" * 10**6)
+        episode("\x1b[31m\x00 #### 7\n\u202e" + "x" * 10**6)
+        + episode("half a character \ud800")  # no JSON of a text
         + b"\xff\xfe\n[]\n{}\nnull\n" + b"[" * 10**5 + b"\n"
         + b"y" * (5 << 20) + b"\n"
         + b'{"traces": []}\n{"traces": [{"nodes": {}}]}\n{"traces": [{"nodes": [{"message": 3}]}]}\n'
@@ -335,7 +336,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     samples = sample_rollouts(tmp_path, 100)
     assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
     assert len(samples[0]["completion"]) == MAX_TEXT
-    assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
+    assert samples[0]["completion"].startswith(" [31m  #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
     json.dumps(samples).encode()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import campaigns, replay, table
 from nightshift.records import DecisionRules, Failure, Record
 from tests.campaigns import a_record, judged, stored
+from tests.night_checkout import nightshift
 
 # A baseline, keeps, a near tie, a collapse, a crash, a last keep.
 STORY = [[0.25, 0.26], [0.33], [0.44], [0.445], [0.20], [], [0.52]]
@@ -79,11 +79,11 @@ def test_fewer_examples_use_less(recorded: Path, wanted: int, used: int) -> None
 
 
 def test_the_command(recorded: Path) -> None:
-    command = ["nightshift", "replay", str(recorded), "--seed-sd", "0.2", "--num-examples", "400"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "constants: seed_sd 0.2; 400 examples" in result.stdout
-    assert len([line for line in result.stdout.splitlines() if "idea " in line]) == len(STORY)
-    shown = subprocess.run(["nightshift", "replay", "--help"], capture_output=True, text=True, check=True).stdout
+    code, stdout, _ = nightshift(recorded, "replay", str(recorded), "--seed-sd", "0.2", "--num-examples", "400")
+    assert code == 0
+    assert "constants: seed_sd 0.2; 400 examples" in stdout
+    assert len([line for line in stdout.splitlines() if "idea " in line]) == len(STORY)
+    _, shown, _ = nightshift(recorded, "replay", "--help")
     for field in fields(DecisionRules):
         if field.name == "ideas":  # not a number
             continue
@@ -92,8 +92,6 @@ def test_the_command(recorded: Path) -> None:
 
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    result = subprocess.run(["nightshift", "replay", str(tmp_path / "runs")], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
-        f"{tmp_path}/runs holds no decided experiment. Name a folder runs/ with records."
-    ]
+    code, _, stderr = nightshift(tmp_path, "replay", str(tmp_path / "runs"))
+    assert code == 2
+    assert stderr.splitlines() == [f"{tmp_path}/runs holds no decided experiment. Name a folder runs/ with records."]

@@ -397,12 +397,14 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         process.stdin.close()
 
 
-def test_sigkill_of_the_harness_before_the_watchdog_is_awake(tmp_path, signature):
-    body = f"start({SLEEP!r})\nPath('ready').touch()\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    process = harness(tmp_path, signature, body)
-    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
-    wait_for(lambda: not with_signature(signature))
-    wait_for(lambda: not watchdogs_of(process.pid))
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("raise RuntimeError", 1)]
+)
+def test_harness_that_ends_at_once_leaves_nothing(tmp_path, signature, end, code):
+    """Killed before its watchdog is awake, or without having stopped what it started."""
+    process = harness(tmp_path, signature, f"start({SLEEP!r})\n{end}\n", stderr=subprocess.DEVNULL)
+    assert process.wait(HANG_SECONDS) == code
+    wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
 
 
 def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
@@ -459,13 +461,6 @@ def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
     [child] = with_signature(signature)
     child.kill()
     wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
-
-
-def test_harness_that_forgets_to_stop_leaves_nothing(tmp_path, signature):
-    process = harness(tmp_path, signature, f"start({SLEEP!r})\nraise RuntimeError\n", stderr=subprocess.DEVNULL)
-    assert process.wait(HANG_SECONDS) == 1
-    assert not with_signature(signature)
-    assert not watchdogs_of(process.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
