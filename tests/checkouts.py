@@ -91,6 +91,12 @@ def site_packages(root: Path) -> Path:
     return next((root / ".venv" / "lib").glob("python*/site-packages"))
 
 
+def add_startup(root: Path, name: str, code: str) -> None:
+    """Have every Python process of a checkout's own environment run `code` first, as the module `name`."""
+    (site_packages(root) / f"{name}.py").write_text(code)
+    (site_packages(root) / f"{name}.pth").write_text(f"import {name}\n")
+
+
 def run_module(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """`python -m` of one of the commands in tests/."""
     return subprocess.run([sys.executable, "-m", name, *flags], cwd=ROOT, capture_output=True, text=True, check=False)

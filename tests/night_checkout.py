@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from nightshift.records import Record
 from nightshift.rules import ARITHMETIC_TRL
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
+from tests.waiting import POLL_SECONDS
 
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 
@@ -48,6 +50,13 @@ def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
     """Start run.py; `flags` as in stand_in_run.py."""
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), *flags]
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_training(root: Path, process: subprocess.Popen[str]) -> None:
+    """For as long as run.py itself waits for a worker that starts: the real one loads torch first."""
+    while not any((root / "runs").glob("*/run-*/**/metrics.jsonl")):
+        assert process.poll() is None, f"no training began: {process.communicate()}"
+        time.sleep(POLL_SECONDS)
 
 
 def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:

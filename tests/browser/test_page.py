@@ -167,7 +167,6 @@ def test_rows_open_from_the_keyboard(tab: Tab) -> None:
 def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
     tab.page.locator("button[data-verdict=crash]").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
-    assert link is not None
     link.click()
     assert tab.page.locator("#detail-0003").is_visible()
     assert tab.page.locator("#run-0003").evaluate("e => e.getBoundingClientRect().top < innerHeight")

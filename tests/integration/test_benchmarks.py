@@ -44,14 +44,6 @@ def test_four_rollouts(tmp_path: Path) -> None:
     assert not [p.pid for p in psutil.process_iter(["cmdline"]) if here in " ".join(p.info["cmdline"] or [])]
 
 
-def test_the_help_names_both_paths_and_starts_nothing(tmp_path: Path) -> None:
-    done = run("rollouts.py", tmp_path, "--help")
-    assert done.returncode == 0
-    assert "in-process" in done.stdout
-    assert "`null` harness" in done.stdout
-    assert not list(tmp_path.iterdir())
-
-
 def test_overhead_is_measured_part_by_part(tmp_path: Path) -> None:
     small = ("--experiments", "1", "--refusals", "1", "--sizes", "3")
     done = run("overhead.py", tmp_path, *small)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import pytest
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.records import Phase
 from tests.conftest import git
-from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run
-from tests.waiting import POLL_SECONDS, wait_for
+from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run, until_training
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
@@ -33,13 +32,6 @@ def root(checkout: Path) -> Iterator[Path]:
 
 def start(root: Path, *flags: str) -> subprocess.Popen[str]:
     return start_run(root, "--engine", "trl", *flags)
-
-
-def until_training(root: Path, process: subprocess.Popen[str]) -> None:
-    """For as long as run.py itself waits for a worker that starts: the real one loads torch first."""
-    while not any((root / "runs").glob("*/run-*/**/metrics.jsonl")):
-        assert process.poll() is None, f"no training began: {process.communicate()}"
-        time.sleep(POLL_SECONDS)
 
 
 def no_process_left(root: Path) -> None:
@@ -63,7 +55,6 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     assert "\x1b" not in stdout + stderr  # plain in a pipe
     assert len((root / "results.tsv").read_text().splitlines()) == 2
     reading = read_progress(root / "runs" / "0001" / "run-2")  # the last one is left for status
-    assert reading is not None
     assert (reading.phase, bool(reading.num_done)) == (Phase.EVALUATING, True)
 
 
@@ -199,6 +190,8 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert "models/arithmetic-base is missing" in stderr
+    assert "--rebuild-base" in stderr
+    assert Ledger(root).numbers() == []
 
 
 def test_dry_run_and_keys_run_nothing(root: Path) -> None:

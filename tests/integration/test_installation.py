@@ -209,23 +209,18 @@ def test_a_persons_own_checkout_of_another_commit_is_refused_and_left_alone(plac
     assert place.uv_calls() == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml"])
-def test_changed_files_are_a_problem_and_left_alone(place: Place, name: str) -> None:
+@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml", SUBMODULES[1]])
+def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place, name: str) -> None:
     place.installer().install()
-    (place.root / name).write_text("changed = true\n")
+    if name == SUBMODULES[1]:
+        git(place.root / name, "checkout", "--quiet", "origin/main")
+    else:
+        (place.root / name).write_text("changed = true\n")
     [problem] = place.problems()
-    assert name.removesuffix("/pyproject.toml") in problem
-    assert "differs from the pinned commit" in problem
+    assert f"{name.removesuffix('/pyproject.toml')} differs from the pinned commit" in problem
     with pytest.raises(EngineError, match="differs from the pinned commit"):
         place.installer().install()
-    assert (place.root / name).read_text() == "changed = true\n"
-
-
-def test_a_submodule_at_another_commit_is_a_problem(place: Place) -> None:
-    place.installer().install()
-    git(place.root / SUBMODULES[1], "checkout", "--quiet", "origin/main")
-    [problem] = place.problems()
-    assert f"{SUBMODULES[1]} differs from the pinned commit" in problem
+    assert name == SUBMODULES[1] or (place.root / name).read_text() == "changed = true\n"
 
 
 def test_a_folder_that_is_no_checkout_is_left_alone(place: Place) -> None:

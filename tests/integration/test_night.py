@@ -55,7 +55,6 @@ def is_running(root: Path, number: int) -> bool:
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
     """Once, while a run is in flight; returns when the night has taken note."""
     night.send_signal(signal.SIGINT)
-    assert night.stderr is not None
     assert any("once more to stop now" in line for line in night.stderr)
 
 

@@ -95,7 +95,6 @@ def require_safe(html: str) -> Page:
     html.encode()
     (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     digest = base64.b64encode(hashlib.sha256("".join(page.scripts).encode()).digest()).decode()
-    assert policy is not None
     assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'")
     assert sum(tag == "script" for tag, _ in page.elements) == 1
@@ -214,16 +213,12 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
     "change",
     [
         _set("judgement", "delta", value=float("nan")),
-        _set("judgement", "delta_stderr", value="small"),
         _set("judgement", "why", value=None),
-        _set("runs", "0", "total_seconds", value=None),
         _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
         _set("description", value=3),
-        _set("started", value=None),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
-        _set("health", value={}),
         *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
         *(_set("runs", "0", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
     ],
@@ -248,6 +243,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
         ledger.write(
             replace(
                 record,
+                branch="autoresearch/<b>\u202eevil",
                 description=everything,
                 prediction=everything,
                 lesson=everything,
@@ -280,17 +276,9 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     for record in ledger.records()[1:]:
         judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
-        ledger.write(replace(record, status="keep", parent=1, diff=hostile, judgement=judgement))
+        ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile, judgement=judgement))
     _, paths = write_report(tmp_path, NOW)
     assert paths[-1].read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("branch", ["autoresearch/<b>", "", "autoresearch/\u202eevil"])
-def test_a_branch_name_is_a_text_like_any_other(tmp_path: Path, branch: str) -> None:
-    ledger = build(tmp_path, 2, num_examples=60)
-    for record in ledger.records():
-        ledger.write(replace(record, branch=branch))
-    rendered(tmp_path)
 
 
 def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path) -> None:

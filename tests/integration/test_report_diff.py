@@ -124,7 +124,6 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     number = kept(root)[-1]
     record = Ledger(root).read(number)
-    assert record is not None
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]

@@ -66,7 +66,6 @@ class Worker:
         raise AssertionError(f"no {last}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def ask(self, command: Mapping[str, Any], last: str) -> list[dict[str, Any]]:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return self.events(last)
@@ -140,7 +139,6 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert not list(worker.folder.glob("*.partial"))
     names = {path.name for path in file.parent.iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
-    assert worker.process.stdin is not None
     worker.process.stdin.close()  # the parent is gone
     assert worker.process.wait(timeout=60) == 0
 

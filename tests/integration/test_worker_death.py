@@ -12,8 +12,8 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.processes.watchdog import is_alive
-from tests.night_checkout import furnish, leftovers, start_run
-from tests.waiting import POLL_SECONDS, wait_for
+from tests.night_checkout import furnish, leftovers, start_run, until_training
+from tests.waiting import wait_for
 
 END_SECONDS = 5.0  # a GPU is not held for longer by a run that nobody waits for
 
@@ -25,9 +25,7 @@ def head(checkout: Path) -> Iterator[subprocess.Popen[str]]:
     """run.py while its first run trains."""
     furnish(checkout, b"[orchestrator]\nbatch_size = 32\ngroup_size = 4\n")
     with start_run(checkout, "--stand-in", "real", "--engine", "trl", "--budget-seconds", "600") as process:
-        while not any(checkout.glob("runs/0001/run-1/attempt-0/metrics.jsonl")):  # torch takes as long as it takes
-            assert process.poll() is None, process.communicate()
-            time.sleep(POLL_SECONDS)
+        until_training(checkout, process)
         yield process
         for left in leftovers(checkout):
             left.kill()

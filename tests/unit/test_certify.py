@@ -87,7 +87,6 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     scores = json.loads(path.read_text())["scores"]
     assert len(scores) == 1000
     selection = kept.ledger.records()[-1].runs[0].evaluation
-    assert selection is not None
     assert tuple(scores) != selection.scores
     assert abs(sum(scores) / 1000 - selection.eval_score) < 0.08
     questions = [example.question for example in data.load("sealed", 1000)]

@@ -74,6 +74,8 @@ def test_every_key_of_the_shipped_file_has_a_comment_and_fits_a_screen() -> None
         (SMALL.replace(b"3e-6", b"2026-01-01"), "train.toml:8: trainer.optim.lr = 2026-01-01 is not allowed", "= 1e-6"),
         (SMALL.replace(b"3e-6", b"[3e-6]"), "train.toml:8: trainer.optim.lr = [3e-6] is not allowed", "lr = 1e-6"),
         (SMALL.replace(b"= 4", b"= 5"), "train.toml:4: orchestrator.batch_size = 64: groups of 5", "batch_size = 60"),
+        (added("one = 1\ntwo = 2\nthree = 3"), "train.toml:1: one = 1 is unknown", "--keys"),
+        ('"trainer.optim.lr" = 1e-6\n', "train.toml:1: ", "is unknown. Did you mean trainer.optim.lr?"),
         (b"", "train.toml: orchestrator.group_size = 1 (the default)", "Write gr"),
         (b"\x89PNG\r\n\x1a\n\0\0", "train.toml:1: byte 0x89 is not UTF-8 text", "git checkout train.toml"),
         (SMALL + b"\0", 'train.toml:9: "\\u0000" is not TOML', "Correct the line"),
@@ -196,14 +198,6 @@ def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
         message = refusal(f"orchestrator.train.source.curriculum.gates.'{name}' = {{}}\n")
         assert f'"{name}" = {{}} is unknown' in message
         assert "Write a name of letters, digits, - and _ under [orchestrator.train.source.curriculum.gates]" in message
-
-
-def test_a_dotted_key_in_quotes_is_not_the_key() -> None:
-    assert "is unknown. Did you mean trainer.optim.lr?" in refusal(b'"trainer.optim.lr" = 1e-6\n')
-
-
-def test_the_first_of_several_problems_is_named() -> None:
-    assert refusal(added("one = 1\ntwo = 2\nthree = 3")).startswith("train.toml:1: one = 1 is unknown")
 
 
 def test_refusing_costs_a_tenth_of_a_second(tmp_path: Path) -> None:

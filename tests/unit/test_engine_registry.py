@@ -80,5 +80,4 @@ def test_a_refusal_is_explained_with_the_experiment_s_train_toml(tmp_path: Path,
     assert _submitted(run_dir) is None
     (tmp_path / "runs" / "0042" / "train.toml").write_text(f"max_steps = 7\n{BATCH}")
     submitted = _submitted(run_dir)
-    assert submitted is not None
     assert submitted.values["max_steps"] == 7

@@ -376,7 +376,6 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
     hide = "import os, sys, time\n" + HIDDEN + "\nif os.fork(): os._exit(0)\nos.setsid()\nhide(sys.argv[1])"
     body = f"start({IGNORE_TERM + SLEEP!r})\nstart({hide!r})\nsys.stdin.readline()\n" + LOOK + "time.sleep(600)\n"
     process = harness(tmp_path, signature, body, stdin=subprocess.PIPE, bufsize=0)
-    assert process.stdin is not None
     try:
         wait_for(lambda: "kworker" in titles(signature))
         [watchdog] = watchdogs_of(process.pid)
@@ -547,8 +546,6 @@ def test_piped_child_answers_and_is_closed_by_stop(make_group, launch):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert child.stdin is not None
-    assert child.stdout is not None
     child.stdin.write(b"abc\n")
     child.stdin.flush()
     assert child.stdout.readline() == b"cba\n"
