@@ -186,7 +186,7 @@ def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
     make_trainer: MakeTrainer,
 ) -> None:
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
-    trainer._environment.score = lambda example, text: 0.0
+    trainer._score = lambda text, index: 0.0
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     assert trainer.train_for(math.inf)["num_steps"] == 1
     assert rows[0]["all_wrong_share"] == 1.0
