@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.proposers import Context
 from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
@@ -70,6 +72,15 @@ def judged(
     return records
 
 
+def stored(root: Path, records: Sequence[Record]) -> Ledger:
+    """A ledger in `root` with closed records, numbered in their order."""
+    ledger = Ledger(root)
+    for record in records:
+        number = ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"}).number
+        ledger.close(replace(record, number=number))
+    return ledger
+
+
 def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Record]:
     """Experiments that change the learning rate, in a ledger: a baseline at 6e-7, then one experiment a rate.
 
@@ -78,42 +89,42 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
     records: list[Record] = []
     incumbent: Record | None = None
     for rate in ["6e-7", *rates]:
-        source = set_values(BASELINE, {"trainer.optim.lr": float(rate)})
-        records.append(_experiment(ledger, source, rate, incumbent, branch))
-        if records[-1].status == "keep":
-            incumbent = records[-1]
+        candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
+        number, score = ledger.next_number(), SCORES.get(rate, 0.55)
+        if incumbent is None:
+            judgement = Judgement(Verdict.KEEP, "baseline: 1 run", incumbent_score=score)
+            changes: dict[str, object] = {"description": "baseline"}
+        else:
+            before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]
+            verdict = Verdict.KEEP if score > before else Verdict.DISCARD
+            why, delta = f"expected {100 * (score - before):+.1f} pp", score - before
+            judgement = Judgement(verdict, why, delta, 0.04, p_better=0.5, incumbent_score=before)
+            lines = tuple(change.line for change in diff(parse(ledger.source(incumbent.number)), candidate))
+            changes = {"parent": incumbent.number, "description": f"idea {number}", "diff": lines}
+            changes |= {"lesson": f"lesson {number}"}
+        record = a_record(
+            **{"diff": ()} | changes,
+            branch=branch,
+            started="2026-11-21T22:00:00+00:00",
+            rules_hash="rules",
+            config_hash=candidate.hash,
+            runs=(a_result(score, 100),),
+            judgement=judgement,
+            settled="settled",
+            health=f"entropy fell {number}",
+        )
+        reserved = ledger.reserve(record, {"train.toml": candidate.source})
+        records.append(replace(reserved, status=judgement.verdict, decided=number))
+        ledger.close(records[-1])
+        incumbent = records[-1] if records[-1].is_keep else incumbent
     return records
 
 
-def _experiment(ledger: Ledger, source: bytes, rate: str, incumbent: Record | None, branch: str) -> Record:
-    candidate = parse(source)
-    old = parse(ledger.source(incumbent.number)) if incumbent else None
-    before = SCORES["6e-7"] if incumbent is None or incumbent.parent is None else SCORES["3e-6"]
-    score = SCORES.get(rate, 0.55)
-    number = ledger.next_number()
-    keep = incumbent is None or score > before
-    judgement = Judgement(
-        Verdict.KEEP if keep else Verdict.DISCARD,
-        "baseline: 1 run" if incumbent is None else f"expected {100 * (score - before):+.1f} pp",
-        delta=None if incumbent is None else score - before,
-        delta_stderr=None if incumbent is None else 0.04,
-        p_better=None if incumbent is None else 0.5,
-        incumbent_score=score if incumbent is None else before,
-    )
-    record = a_record(
-        branch=branch,
-        parent=incumbent.number if incumbent else None,
-        description="baseline" if incumbent is None else f"idea {number}",
-        started="2026-11-21T22:00:00+00:00",
-        rules_hash="rules",
-        config_hash=candidate.hash,
-        diff=tuple(change.line for change in diff(old, candidate)) if old else (),
-        runs=(a_result(score, 100),),
-        judgement=judgement,
-        settled="settled",
-        health=f"entropy fell {number}",
-        lesson=f"lesson {number}" if incumbent else None,
-    )
-    record = replace(ledger.reserve(record, {"train.toml": source}), status=judgement.verdict, decided=number)
-    ledger.close(record)
-    return record
+def context_of(root: Path, rates: list[str], **changes: object) -> Context:
+    """What a proposer is given after `campaign`."""
+    ledger = Ledger(root)
+    records = campaign(ledger, rates)
+    incumbent = [record for record in records if record.is_keep][-1]
+    told = Campaign(tuple(records))
+    context = Context(len(records) + 1, incumbent, ledger.source(incumbent.number), told, ARITHMETIC_TRL, ledger)
+    return replace(context, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A campaign checkout for whole nights with the stand-in engine, and what must be true of it afterwards."""
+"""A campaign checkout for whole processes with the stand-in engine, and what must be true of it afterwards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,12 +18,13 @@ from nightshift.records import Record
 from nightshift.rules import ARITHMETIC_TRL
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
+from tests.waiting import POLL_SECONDS
 
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
 
 
 def furnish(checkout: Path, baseline: bytes = BASELINE) -> Path:
-    """Make the `checkout` fixture one that a night can run in."""
+    """Make the `checkout` fixture one that run.py and a night can run in."""
     for name in ("models", "nightshift"):
         (checkout / name).symlink_to(ROOT / name)
     names = ("runs/", "results.tsv", "models", "environments", "nightshift", "run.py", "stand-in.json", "STOP")
@@ -44,8 +46,27 @@ def start(root: Path, **asked: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
+def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start run.py; `flags` as in stand_in_run.py."""
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), *flags]
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_training(root: Path, process: subprocess.Popen[str]) -> None:
+    """For as long as run.py itself waits for a worker that starts: the real one loads torch first."""
+    while not any((root / "runs").glob("*/run-*/**/metrics.jsonl")):
+        assert process.poll() is None, f"no training began: {process.communicate()}"
+        time.sleep(POLL_SECONDS)
+
+
+def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:
+    """The command line in a checkout: exit code, stdout, stderr."""
+    done = subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for the end of a night; one that hangs is ended by pytest's own limit."""
+    """Wait for the end of a process; one that hangs is ended by pytest's own limit."""
     stdout, stderr = process.communicate()
     return process.returncode, stdout, stderr
 

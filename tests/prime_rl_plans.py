@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.launch import Launch, plan
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.errors import ConfigError
+from nightshift.processes.gpus import Gpu
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
@@ -32,6 +34,9 @@ ENVIRONMENT = {
     "VLLM_CACHE_ROOT": "/opt/prime-rl/.nightshift/caches/vllm",
     "HF_HUB_CACHE": "/opt/prime-rl/.nightshift/hub",
 }
+# Two cards that an installation is checked and prepared for.
+GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
+PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 _BASE = b"max_steps = 1000\n[orchestrator]\ngroup_size = 2\n"
 _POOL = f"{CURRICULUM}.sampler.pools.one"
 

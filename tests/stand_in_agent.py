@@ -51,7 +51,6 @@ def grandchild() -> None:
     clean = {name: value for name, value in os.environ.items() if name != "NIGHTSHIFT_RUN"}
     command = [sys.executable, "-c", code]
     up = subprocess.Popen(command, start_new_session=True, env=clean, stdout=subprocess.PIPE).stdout
-    assert up is not None
     up.readline()
 
 

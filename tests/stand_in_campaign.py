@@ -1,6 +1,6 @@
 """A stand-in campaign: a ledger in the real file formats whose "training" is a made-up function of the config.
 
-    python tests/stand_in_campaign.py FOLDER [NUM_EXPERIMENTS]
+    python -m tests.stand_in_campaign FOLDER [NUM_EXPERIMENTS]
 
 Scores, verdicts, diffs and files go through the real decision rule, config and ledger; the numbers mean
 nothing. It is for tests and for looking at the page.
@@ -38,6 +38,7 @@ from nightshift.records import (
 )
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
+from tests.campaigns import a_record
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
@@ -134,24 +135,17 @@ def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     changes = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
     lines = tuple(change.line for change in changes)
     told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
-    record = Record(
-        number=0,
-        status="started",
+    record = a_record(
         branch=BRANCH,
         parent=parent.number if parent else None,
         description=f"{told}: the curves say that it should help" if parent else "baseline",
         started=state.now.isoformat(timespec="seconds"),
-        engine="trl",
-        rules_name=ARITHMETIC_TRL.name,
         rules_hash=RULES_HASH,
         config_hash=candidate.hash,
         effective_hash="stand-in",
         diff=lines,
-        unused_keys=(),
-        commit="0" * 40,
         versions={"nightshift": "0.1.0", "python": "3.11"},
         hardware="stand-in hardware, no training",
-        decision=ARITHMETIC_TRL.decision,
         prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
     )
     record = state.ledger.reserve(record, {"train.toml": source, "effective.json": b"{}"})

@@ -214,14 +214,13 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
         rollouts = run_dir / "rollouts" / f"step_{step}" / "train"
         for number in range(2 * GROUPS):
             append(rollouts / "all" / "traces.jsonl", trace(float(number % 2), number))
-        reward = {"mean": 0.5, "std": 0.5}
-        all_rows = {f"train/agg/all/agent/reward/{name}": value for name, value in reward.items()}
         append(
             metrics_path(config),
             {
                 "step": step,
                 "time": time.time(),
-                **all_rows,
+                "train/agg/all/agent/reward/mean": 0.5,
+                "train/agg/all/agent/reward/std": 0.5,
                 "train/agg/effective/agent/reward/mean": 0.9,  # biased by the filter: must not be read
                 "train/agg/all/agent/num_output_tokens/mean": 20.0,
                 "train/agg/all/agent/is_truncated/mean": 0.0,
@@ -315,16 +314,11 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
 def main() -> None:
     folder, name, arguments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     orders = json.loads((folder / "fault.json").read_text())
-    if name == "inference":
-        inference(config_of(arguments), orders)
-    elif name == "env-server":
-        env_server(config_of(arguments), orders)
-    elif name == "orchestrator":
-        orchestrator(config_of(arguments), orders)
-    elif name == "torchrun":
-        trainer(config_of(arguments), orders)
-    elif name == "python":
+    if name == "python":
         validator(arguments, orders)
+    else:
+        programs = {"inference": inference, "env-server": env_server, "orchestrator": orchestrator, "torchrun": trainer}
+        programs[name](config_of(arguments), orders)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """A stand-in for the vLLM server of a prime-rl run: no model, but its endpoints, and faults on demand.
 
-Statuses and shapes are those of tests/fixtures/prime_rl/http.json, recorded from the real server. Run it as
-`python tests/stand_in_server.py --port N --model ID [--fault NAME] [--answers FILE.json]`, or use StandInServer
-in a test. One thing the real one has not: GET /stand_in tells its state (weights, pauses, number of chats).
+Statuses and shapes are those of tests/fixtures/prime_rl/http.json, recorded from the real server.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -40,7 +37,7 @@ FAULTS = (
     "resume_500",
     "update_500",
     "update_hang",
-    "die_on_update",  # the process exits: for the program only
+    "die_on_update",  # the process exits
 )
 REFUSE_SECONDS = 1.0
 Answer = Callable[[str], str]
@@ -184,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet: the harness's log is for what matters."""
 
     def do_GET(self) -> None:
-        """Health, models, and the stand-in's own state."""
+        """Health and models."""
         server, path = self.stand_in, self.path.partition("?")[0]
         if path == "/health":
             self._send(503 if server.fault == "unhealthy" else 200, None)
@@ -194,9 +191,6 @@ class _Handler(BaseHTTPRequestHandler):
             names = ["another/model"] if server.fault == "no_model" else [server.model, *server.adapters]
             models = [{"id": name, "object": "model", "max_model_len": server.max_model_len} for name in names]
             self._send(200, {"object": "list", "data": models})
-        elif path == "/stand_in":
-            state = {"weight_dir": server.weight_dir, "adapters": server.adapters, "num_chats": server.num_chats}
-            self._send(200, {**state, "paused": not server.running.is_set()})
         else:
             self._send(404, {"detail": "Not Found"})
 
@@ -255,26 +249,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _error(status: int, message: str) -> tuple[int, Any]:
     return status, {"error": {"message": message, "type": "Error", "param": None, "code": status}}
-
-
-def main() -> None:
-    """Serve until the process is killed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--fault", choices=FAULTS)
-    parser.add_argument("--answers", type=Path, help="JSON: content of the last message -> completion")
-    arguments = parser.parse_args()
-    answers = json.loads(arguments.answers.read_text()) if arguments.answers else {}
-    server = StandInServer(
-        arguments.model,
-        arguments.port,
-        arguments.fault,
-        answer=lambda content: answers.get(content) or add_up(content),
-        max_model_len=8192,
-    )
-    server.serve()
-
-
-if __name__ == "__main__":
-    main()

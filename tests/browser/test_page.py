@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,11 +88,23 @@ class Tab:
 
 
 @pytest.fixture
-def tab(browser: Any, path: Path) -> Iterator[Tab]:
-    tab = Tab(browser, path)
-    yield tab
-    assert tab.said == []
-    tab.context.close()
+def open_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens pages, as Tab does; none of them may complain."""
+    tabs: list[Tab] = []
+
+    def open_one(path: Path, width: int = 1400, **options: Any) -> Tab:
+        tabs.append(Tab(browser, path, width, **options))
+        return tabs[-1]
+
+    yield open_one
+    for each in tabs:
+        assert each.said == []
+        each.context.close()
+
+
+@pytest.fixture
+def tab(open_tab: Callable[..., Tab], path: Path) -> Tab:
+    return open_tab(path)
 
 
 def test_nothing_is_fetched_and_nothing_is_complained_about(tab: Tab) -> None:
@@ -155,7 +167,6 @@ def test_rows_open_from_the_keyboard(tab: Tab) -> None:
 def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
     tab.page.locator("button[data-verdict=crash]").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
-    assert link is not None
     link.click()
     assert tab.page.locator("#detail-0003").is_visible()
     assert tab.page.locator("#run-0003").evaluate("e => e.getBoundingClientRect().top < innerHeight")
@@ -167,11 +178,11 @@ def apart(one: list[Any], other: list[Any]) -> bool:
 
 @pytest.mark.parametrize("count", [3, 40, 120])
 def test_no_text_of_the_chart_touches_another_or_leaves_it(
-    browser: Any, path: Path, tmp_path: Path, count: int
+    open_tab: Callable[..., Tab], path: Path, tmp_path: Path, count: int
 ) -> None:
     if count != 40:
         build(tmp_path, count, num_examples=60, with_files=False)
-    tab = Tab(browser, path if count == 40 else written(tmp_path))
+    tab = open_tab(path if count == 40 else written(tmp_path))
     for width in WIDTHS:
         tab.page.set_viewport_size({"width": width, "height": 900})
         found = tab.chart().evaluate(BOXES)
@@ -186,16 +197,14 @@ def test_no_text_of_the_chart_touches_another_or_leaves_it(
             for x, high, _, low in found["leaders"]:
                 beside = x <= left or x >= right
                 assert beside or high >= bottom or low <= top, (width, text, x)
-    tab.context.close()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_scrolls_sideways(browser: Any, path: Path, width: int) -> None:
-    tab = Tab(browser, path, width)
+def test_nothing_scrolls_sideways(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
+    tab = open_tab(path, width)
     for row in ("0001", "0002", "0005"):
         tab.page.locator(f"#run-{row} button.open").click()
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-    tab.context.close()
 
 
 CONTRAST = """names => names.map(name => {
@@ -214,8 +223,8 @@ CONTRAST = """names => names.map(name => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_are_readable_in_light_and_dark(browser: Any, path: Path, scheme: Any) -> None:
-    tab = Tab(browser, path, color_scheme=scheme)
+def test_texts_are_readable_in_light_and_dark(open_tab: Callable[..., Tab], path: Path, scheme: Any) -> None:
+    tab = open_tab(path, color_scheme=scheme)
     tab.page.locator("#run-0005 button.open").click()
     dark = tab.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark is (scheme == "dark")
@@ -224,11 +233,10 @@ def test_texts_are_readable_in_light_and_dark(browser: Any, path: Path, scheme: 
     contrasts = tab.page.evaluate(CONTRAST, names)
     # WCAG 2 level AA: 4.5 for text.
     assert {n: c for n, c in zip(names, contrasts, strict=True) if c < 4.5} == {}
-    tab.context.close()
 
 
-def test_it_prints(browser: Any, path: Path) -> None:
-    tab = Tab(browser, path, color_scheme="dark")
+def test_it_prints(open_tab: Callable[..., Tab], path: Path) -> None:
+    tab = open_tab(path, color_scheme="dark")
     tab.page.emulate_media(media="print")
     assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not tab.page.locator(".filters").is_visible()
@@ -237,37 +245,31 @@ def test_it_prints(browser: Any, path: Path) -> None:
     texts = tab.chart().evaluate(BOXES)["texts"]
     assert all(apart(one, other) for i, one in enumerate(texts) for other in texts[i + 1 :])
     assert tab.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
-    tab.context.close()
 
 
-def test_without_scripts_everything_is_there(browser: Any, path: Path) -> None:
-    tab = Tab(browser, path, java_script_enabled=False)
+def test_without_scripts_everything_is_there(open_tab: Callable[..., Tab], path: Path) -> None:
+    tab = open_tab(path, java_script_enabled=False)
     assert tab.page.locator("#detail-0005").is_visible()
-    tab.context.close()
 
 
-def test_hostile_texts_run_nothing(browser: Any, tmp_path: Path) -> None:
+def test_hostile_texts_run_nothing(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     ledger = build(tmp_path, 4, num_examples=60)
     everything = " ".join(HOSTILE)
     for record in ledger.records():
         ledger.write(replace(record, description=everything, lesson=everything, health=everything, settled=everything))
-    tab = Tab(browser, written(tmp_path), 390)
+    tab = open_tab(written(tmp_path), 390)
     title = tab.page.title()
     for button in tab.page.query_selector_all("button.open"):
         button.click()
     tab.page.wait_for_timeout(200)
     assert tab.page.title() == title
     assert "pwned" not in title
-    assert tab.said == []
     assert [url.split(":")[0] for url in tab.asked if not url.startswith("data:")] == ["file"]
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
-    tab.context.close()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_experiments_say_nothing_wrong(browser: Any, tmp_path: Path, count: int) -> None:
+def test_few_experiments_say_nothing_wrong(open_tab: Callable[..., Tab], tmp_path: Path, count: int) -> None:
     build(tmp_path, count, num_examples=60)
-    tab = Tab(browser, written(tmp_path), 390)
-    assert tab.said == []
+    tab = open_tab(written(tmp_path), 390)
     assert tab.page.locator("h1").is_visible()
-    tab.context.close()

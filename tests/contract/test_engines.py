@@ -18,11 +18,13 @@ from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
 from nightshift.evaluation import examples_of
+from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Outcome, Phase, Progress
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.stand_ins import prime_rl_rules
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "stand_in_trainer.py"
@@ -41,7 +43,7 @@ Open = Callable[..., object]
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     if request.param != "prime-rl":
         return TrlEngine(SMALL, ROOT, dict(os.environ), trainer=STAND_IN if request.param == "stand-in" else TRAINER)
-    rules = replace(GSM8K_PRIME_RL, environments=SMALL.environments)
+    rules = prime_rl_rules()
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     timing = Timing(startup_seconds=NEVER, hang_seconds=NEVER, grace_seconds=1.0, poll_seconds=0.05)
     installation = stand_in_prime_rl.installation(tmp_path, rules)
@@ -112,6 +114,9 @@ def test_a_run_ends_with_its_budget(engine: Engine, run_dir: Path) -> None:
     assert training.outcome is Outcome.BUDGET or (engine.name, training.num_steps) == ("prime-rl", 0)
     assert 1.0 <= (training.training_seconds or 0) <= time.monotonic() - began
     assert readings or training.num_steps == 0
+    if engine.name == "trl":  # no update begins after the budget
+        rows = read_steps(run_dir / "metrics.jsonl")
+        assert all((row.time or 0) - row.train_seconds < 1.0 for row in rows if row.train_seconds is not None)
 
 
 def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir: Path) -> None:

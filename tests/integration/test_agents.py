@@ -157,12 +157,6 @@ def test_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> 
     assert "401 no credit left" in kept_by_agent(root, 2, "brief")
 
 
-def test_an_agent_that_never_gets_it_right_stops_the_night(root: Path) -> None:
-    code, stdout, _ = drive(root, [["invalid"]] * MAX_REFUSALS, experiments=9)
-    assert code == 1
-    assert f"{MAX_REFUSALS} proposals in a row were refused, the last one: train.toml:1" in stdout
-
-
 def test_the_agent_keeps_its_keys_and_sees_a_clone_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_API_KEY", "secret")
     monkeypatch.setenv("GIT_DIR", str(root / ".git"))

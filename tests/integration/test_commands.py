@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nightshift.campaign.ledger import Ledger, read_progress
-from nightshift.processes.watchdog import MARKER_NAME
 from nightshift.records import Phase
 from tests.conftest import git
-from tests.waiting import POLL_SECONDS, wait_for
+from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run, until_training
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
@@ -27,55 +24,18 @@ GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr =
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     """A campaign checkout that the stand-in can run in, and afterwards no process that names it."""
-    for name in ("models", "nightshift"):
-        (checkout / name).symlink_to(ROOT / name)
-    (checkout / ".gitignore").write_text(
-        "runs/\nresults.tsv\nmodels\nenvironments\nnightshift\nrun.py\nstand-in.json\n"
-    )
-    (checkout / "run.py").symlink_to(ROOT / "run.py")
-    (checkout / "train.toml").write_bytes(GOOD)
-    git(checkout, "add", "--all")
-    git(checkout, "commit", "--quiet", "-m", "baseline config")
-    yield checkout
-    for process in processes_of(checkout):
+    yield furnish(checkout, GOOD)
+    for process in leftovers(checkout):
         process.kill()
     no_process_left(checkout)
 
 
-def processes_of(root: Path) -> list[psutil.Process]:
-    """Processes whose command line or working folder lies in the checkout, or that carry a run's marker."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid == os.getpid():
-                continue
-            here = str(root) in " ".join(process.cmdline()) or str(root) in process.cwd()
-            if here or (process.environ().get(MARKER_NAME) and str(root) in process.cwd()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def start(root: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl", *flags]
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate()
-    return process.returncode, stdout, stderr
-
-
-def until_training(root: Path, process: subprocess.Popen[str]) -> None:
-    """For as long as run.py itself waits for a worker that starts: the real one loads torch first."""
-    while not any((root / "runs").glob("*/run-*/**/metrics.jsonl")):
-        assert process.poll() is None, f"no training began: {process.communicate()}"
-        time.sleep(POLL_SECONDS)
+    return start_run(root, "--engine", "trl", *flags)
 
 
 def no_process_left(root: Path) -> None:
-    wait_for(lambda: not processes_of(root), "the end of its processes")
+    wait_for(lambda: not leftovers(root), "the end of its processes")
 
 
 def hold(root: Path) -> None:
@@ -94,6 +54,8 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     assert "training" in stderr
     assert "\x1b" not in stdout + stderr  # plain in a pipe
     assert len((root / "results.tsv").read_text().splitlines()) == 2
+    reading = read_progress(root / "runs" / "0001" / "run-2")  # the last one is left for status
+    assert (reading.phase, bool(reading.num_done)) == (Phase.EVALUATING, True)
 
 
 def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
@@ -132,35 +94,10 @@ def test_sigkill_of_the_harness_leaves_no_process_and_the_next_start_closes_the_
     assert [r.status for r in Ledger(root).records()] == ["crash", "keep"]
 
 
-@pytest.mark.parametrize("victim", ["run.py", "trainer"])
-def test_sigkill_with_the_real_engine_leaves_no_process(root: Path, victim: str) -> None:
-    process = start(root, "--stand-in", "real", "--budget-seconds", "60")
-    until_training(root, process)
-    if victim == "run.py":
-        process.kill()
-        assert finish(process)[0] == -signal.SIGKILL
-    else:
-        (trainer,) = [p for p in processes_of(root) if any("trl/trainer.py" in word for word in p.cmdline())]
-        trainer.kill()
-        code, stdout, _ = finish(process)
-        assert code == 1
-        assert "killed by SIGKILL" in stdout
-        assert [r.failure for r in Ledger(root).records()] == ["machinery"]
-    no_process_left(root)
-
-
-def test_two_at_once_are_refused(root: Path) -> None:
-    first = start(root, "--budget-seconds", "60")
-    until_training(root, first)
-    code, _, stderr = finish(start(root, "--budget-seconds", "60"))
-    assert code == 2
-    assert "another experiment is running" in stderr
-    first.send_signal(signal.SIGINT)
-    assert finish(first)[0] == 130
-
-
 def status(root: Path) -> str:
-    return subprocess.run(["nightshift", "status"], cwd=root, capture_output=True, text=True, check=True).stdout
+    code, stdout, stderr = nightshift(root, "status")
+    assert code == 0, stderr
+    return stdout
 
 
 def test_wait_and_status(root: Path) -> None:
@@ -168,13 +105,12 @@ def test_wait_and_status(root: Path) -> None:
     process = start(root, "--budget-seconds", "1")
     wait_for(lambda: "training" in status(root))
     assert status(root).startswith("running:  0001 for ")
-    early = subprocess.run(["nightshift", "wait", "--timeout", "0.1"], cwd=root, capture_output=True, text=True)
-    assert early.returncode == 124
+    assert nightshift(root, "wait", "--timeout", "0.1")[0] == 124
     (root / "stand-in.json").unlink()
-    late = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
-    assert late.returncode == 0
-    assert late.stdout.startswith("---\neval_score:")
-    assert finish(process)[1] == late.stdout
+    code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
+    assert code == 0
+    assert stdout.startswith("---\neval_score:")
+    assert finish(process)[1] == stdout
     assert status(root).startswith("running:  nothing\nkeep:     1\n")
 
 
@@ -188,9 +124,9 @@ def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: 
     assert Ledger(root).is_running()
     assert finish(start(root, "--detach"))[0] == 2  # and leaves the log of the first alone
     (root / "stand-in.json").unlink()
-    done = subprocess.run(["nightshift", "wait", "--timeout", "60"], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert done.stdout in (root / "runs" / "detached.log").read_text()
+    code, stdout, _ = nightshift(root, "wait", "--timeout", "60")
+    assert code == 0
+    assert stdout in (root / "runs" / "detached.log").read_text()
     no_process_left(root)
 
 
@@ -229,17 +165,12 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
         (root / "rules.toml").write_text('environments = ["gms8k"]\n')
 
 
+# One of each stage that can refuse it; tests/unit/test_config.py has the others.
 BAD_CONFIGS = {
     "syntax error": b"[trainer\nlr = 1\n",
-    "unknown key": b"[trainer.optim]\nlrr = 1e-6\n",
     "locked key": b"[model]\nname = 'x'\n",
-    "wrong type": b"[trainer.optim]\nlr = '3e-6'\n",
-    "out of range": b"[trainer.optim]\nlr = -1.0\n",
-    "group_size does not divide": b"[orchestrator]\nbatch_size = 10\ngroup_size = 4\n",
     "max_steps below warm-up": b"max_steps = 5\n[trainer.scheduler]\ntype = 'cosine'\nwarmup_steps = 10\n",
-    "empty": b"",
     "binary": bytes(range(256)) * 4,
-    "10 MB": b"# x\n" * 2_500_000,
 }
 
 
@@ -262,6 +193,8 @@ def test_what_the_system_refuses_is_one_line(root: Path) -> None:
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1"))
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert "models/arithmetic-base is missing" in stderr
+    assert "--rebuild-base" in stderr
+    assert Ledger(root).numbers() == []
 
 
 def test_dry_run_and_keys_run_nothing(root: Path) -> None:
@@ -285,13 +218,6 @@ def test_wrong_flags_teach(root: Path) -> None:
         code, _, stderr = finish(start(root, *flags))
         assert code == 2
         assert word in stderr
-
-
-def test_the_last_reading_is_left_for_status(root: Path) -> None:
-    assert finish(start(root, "--budget-seconds", "1"))[0] == 0
-    reading = read_progress(root / "runs" / "0001" / "run-2")
-    assert reading is not None
-    assert (reading.phase, bool(reading.num_done)) == (Phase.EVALUATING, True)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")

@@ -124,7 +124,9 @@ def tree(folder: Path, without: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_path: Path) -> None:
+def test_everything_is_installed_once_and_nothing_else_is_touched(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = tree(tmp_path, without=place.root)
     place.installer(
         VIRTUAL_ENV="/of/nightshift", UV_PROJECT_ENVIRONMENT="/elsewhere", PYTHONPATH="/x", HTTPS_PROXY="http://proxy"
@@ -141,15 +143,7 @@ def test_everything_is_installed_and_nothing_else_is_touched(place: Place, tmp_p
     assert after == before  # the user's git configuration with it; no hook of the user ran
     assert ".nightshift" not in git(place.root, "status", "--porcelain", "--untracked-files=all")
     assert place.notes[0].startswith("prime-rl checkout: prime-rl is not installed in")
-
-
-def test_installing_again_starts_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.installer().install()
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError(arguments)
-
-    monkeypatch.setattr(Installer, "_run", refuse)
+    monkeypatch.setattr(Installer, "_run", lambda *arguments: pytest.fail(f"started again: {arguments}"))
     place.installer().install()
 
 
@@ -173,19 +167,18 @@ def test_a_clone_that_is_killed_leaves_no_half_checkout_and_is_made_again(place:
     assert place.problems() == []
 
 
-def test_a_pin_that_upstream_lacks_quotes_git(place: Place) -> None:
-    pins = replace(place.installation.pins, commit="0" * 40)
-    place.installation = Installation(place.root, pins)
-    with pytest.raises(EngineError, match=r"git checkout failed with exit code 128.*(unable to read tree|not a tree)"):
+@pytest.mark.parametrize(
+    ("pins", "said"),
+    [
+        ({"commit": "0" * 40}, "git checkout failed with exit code 128.*(unable to read tree|not a tree)"),
+        ({"repository": "file:///gone"}, "git clone failed with exit code 128.*does not appear to be a git repo"),
+    ],
+)
+def test_an_upstream_that_is_gone_or_lacks_the_pin_quotes_git(place: Place, pins: dict[str, str], said: str) -> None:
+    place.installation = Installation(place.root, replace(place.installation.pins, **pins))
+    with pytest.raises(EngineError, match=said):
         place.installer().install()
     assert not place.root.exists()
-
-
-def test_an_upstream_that_is_gone_quotes_git(place: Place, tmp_path: Path) -> None:
-    pins = replace(place.installation.pins, repository=f"file://{tmp_path}/{ORG}/gone")
-    place.installation = Installation(place.root, pins)
-    with pytest.raises(EngineError, match=r"git clone failed with exit code 128.*does not appear to be a git repo"):
-        place.installer().install()
 
 
 def own_checkout(place: Place, tmp_path: Path) -> None:
@@ -216,23 +209,18 @@ def test_a_persons_own_checkout_of_another_commit_is_refused_and_left_alone(plac
     assert place.uv_calls() == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml"])
-def test_changed_files_are_a_problem_and_left_alone(place: Place, name: str) -> None:
+@pytest.mark.parametrize("name", ["pyproject.toml", f"{SUBMODULES[0]}/pyproject.toml", SUBMODULES[1]])
+def test_changed_files_and_another_commit_are_a_problem_and_left_alone(place: Place, name: str) -> None:
     place.installer().install()
-    (place.root / name).write_text("changed = true\n")
+    if name == SUBMODULES[1]:
+        git(place.root / name, "checkout", "--quiet", "origin/main")
+    else:
+        (place.root / name).write_text("changed = true\n")
     [problem] = place.problems()
-    assert name.removesuffix("/pyproject.toml") in problem
-    assert "differs from the pinned commit" in problem
+    assert f"{name.removesuffix('/pyproject.toml')} differs from the pinned commit" in problem
     with pytest.raises(EngineError, match="differs from the pinned commit"):
         place.installer().install()
-    assert (place.root / name).read_text() == "changed = true\n"
-
-
-def test_a_submodule_at_another_commit_is_a_problem(place: Place) -> None:
-    place.installer().install()
-    git(place.root / SUBMODULES[1], "checkout", "--quiet", "origin/main")
-    [problem] = place.problems()
-    assert f"{SUBMODULES[1]} differs from the pinned commit" in problem
+    assert name == SUBMODULES[1] or (place.root / name).read_text() == "changed = true\n"
 
 
 def test_a_folder_that_is_no_checkout_is_left_alone(place: Place) -> None:

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -17,9 +16,20 @@ from typing import Any
 
 import pytest
 
-from tests.checkouts import ROOT, git
+from tests.checkouts import git
 from tests.conftest import CAMPAIGN
-from tests.night_checkout import BASELINE, finish, furnish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import (
+    BASELINE,
+    finish,
+    furnish,
+    leftovers,
+    nightshift,
+    problems,
+    records,
+    start,
+    start_run,
+    whole_night,
+)
 from tests.waiting import wait_for
 
 
@@ -45,7 +55,6 @@ def is_running(root: Path, number: int) -> bool:
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
     """Once, while a run is in flight; returns when the night has taken note."""
     night.send_signal(signal.SIGINT)
-    assert night.stderr is not None
     assert any("once more to stop now" in line for line in night.stderr)
 
 
@@ -196,8 +205,7 @@ def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path)
 
 
 def status_of(root: Path) -> str:
-    command = [str(Path(sys.executable).with_name("nightshift")), "status"]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    return nightshift(root, "status")[1]
 
 
 def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None:
@@ -239,12 +247,8 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", hours=1.0, experiments=9)
     wait_for(lambda: is_running(root, 1))
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl"]
-    one_run = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    for code, stdout, stderr in (
-        whole_night(root, agent="lr", proposer="lr", experiments=9),
-        (one_run.returncode, one_run.stdout, one_run.stderr),
-    ):
+    for other in (start(root, agent="lr", proposer="lr", experiments=9), start_run(root, "--engine", "trl")):
+        code, stdout, stderr = finish(other)
         assert (code, stdout) == (2, "")
         assert stderr.startswith("another experiment is running in this checkout. ")
         assert len(stderr.splitlines()) == 1

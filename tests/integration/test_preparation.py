@@ -18,17 +18,15 @@ from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
-from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.prime_rl_plans import GPU, PAIR
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 STAND_IN_WORKER = ROOT / "tests" / "stand_in_trainer.py"
-GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
-PAIR = (GPU, replace(GPU, index=1, uuid="GPU-2"))
 ENDS = b"max_steps = 3\n"  # so no budget of seconds decides what a rehearsal does
 CONFIG = parse(ENDS + b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n")
 SMALL = replace(
@@ -101,17 +99,20 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
     assert living_children() == []
 
 
-def test_a_config_that_prime_rl_refuses_ends_the_preparation_in_its_words(prepared: Prepared) -> None:
-    prepared.misbehave("config_refused")
-    with pytest.raises(EngineError, match=r"trainer\.optim\.lr.*should be less than 1"):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("config_refused", r"trainer\.optim\.lr.*should be less than 1"),
+        ("validator_dies", r"validator ended: exit code 1.*No module named 'prime_rl'"),
+    ],
+)
+def test_a_validator_that_refuses_or_dies_ends_the_preparation_in_its_words(
+    prepared: Prepared, fault: str, said: str
+) -> None:
+    prepared.misbehave(fault)
+    with pytest.raises(EngineError, match=said):
         prepared.prepare()
     assert not prepared.installation.warm_mark(PAIR).exists()
-
-
-def test_a_validator_that_dies_is_quoted(prepared: Prepared) -> None:
-    prepared.misbehave("validator_dies")
-    with pytest.raises(EngineError, match=r"validator ended: exit code 1.*No module named 'prime_rl'"):
-        prepared.prepare()
 
 
 def test_a_failed_warm_up_leaves_the_caches_cold_and_its_logs(prepared: Prepared) -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,13 @@ from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.stand_ins import prime_rl_rules
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),))
+RULES = prime_rl_rules()
 BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
 PROMPTS = [[{"role": "user", "content": f"question {n}"}] for n in range(16)]
 DECODING = Decoding(max_completion_tokens=24)
@@ -121,12 +120,9 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     assert abs(steps[0].time or 0) < time.time() - began  # from when training began, not from 1970
     weights = session.load_final_weights()
     assert weights.step == training.num_steps
-    assert session.load_final_weights() == weights
     answers = session.complete(PROMPTS, DECODING, readings.append)
     assert {a.text for a in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
     session.close()
-    session.close()
-    assert living_children() == []
     kept = {path.name for path in run_dir.iterdir()}
     assert {"weights", "metrics.jsonl", "rollouts.jsonl", "trainer.log"} <= kept
     assert {path.name for path in (run_dir / "weights").iterdir()} == {
@@ -167,13 +163,6 @@ def test_weights_that_go_while_the_harness_is_held_up_are_not_missed(
     training = train(session)
     assert training.outcome is Outcome.BUDGET
     assert session.load_final_weights().step == training.num_steps == latest_stable(broadcasts)
-
-
-def test_max_steps_ends_a_run_before_its_budget(start: Open) -> None:
-    session = start(source=b"max_steps = 3\n" + BATCH)
-    training = session.train(BUDGET_SECONDS, lambda reading: None)
-    assert (training.outcome, training.num_steps) == (Outcome.FINISHED, 3)
-    assert session.load_final_weights().step == 3
 
 
 def test_weights_without_their_marker_do_not_count(start: Open, train: Train) -> None:
@@ -277,12 +266,6 @@ def test_a_server_that_cannot_load_the_weights_evaluates_nothing(start: Open, tr
             session.load_final_weights()
     else:  # the orchestrator met it first
         assert training.cause
-
-
-def test_an_adapter_is_served_under_its_own_name(engine: PrimeRlEngine, run_dir: Path) -> None:
-    source = BATCH + b"[trainer.model.lora]\nrank = 8\nalpha = 16\n"
-    launch = engine.launch(engine.validate(parse(source)).settings, 1000, run_dir)
-    assert (launch.served_model, launch.is_adapter) == ("r8-a16.0", True)
 
 
 def test_two_runs_side_by_side(tmp_path: Path, engine: PrimeRlEngine, train: Train) -> None:

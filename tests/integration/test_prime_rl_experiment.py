@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +17,18 @@ from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
 from nightshift.records import Failure, Record, Request
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl
 from tests.conftest import git, living_children
-from tests.integration.test_commands import no_process_left
+from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_setup import make_setup
+from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[2]
 RULES = replace(
-    GSM8K_PRIME_RL,
-    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),),
+    prime_rl_rules(),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training
     decision=replace(GSM8K_PRIME_RL.decision, baseline_runs=1),
     startup_seconds=HANG_SECONDS,
@@ -63,7 +61,6 @@ def test_a_measured_experiment(setup: Setup) -> None:
     record = run_with(setup, None)
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
     (run,) = record.runs
-    assert run.evaluation is not None
     assert run.evaluation.weights.step == run.training.num_steps == 10
     assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
 
@@ -72,9 +69,7 @@ def test_a_measured_experiment(setup: Setup) -> None:
     ("fault", "failure", "cause"),
     [
         ("trainer_out_of_memory", Failure.TRAINING, "trainer: out of GPU memory"),
-        ("server_out_of_memory", Failure.TRAINING, "inference: no GPU memory"),
         ("config_refused", Failure.TRAINING, "train.toml:6: trainer.optim.lr"),
-        ("server_dies", Failure.MACHINERY, "inference ended: killed by SIGKILL"),
         ("chat_500", Failure.MACHINERY, "500"),
         ("validator_dies", Failure.MACHINERY, "validator ended"),
     ],
@@ -82,7 +77,6 @@ def test_a_measured_experiment(setup: Setup) -> None:
 def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str, failure: Failure, cause: str) -> None:
     record = run_with(setup, fault)
     assert (record.status, record.failure) == ("crash", failure)
-    assert record.judgement is not None
     assert cause in record.judgement.why
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
@@ -91,14 +85,8 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
 def test_a_killed_harness_leaves_no_process_and_a_closed_record(
     checkout: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    (checkout / "train.toml").write_bytes(SOURCE)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    (checkout / "nightshift").symlink_to(ROOT / "nightshift")
-    git(checkout, "config", "core.excludesFile", str(tmp_path / "ignored"))
-    (tmp_path / "ignored").write_text("runs/\nresults.tsv\nenvironments\nnightshift\n")
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout)]
-    command += ["--stand-in", f"prime-rl:{tmp_path / 'installation'}"]
-    process = subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    furnish(checkout, SOURCE)
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
 
     def has_broadcast() -> bool:
         assert process.poll() is None, process.communicate()
@@ -108,9 +96,8 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
     wait_for(has_broadcast)
     process.send_signal(number)
     process.communicate()
-    no_process_left(checkout)
+    wait_for(lambda: not leftovers(checkout))
     record = Ledger(checkout).read(1)
-    assert record is not None
     if number == signal.SIGTERM:
         assert (process.returncode, record.failure) == (130, Failure.INTERRUPTED)
     else:  # the next start closes it
@@ -119,23 +106,23 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
         assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
 
 
-def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path) -> None:
+def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real front door: nothing is installed, nothing is downloaded."""
     (checkout / "train.toml").write_bytes(SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     for name in ("nightshift", "pyproject.toml"):
         (checkout / name).symlink_to(ROOT / name)
-    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(checkout), "--stand-in", "real"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": str(checkout / "nowhere")}
-    command += ["--engine", "prime-rl"]
-    refused = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert len(refused.stderr.splitlines()) == 1
-    assert "needs two NVIDIA GPUs" in refused.stderr
-    assert "--engine trl" in refused.stderr
-    dry = subprocess.run([*command, "--dry-run"], cwd=checkout, env=environment, capture_output=True, text=True)
-    assert dry.returncode == 0, dry.stderr
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("NIGHTSHIFT_PRIME_RL", str(checkout / "nowhere"))
+    flags = ("--stand-in", "real", "--engine", "prime-rl")
+    code, stdout, stderr = finish(start_run(checkout, *flags))
+    assert (code, stdout) == (2, "")
+    assert len(stderr.splitlines()) == 1
+    assert "needs two NVIDIA GPUs" in stderr
+    assert "--engine trl" in stderr
+    code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run"))
+    assert code == 0, stderr
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
-        assert word in dry.stdout
-    assert "missing:  prime-rl is not installed" in dry.stdout
+        assert word in stdout
+    assert "missing:  prime-rl is not installed" in stdout
     assert not (checkout / "runs").exists()

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -178,13 +176,16 @@ def test_weights_that_cannot_be_loaded_are_an_error(
     assert time.monotonic() - began < 5
 
 
-def test_a_server_that_dies_of_an_update_is_an_error(weights: Path) -> None:
-    with Program("--fault", "die_on_update") as (port, process):
-        server = client(port)
-        with pytest.raises(EngineError, match="cannot be asked for /update_weights: "):
-            server.load_weights(weights, MODEL)
-        server.close()
-        assert process.wait(10) == 1
+def test_a_server_that_dies_of_an_update_is_an_error(
+    stand_in: StandInServer, server: Server, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang_up(code: int) -> None:
+        raise ConnectionResetError("as the kernel does for a process that has gone")
+
+    monkeypatch.setattr(os, "_exit", hang_up)
+    stand_in.fault = "die_on_update"
+    with pytest.raises(EngineError, match="cannot be asked for /update_weights: "):
+        server.load_weights(weights, MODEL)
 
 
 # --- completions -----------------------------------------------------------------------------------------
@@ -343,40 +344,3 @@ def test_proxies_of_the_environment_are_not_used(stand_in: StandInServer, monkey
     assert server.is_healthy()
     assert len(complete(server)) == 3
     server.close()
-
-
-# --- the stand-in as a program ---------------------------------------------------------------------------
-
-
-class Program:
-    """`python tests/stand_in_server.py` on a free port, until the block ends."""
-
-    def __init__(self, *flags: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "tests/stand_in_server.py", "--port", str(self.port), "--model", MODEL, *flags]
-        self.process = subprocess.Popen(command, cwd=ROOT)
-
-    def __enter__(self) -> tuple[int, subprocess.Popen[bytes]]:
-        server, ends = client(self.port), time.monotonic() + 20
-        while not server.is_healthy():
-            assert time.monotonic() < ends
-            time.sleep(0.05)
-        server.close()
-        return self.port, self.process
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def test_the_stand_in_is_a_program_too(tmp_path: Path, weights: Path) -> None:
-    answers = tmp_path / "answers.json"
-    answers.write_text(json.dumps({"1+1=": "#### 11"}))
-    with Program("--answers", str(answers)) as (port, _):
-        server = client(port)
-        server.load_weights(weights, MODEL)
-        assert [c.text for c in complete(server)] == ["1", "#### 11", "3"]
-        state = httpx.get(f"http://127.0.0.1:{port}/stand_in", trust_env=False).json()
-        assert state == {"weight_dir": str(weights), "adapters": {}, "num_chats": 4, "paused": False}
-        server.close()

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-import subprocess
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +21,12 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Judgement, Record, Verdict
+from nightshift.records import Judgement, Verdict
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, stored
 from tests.conftest import git
+from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, RULES_HASH, build
 
 NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
@@ -45,13 +46,14 @@ HOSTILE = (
 class Page(HTMLParser):
     """What a browser would act on: elements with their attributes, scripts, and the text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, html: str) -> None:
         super().__init__()
+        self.html = html
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.words: list[str] = []
         self._inside: list[str] = []
-        self.feed(text)
+        self.feed(html)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -73,15 +75,18 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
+    @property
+    def rows(self) -> list[str | None]:
+        """The ids of the experiments, in order."""
+        return [attributes["id"] for _, attributes in self.elements if attributes.get("class") == "main"]
 
-def rendered(root: Path) -> str:
+
+def rendered(root: Path) -> Page:
     view = view_of(Ledger(root), "", NOW)
     text = summary(view.morning, view.headline, view.nights, bool(view.charts))
     assert "Traceback" not in text
     text.encode()
-    html = render(view)
-    require_safe(html)
-    return html
+    return require_safe(render(view))
 
 
 def require_safe(html: str) -> Page:
@@ -90,7 +95,6 @@ def require_safe(html: str) -> Page:
     html.encode()
     (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     digest = base64.b64encode(hashlib.sha256("".join(page.scripts).encode()).digest()).decode()
-    assert policy is not None
     assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'")
     assert sum(tag == "script" for tag, _ in page.elements) == 1
@@ -105,16 +109,8 @@ def require_safe(html: str) -> Page:
     return page
 
 
-def stored(root: Path, *records: Record) -> Ledger:
-    ledger = Ledger(root)
-    for record in records:
-        record = ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"})
-        ledger.close(replace(record, status=str(record.judgement.verdict) if record.judgement else "started"))
-    return ledger
-
-
 def test_without_an_experiment_the_page_says_so(tmp_path: Path) -> None:
-    page = require_safe(rendered(tmp_path))
+    page = rendered(tmp_path)
     assert "Nothing has been run yet" in page.text
     assert not any(tag == "table" for tag, _ in page.elements)
 
@@ -122,16 +118,13 @@ def test_without_an_experiment_the_page_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 12])
 def test_few_experiments(tmp_path: Path, count: int) -> None:
     build(tmp_path, count, num_examples=60)
-    page = require_safe(rendered(tmp_path))
-    assert [a["id"] for tag, a in page.elements if tag == "tr" and a.get("class") == "main"] == [
-        f"run-{i:04d}" for i in range(1, count + 1)
-    ]
+    assert rendered(tmp_path).rows == [f"run-{i:04d}" for i in range(1, count + 1)]
 
 
 def test_only_crashes(tmp_path: Path) -> None:
     crash = a_record(judgement=Judgement(Verdict.CRASH, "loss became nan at step 3"))
-    stored(tmp_path, crash, crash, crash)
-    page = require_safe(rendered(tmp_path))
+    stored(tmp_path, [replace(crash, status="crash")] * 3)
+    page = rendered(tmp_path)
     assert "Nothing has been measured" in page.text
     assert "loss became nan at step 3" in page.text
     assert not any(tag == "svg" and "chart" in (a.get("class") or "") for tag, a in page.elements)
@@ -139,8 +132,9 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
     keep = Judgement(Verdict.KEEP, "it looked better")
-    stored(tmp_path, a_record(runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",)))
-    text = require_safe(rendered(tmp_path)).text
+    record = a_record(status="keep", runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",))
+    stored(tmp_path, [record])
+    text = rendered(tmp_path).text
     assert "Nothing has been measured yet" in text
     assert "holds a run of the incumbent" in text
 
@@ -148,61 +142,50 @@ def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: P
 def test_an_experiment_that_still_runs_is_shown_without_a_verdict(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=60)
     Ledger(tmp_path).reserve(a_record(branch=BRANCH, rules_hash=RULES_HASH), {"train.toml": b""})
-    assert "without verdict" in require_safe(rendered(tmp_path)).text
+    assert "without verdict" in rendered(tmp_path).text
 
 
-def _delete_run(root: Path) -> None:
-    subprocess.run(["rm", "-r", str(root / "runs" / "0002" / "run-1")], check=True)
+def _each(name: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Damage to that file of every run."""
+    return lambda root: [act(path) for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}")]
 
 
-def _tear(name: str) -> Callable[[Path], None]:
-    def tear(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
-            path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3] + b'{"torn')
-
-    return tear
+def _tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3] + b'{"torn')
 
 
-def _write(name: str, data: bytes) -> Callable[[Path], None]:
-    def write(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
-            path.write_bytes(data)
-
-    return write
+def _write(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
 
 
-def _instead(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
-    def replaced(root: Path) -> None:
-        for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}"):
-            path.unlink()
-            make(path)
-
-    return replaced
+def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: (path.unlink(), make(path))
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "a run's folder is gone": _delete_run,
-    "metrics torn": _tear("metrics.jsonl"),
-    "metrics empty": _write("metrics.jsonl", b""),
-    "metrics binary": _write("metrics.jsonl", bytes(range(256)) * 20),
-    "metrics of other types": _write("metrics.jsonl", b'[]\n{"step": "one"}\n{"step": 1, "reward_mean": NaN}\n'),
-    "metrics of huge numbers": _write(
-        "metrics.jsonl", b"".join(b'{"step": %d, "kl": -1e308}\n' % n for n in range(200))
+METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a run's folder is gone": lambda root: shutil.rmtree(root / "runs" / "0002" / "run-1"),
+    "metrics torn": _each(METRICS, _tear),
+    "metrics empty": _each(METRICS, _write(b"")),
+    "metrics binary": _each(METRICS, _write(bytes(range(256)) * 20)),
+    "metrics of other types": _each(METRICS, _write(b'[]\n{"step": "one"}\n{"step": 1, "reward_mean": NaN}\n')),
+    "metrics of huge numbers": _each(
+        METRICS, _write(b"".join(b'{"step": %d, "kl": -1e308}\n' % n for n in range(200)))
     ),
-    "metrics nested": _write("metrics.jsonl", b"[" * 100_000),
-    "metrics a folder": _instead("metrics.jsonl", Path.mkdir),
-    "metrics a pipe": _instead("metrics.jsonl", os.mkfifo),
-    "rollouts torn": _tear("evaluation.jsonl"),
-    "rollouts empty": _write("evaluation.jsonl", b""),
-    "rollouts of other types": _write("evaluation.jsonl", b'{"score": "1"}\n3\n{"completion": 4, "score": 1}\n'),
-    "rollouts nested": _write("evaluation.jsonl", b"[" * 100_000),
-    "rollouts a folder": _instead("evaluation.jsonl", Path.mkdir),
-    "rollouts a link": _instead("evaluation.jsonl", lambda path: path.symlink_to("/dev/zero")),
-    "a record torn": lambda root: (root / "runs" / "0002" / "record.json").write_bytes(b'{"version": 1') and None,
+    "metrics nested": _each(METRICS, _write(b"[" * 100_000)),
+    "metrics a folder": _each(METRICS, _instead(Path.mkdir)),
+    "metrics a pipe": _each(METRICS, _instead(os.mkfifo)),
+    "rollouts torn": _each(ROLLOUTS, _tear),
+    "rollouts empty": _each(ROLLOUTS, _write(b"")),
+    "rollouts of other types": _each(ROLLOUTS, _write(b'{"score": "1"}\n3\n{"completion": 4, "score": 1}\n')),
+    "rollouts nested": _each(ROLLOUTS, _write(b"[" * 100_000)),
+    "rollouts a folder": _each(ROLLOUTS, _instead(Path.mkdir)),
+    "rollouts a link": _each(ROLLOUTS, _instead(lambda path: path.symlink_to("/dev/zero"))),
+    "a record torn": lambda root: (root / "runs" / "0002" / "record.json").write_bytes(b'{"version": 1'),
     "the baseline's record gone": lambda root: (root / "runs" / "0001" / "record.json").unlink(),
     "a train.toml gone": lambda root: (root / "runs" / "0003" / "train.toml").unlink(),
     "a strange folder": lambda root: (root / "runs" / "9999").mkdir(),
-    "certificate torn": lambda root: (root / "runs" / "certificate.json").write_bytes(b"{") and None,
+    "certificate torn": lambda root: (root / "runs" / "certificate.json").write_bytes(b"{"),
 }
 
 
@@ -210,7 +193,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 def test_damaged_files_are_absent_not_fatal(tmp_path: Path, damage: str) -> None:
     build(tmp_path, 5, num_examples=60)
     DAMAGE[damage](tmp_path)
-    page = require_safe(rendered(tmp_path))
+    page = rendered(tmp_path)
     assert "0003" in page.text
     if damage.startswith("metrics") and "torn" not in damage and "huge" not in damage:
         assert "not measured" in page.text
@@ -230,16 +213,14 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
     "change",
     [
         _set("judgement", "delta", value=float("nan")),
-        _set("judgement", "delta_stderr", value="small"),
         _set("judgement", "why", value=None),
-        _set("runs", "0", "total_seconds", value=None),
         _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
         _set("description", value=3),
-        _set("started", value=None),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
-        _set("health", value={}),
+        *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
+        *(_set("runs", "0", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
     ],
 )
 def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
@@ -250,21 +231,9 @@ def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
-    page = require_safe(rendered(tmp_path))
-    assert "0002/record.json is damaged" in page.text
-    assert [a["id"] for tag, a in page.elements if a.get("class") == "main"] == ["run-0001", "run-0003"]
-
-
-@pytest.mark.parametrize("scores", [[], ["right"] * 60, [1.0] * 3, [2.0] * 60, None])
-def test_scores_that_fit_no_belief_are_left_out_and_named(tmp_path: Path, scores: object) -> None:
-    build(tmp_path, 5, num_examples=60, with_files=False)
-    path = tmp_path / "runs" / "0002" / "record.json"
-    data = json.loads(path.read_text())
-    data["runs"][0]["evaluation"]["scores"] = scores if scores is not None else [None] * 60
-    path.write_text(json.dumps(data))
-    page = require_safe(rendered(tmp_path))
-    assert "Not counted:" in page.text
-    assert "run-0002" not in [a.get("id") for _, a in page.elements]
+    page = rendered(tmp_path)
+    assert "0002/record.json is damaged" in page.text or "Not counted: experiment 0002" in page.text
+    assert page.rows == ["run-0001", "run-0003"]
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
@@ -274,6 +243,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
         ledger.write(
             replace(
                 record,
+                branch="autoresearch/<b>\u202eevil",
                 description=everything,
                 prediction=everything,
                 lesson=everything,
@@ -292,14 +262,13 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    html = rendered(tmp_path)
-    page = require_safe(html)
+    page = rendered(tmp_path)
     assert "{{7*7}}" in page.text  # as text: no template inside a template
     assert "\N{SYMBOL FOR NULL}" in page.text
     assert "[U+202E RIGHT-TO-LEFT OVERRIDE]" in page.text
     assert "more characters" in page.text
-    assert "x" * 5000 not in html
-    assert len(html) < 500_000
+    assert "x" * 5000 not in page.html
+    assert len(page.html) < 500_000
 
 
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
@@ -307,17 +276,9 @@ def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     for record in ledger.records()[1:]:
         judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
-        ledger.write(replace(record, status="keep", parent=1, diff=hostile, judgement=judgement))
+        ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile, judgement=judgement))
     _, paths = write_report(tmp_path, NOW)
     assert paths[-1].read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("branch", ["autoresearch/<b>", "", "autoresearch/\u202eevil"])
-def test_a_branch_name_is_a_text_like_any_other(tmp_path: Path, branch: str) -> None:
-    ledger = build(tmp_path, 2, num_examples=60)
-    for record in ledger.records():
-        ledger.write(replace(record, branch=branch))
-    require_safe(rendered(tmp_path))
 
 
 def test_a_keep_that_was_taken_back_is_told_from_one_that_stands(tmp_path: Path) -> None:
@@ -383,15 +344,11 @@ def checkout_with_campaign(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def nightshift(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True)
-
-
 def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campaign: Path) -> None:
     root = checkout_with_campaign
-    done = nightshift(root, "report")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    code, stdout, stderr = nightshift(root, "report")
+    assert (code, stderr) == (0, "")
+    lines = stdout.splitlines()
     assert [Path(line).name for line in lines[1:]] == ["report.html", "report.md", "progress.png"]
     assert (root / "runs" / "progress.png").read_bytes().startswith(b"\x89PNG")
     assert Ledger(root).numbers() == list(range(1, 7))  # the files do not disturb the ledger
@@ -399,14 +356,14 @@ def test_the_command_writes_three_files_and_says_the_verdict(checkout_with_campa
 
 
 def test_the_command_writes_where_it_is_told(checkout_with_campaign: Path, tmp_path: Path) -> None:
-    done = nightshift(checkout_with_campaign, "report", "--output", str(tmp_path / "deep" / "er"), "--branch", BRANCH)
-    assert done.returncode == 0
-    names = sorted(path.name for path in (tmp_path / "deep" / "er").iterdir())
+    folder = tmp_path / "deep" / "er"
+    assert nightshift(checkout_with_campaign, "report", "--output", str(folder), "--branch", BRANCH)[0] == 0
+    names = sorted(path.name for path in folder.iterdir())
     assert names == ["progress.png", "report.html", "report.md"]
 
 
 @pytest.mark.parametrize("arguments", [("--branch", "nowhere"), ("--output", "run.py/x")])
 def test_what_cannot_be_written_is_one_line(checkout_with_campaign: Path, arguments: tuple[str, ...]) -> None:
-    done = nightshift(checkout_with_campaign, "report", *arguments)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    code, _, stderr = nightshift(checkout_with_campaign, "report", *arguments)
+    assert code == 2
+    assert len(stderr.splitlines()) == 1

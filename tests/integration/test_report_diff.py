@@ -9,6 +9,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from tests.conftest import git
+from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, build
 
 
@@ -36,11 +37,6 @@ def root(template: Path, tmp_path: Path) -> Path:
 
 def kept(root: Path) -> list[int]:
     return [r.number for r in Ledger(root).records() if r.status == "keep"]
-
-
-def nightshift(root: Path, *arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(["nightshift", *arguments], cwd=root, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
 
 
 def edit(root: Path, old: str, new: str) -> None:
@@ -128,7 +124,6 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     number = kept(root)[-1]
     record = Ledger(root).read(number)
-    assert record is not None
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]

@@ -14,12 +14,6 @@ from tests.conftest import ENVIRONMENTS
 
 NUM_STEPS = 6
 ENV = {**os.environ, "PYTHONPATH": ENVIRONMENTS}
-REMAKE = """
-import sys
-from pathlib import Path
-from nightshift.engines.trl.base_model import rebuild
-rebuild(Path(sys.argv[1]), print, int(sys.argv[2]))
-"""
 MODEL = Path(__file__).parents[2] / "models" / "arithmetic-base"
 FILES = {
     "chat_template.jinja",

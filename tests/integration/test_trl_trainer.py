@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "arithmetic-base"
+MakeTrainer = Callable[..., tuple[Any, list[dict[str, Any]]]]  # the trainer, and the rows that it sends
 ADAMW = {"type": "adamw", "lr": 1e-3, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": None}
 
 
@@ -119,7 +120,7 @@ def make_settings(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> Callable[..., tuple[Any, list[dict[str, Any]]]]:
+def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
     def make(**changes: Any) -> tuple[Any, list[dict[str, Any]]]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -140,7 +141,7 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> Callable[..., tu
 
 
 def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(
-    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+    make_trainer: MakeTrainer,
 ) -> None:
     import torch
 
@@ -172,7 +173,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
 
 
 def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
-    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+    make_trainer: MakeTrainer,
 ) -> None:
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
     texts = [f"#### {trainer._examples[5].answer}", *["#### 2000"] * 7]
@@ -182,7 +183,7 @@ def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
 
 
 def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
-    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+    make_trainer: MakeTrainer,
 ) -> None:
     trainer, rows = make_trainer(optimizer=ADAMW | {"weight_decay": 0.0})
     trainer._score = lambda text, index: 0.0
@@ -195,7 +196,7 @@ def test_a_batch_without_any_advantage_is_a_step_without_a_gradient(
 
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
 def test_no_update_begins_after_the_budget(
-    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]],
+    make_trainer: MakeTrainer,
     trainer_module: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     end: str,
@@ -229,7 +230,7 @@ def test_no_update_begins_after_the_budget(
     ],
 )
 def test_every_optimizer_trains_with_a_schedule(
-    make_trainer: Callable[..., tuple[Any, list[dict[str, Any]]]], optimizer: dict[str, Any], tmp_path: Path
+    make_trainer: MakeTrainer, optimizer: dict[str, Any], tmp_path: Path
 ) -> None:
     schedule = {"type": "linear", "warmup_steps": 2, "decay_steps": 0, "min_lr": 0.0}
     trainer, rows = make_trainer(optimizer=optimizer, scheduler=schedule, max_steps=3)

@@ -15,6 +15,8 @@ import pytest
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
+from tests.integration.test_trl_trainer import ADAMW, make_settings
+
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 MODEL = ROOT / "models" / "arithmetic-base"
@@ -30,25 +32,14 @@ class Worker:
 
     def __init__(self, folder: Path, lr: float = 6e-4, **settings: Any) -> None:
         self.folder = folder
-        optimizer = {"type": "adamw", "lr": lr, "weight_decay": 0.01, "betas1": 0.9, "betas2": 0.999, "max_norm": 1.0}
-        self.settings = {
-            "optimizer": optimizer,
-            "scheduler": {"type": "constant"},
-            "algo": {"type": "grpo"},
-            "batch_size": 64,
-            "group_size": 4,
-            "temperature": 1.0,
-            "max_completion_tokens": 64,
-            "max_steps": None,
-            "seq_len": 512,
-            "filter_zero_advantages": True,
-        } | settings
+        optimizer = ADAMW | {"lr": lr, "max_norm": 1.0}
+        settings = {"optimizer": optimizer, "batch_size": 64, "max_completion_tokens": 64, "max_steps": None} | settings
         spec = {
             "model": str(MODEL),
             "root": str(ROOT),
             "environments": [{"name": "arithmetic", "num_selection": 1, "num_train": 400, "needs": ["gsm8k"]}],
             "train_seed": 7,
-            "settings": self.settings,
+            "settings": make_settings(**settings),
             "metrics_path": str(folder / "metrics.jsonl"),
             "weights_dir": str(folder / "weights"),
             "device": "cpu",
@@ -75,7 +66,6 @@ class Worker:
         raise AssertionError(f"no {last}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def ask(self, command: Mapping[str, Any], last: str) -> list[dict[str, Any]]:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return self.events(last)
@@ -149,23 +139,7 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert not list(worker.folder.glob("*.partial"))
     names = {path.name for path in file.parent.iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
-    assert worker.process.stdin is not None
     worker.process.stdin.close()  # the parent is gone
-    assert worker.process.wait(timeout=60) == 0
-
-
-def test_training_ends_with_the_budget_and_an_update_never_begins_after_it(start: Any) -> None:
-    """By the real clock, so however few steps a slow machine makes (test_trl_trainer.py has a clock of its own)."""
-    worker = start()
-    worker.events("ready")
-    trained = worker.ask({"command": "train", "budget_seconds": 4.0}, "trained")[-1]
-    rows = worker.rows()
-    assert trained["outcome"] == "budget"
-    assert trained["num_steps"] == len(rows)
-    assert trained["training_seconds"] >= 4.0
-    assert all(row["time"] - row["train_seconds"] < 4.0 for row in rows)
-    assert worker.process.stdin is not None
-    worker.process.stdin.close()
     assert worker.process.wait(timeout=60) == 0
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.rules import ARITHMETIC_TRL, is_covered
-from tests.conftest import CAMPAIGN, git
+from tests.checkouts import ROOT, make_checkout, python
+from tests.conftest import CAMPAIGN
 
-ROOT = Path(__file__).parents[2]
-NAMES = ("nightshift", "environments", "models", "run.py", "train.toml", "rules.toml", "pyproject.toml", ".gitignore")
 # What a run loads and the hash does not cover: it moves neither the number nor the verdict, and the freeze covers it.
 EXCEPTIONS = {
     "nightshift/__init__.py": "a docstring",
@@ -40,27 +36,10 @@ EXCEPTIONS = {
 }
 
 
-def checkout_of(folder: Path) -> Path:
-    """A copy of this checkout on a campaign branch, with no compiled file, and with a Python of its own that imports
-    the copy: what is imported from it leaves a compiled file there, in every process."""
-    root = folder / "checkout"
-    for name in NAMES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        options = {"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
-        root.mkdir(exist_ok=True)
-        copy(ROOT / name, root / name, **options)  # type: ignore[operator]
-    git(root, "init", "--quiet", "--initial-branch", CAMPAIGN)
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", "start")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    packages = next((folder / "venv").glob("lib/python*/site-packages"))
-    (packages / "checkout.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
-    return root
-
-
 def test_what_a_run_loads_is_hashed_or_named(tmp_path: Path) -> None:
-    root = checkout_of(tmp_path)
-    command = [tmp_path / "venv" / "bin" / "python", "run.py", "--engine", "trl", "--budget-seconds", "1"]
+    root = tmp_path / "checkout"  # with a Python of its own: what it imports leaves a compiled file there
+    make_checkout(root, CAMPAIGN, (ROOT / "train.toml").read_text())
+    command = [python(root), "run.py", "--engine", "trl", "--budget-seconds", "1"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Ledger(root).records()[0].status == "keep"

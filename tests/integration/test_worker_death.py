@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,8 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.processes.watchdog import is_alive
-from tests.checkouts import ROOT
-from tests.night_checkout import furnish, leftovers
-from tests.waiting import POLL_SECONDS, wait_for
+from tests.night_checkout import furnish, leftovers, start_run, until_training
+from tests.waiting import wait_for
 
 END_SECONDS = 5.0  # a GPU is not held for longer by a run that nobody waits for
 
@@ -26,13 +24,8 @@ pytestmark = pytest.mark.wall_clock  # the promise is about seconds
 def head(checkout: Path) -> Iterator[subprocess.Popen[str]]:
     """run.py while its first run trains."""
     furnish(checkout, b"[orchestrator]\nbatch_size = 32\ngroup_size = 4\n")
-    flags = ["--stand-in", "real", "--engine", "trl", "--budget-seconds", "600"]
-    command = [sys.executable, ROOT / "tests" / "stand_in_run.py", checkout, *flags]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=checkout, stdout=pipe, stderr=pipe, text=True) as process:
-        while not any(checkout.glob("runs/0001/run-1/attempt-0/metrics.jsonl")):  # torch takes as long as it takes
-            assert process.poll() is None, process.communicate()
-            time.sleep(POLL_SECONDS)
+    with start_run(checkout, "--stand-in", "real", "--engine", "trl", "--budget-seconds", "600") as process:
+        until_training(checkout, process)
         yield process
         for left in leftovers(checkout):
             left.kill()
@@ -58,12 +51,19 @@ def test_the_heads_death_ends_worker_and_trainer(head: subprocess.Popen[str], ch
     assert [r.status for r in Ledger(checkout).records()] == ["started"]  # the next head closes it
 
 
-def test_the_workers_death_ends_the_trainer_and_the_record_says_so(head: subprocess.Popen[str], checkout: Path) -> None:
-    worker, trainer = worker_and_trainer(checkout)
-    worker.kill()
-    assert seconds_to_end([trainer]) < END_SECONDS
+@pytest.mark.parametrize(
+    ("victim", "cause"),
+    [("worker", "the worker ended without a result: killed by SIGKILL"), ("trainer", "is gone: killed by SIGKILL")],
+)
+def test_a_death_below_the_head_ends_the_run_and_the_record_says_so(
+    head: subprocess.Popen[str], checkout: Path, victim: str, cause: str
+) -> None:
+    both = dict(zip(("worker", "trainer"), worker_and_trainer(checkout), strict=True))
+    both.pop(victim).kill()
+    if victim == "worker":
+        assert seconds_to_end([*both.values()]) < END_SECONDS
     stdout, _ = head.communicate()
     assert head.returncode == 1
-    assert "the worker ended without a result: killed by SIGKILL" in stdout
+    assert cause in stdout
     assert [(r.status, r.failure, r.decided) for r in Ledger(checkout).records()] == [("crash", "machinery", None)]
     assert leftovers(checkout) == []

@@ -137,11 +137,3 @@ def test_only_the_console_prints() -> None:
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         prints = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
         assert not prints or name in PRINTING, name
-
-
-def test_engines_are_asked_for_by_name_in_their_folder_only() -> None:
-    for name, tree in sources().items():
-        if unit_of(name) in ("engines", "rules"):
-            continue
-        compared = [value for node in ast.walk(tree) if isinstance(node, ast.Compare) for value in node.comparators]
-        assert not [v for v in compared if isinstance(v, ast.Constant) and v.value in ("trl", "prime-rl")], name

@@ -74,7 +74,6 @@ def test_incumbent_and_baseline_are_those_of_an_exact_computation_over_all_confi
 
 def test_without_a_keep_the_difference_is_nothing_and_certain() -> None:
     standing = folded(judged(STORY[:2])).standing
-    assert standing is not None
     assert (standing.difference, standing.difference_sd) == (0, 0)
 
 
@@ -186,7 +185,6 @@ def test_a_record_of_version_1_is_folded_unless_it_holds_a_run_of_the_incumbent(
 def with_scores(record: Record, *scores: tuple[float, ...]) -> Record:
     runs: list[Result] = []
     for run, each in zip(record.runs, scores, strict=False):
-        assert run.evaluation is not None
         runs.append(replace(run, evaluation=replace(run.evaluation, scores=each)))
     return replace(record, runs=tuple(runs))
 

@@ -6,16 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.errors import ConfigError
 from nightshift.train_toml.config import diff, load, parse
-from nightshift.train_toml.keys import ANY, KEYS, variants
-from nightshift.train_toml.values import Kind
+from tests.fuzz.mutants import CLASSES
+from tests.fuzz.oracle import doubts
 from tests.train_tomls import FUZZ, ROOT, SHIPPED, SMALL, assert_one_clean_line, refusal
 
 
@@ -75,6 +74,8 @@ def test_every_key_of_the_shipped_file_has_a_comment_and_fits_a_screen() -> None
         (SMALL.replace(b"3e-6", b"2026-01-01"), "train.toml:8: trainer.optim.lr = 2026-01-01 is not allowed", "= 1e-6"),
         (SMALL.replace(b"3e-6", b"[3e-6]"), "train.toml:8: trainer.optim.lr = [3e-6] is not allowed", "lr = 1e-6"),
         (SMALL.replace(b"= 4", b"= 5"), "train.toml:4: orchestrator.batch_size = 64: groups of 5", "batch_size = 60"),
+        (added("one = 1\ntwo = 2\nthree = 3"), "train.toml:1: one = 1 is unknown", "--keys"),
+        ('"trainer.optim.lr" = 1e-6\n', "train.toml:1: ", "is unknown. Did you mean trainer.optim.lr?"),
         (b"", "train.toml: orchestrator.group_size = 1 (the default)", "Write gr"),
         (b"\x89PNG\r\n\x1a\n\0\0", "train.toml:1: byte 0x89 is not UTF-8 text", "git checkout train.toml"),
         (SMALL + b"\0", 'train.toml:9: "\\u0000" is not TOML', "Correct the line"),
@@ -199,14 +200,6 @@ def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
         assert "Write a name of letters, digits, - and _ under [orchestrator.train.source.curriculum.gates]" in message
 
 
-def test_a_dotted_key_in_quotes_is_not_the_key() -> None:
-    assert "is unknown. Did you mean trainer.optim.lr?" in refusal(b'"trainer.optim.lr" = 1e-6\n')
-
-
-def test_the_first_of_several_problems_is_named() -> None:
-    assert refusal(added("one = 1\ntwo = 2\nthree = 3")).startswith("train.toml:1: one = 1 is unknown")
-
-
 def test_refusing_costs_a_tenth_of_a_second(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_bytes(SMALL + b"lrr = 1\n")
@@ -321,72 +314,15 @@ def test_a_config_cannot_be_changed() -> None:
 # -- fuzz ---------------------------------------------------------------------------------------------
 
 
-EDITS = st.lists(
-    st.tuples(
-        st.floats(0, 1),
-        st.integers(0, 30),
-        st.one_of(
-            st.binary(max_size=6),
-            st.text(max_size=6).map(lambda text: text.encode("utf-8", "replace")),
-            st.sampled_from(
-                [b"\n", b"=", b'"', b'"""', b"[", b"]", b"{", b"}", b".", b"'", b"\x1b[2J", b"-1", b"1e999"]
-            ),
-            st.sampled_from([b'"None"', b"true", b"\nmodel.name = 'x'\n", b"[[a]]\n", b"[trainer]\n", b"1979-05-27"]),
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@FUZZ
-@given(EDITS)
-def test_a_mutated_file_is_taken_or_refused_in_one_line(edits: list[tuple[float, int, bytes]]) -> None:
-    source = SHIPPED
-    for place, cut, insertion in edits:
-        start = int(place * len(source))
-        source = source[:start] + insertion + source[start + cut :]
+@pytest.mark.parametrize("mutants", CLASSES)
+@settings(FUZZ, max_examples=40)
+@given(st.data())
+def test_a_mutated_file_is_valid_or_refused_in_one_line(mutants: str, data: st.DataObject) -> None:
+    source = data.draw(CLASSES[mutants]())
     try:
         parsed = parse(source)
     except ConfigError as error:
         assert_one_clean_line(str(error))
     else:
         assert parsed.values.keys() <= {*parsed.resolved}
-        assert all(variants(path) for path in parsed.values)
-
-
-TREES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
-    lambda children: st.one_of(
-        st.lists(children, max_size=3), st.dictionaries(st.text(max_size=5), children, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@FUZZ
-@given(st.sampled_from([key.path for key in KEYS if ANY not in key.path]), TREES)
-def test_any_value_of_any_key_is_taken_or_refused_in_one_line(path: str, value: Any) -> None:
-    import tomlkit
-
-    document: dict[str, Any] = {"orchestrator": {"group_size": 4}}
-    node = document
-    for segment in path.split(".")[:-1]:
-        node = node.setdefault(segment, {})
-    node[path.rpartition(".")[2]] = without_null(value)
-    source = tomlkit.dumps(document).encode("utf-8", "replace")
-    try:
-        parsed = parse(source)
-    except ConfigError as error:
-        assert_one_clean_line(str(error))
-    else:
-        [key, *_] = variants(path)
-        assert key.kind is Kind.TABLE or path in parsed.values or value == {}
-
-
-def without_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: without_null(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [without_null(inner) for inner in value]
-    return "None" if value is None else value
+        assert list(doubts(source)) == []

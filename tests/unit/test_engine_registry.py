@@ -1,4 +1,4 @@
-"""The registry of engines: which one a machine uses, what one is made from, and that nobody else asks for a name."""
+"""The registry of engines: what one is made from, and that nobody else asks for a name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,11 @@ import pytest
 from nightshift.engines import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules, pick_rules
+from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from tests.conftest import git
 
 ROOT = Path(__file__).parents[2]
 BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
-
-
-@pytest.mark.parametrize(
-    ("engine", "num_gpus", "rules"),
-    [
-        (None, 0, ARITHMETIC_TRL),
-        (None, 1, GSM8K_TRL),
-        (None, 2, GSM8K_PRIME_RL),
-        ("trl", 0, ARITHMETIC_TRL),
-        ("trl", 8, GSM8K_TRL),
-        ("prime-rl", 0, GSM8K_PRIME_RL),
-        ("prime-rl", 8, GSM8K_PRIME_RL),
-    ],
-)
-def test_a_machine_has_its_rules_and_a_name_its_own(engine: str | None, num_gpus: int, rules: Rules) -> None:
-    assert pick_rules(engine, num_gpus) is rules
 
 
 @pytest.mark.parametrize("rules", ALL_RULES, ids=lambda rules: rules.name)
@@ -96,5 +80,4 @@ def test_a_refusal_is_explained_with_the_experiment_s_train_toml(tmp_path: Path,
     assert _submitted(run_dir) is None
     (tmp_path / "runs" / "0042" / "train.toml").write_text(f"max_steps = 7\n{BATCH}")
     submitted = _submitted(run_dir)
-    assert submitted is not None
     assert submitted.values["max_steps"] == 7

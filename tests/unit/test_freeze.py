@@ -29,15 +29,19 @@ def repo(checkout: Path) -> Repo:
     return Repo(checkout)
 
 
+@pytest.fixture
+def start(repo: Repo) -> str:
+    """The commit that was agreed on."""
+    return str(repo.head().commit)
+
+
 def write(root: Path, name: str) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text("MEASURES = 'else'\n")
 
 
 @pytest.mark.parametrize("hide", ["nothing", "commit", "assume-unchanged", "skip-worktree", "filter", "delete"])
-def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, hide: str) -> None:
-    start = repo.head().commit
-    assert start is not None
+def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, start: str, hide: str) -> None:
     assert changed_harness_files(repo, start, RULES) == []
     path = repo.root / "prepare.py"
     if hide in ("assume-unchanged", "skip-worktree"):
@@ -55,8 +59,7 @@ def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, hide: str) -
         require_clean_start(repo, repo.head(), INCUMBENT, start, RULES)
 
 
-def test_documents_and_train_toml_are_free(repo: Repo) -> None:
-    start = repo.head().commit
+def test_documents_and_train_toml_are_free(repo: Repo, start: str) -> None:
     (repo.root / "program.md").write_text("Think first.\n")
     (repo.root / "train.toml").write_bytes(CANDIDATE)
     require_clean_start(repo, repo.head(), CANDIDATE, start, RULES)
@@ -68,18 +71,14 @@ def test_the_baseline_must_be_the_committed_train_toml(repo: Repo) -> None:
     require_clean_start(repo, repo.head(), INCUMBENT, None, RULES)
 
 
-def test_git_replace_does_not_show_another_agreement(repo: Repo) -> None:
-    start = repo.head().commit
-    assert start is not None
+def test_git_replace_does_not_show_another_agreement(repo: Repo, start: str) -> None:
     (repo.root / "prepare.py").write_text("MEASURES = False\n")
     git(repo.root, "commit", "--quiet", "--all", "-m", "other")
     git(repo.root, "replace", start, "HEAD")
     assert changed_harness_files(repo, start, RULES) == ["prepare.py"]
 
 
-def test_core_worktree_does_not_show_another_checkout(repo: Repo, tmp_path: Path) -> None:
-    start = repo.head().commit
-    assert start is not None
+def test_core_worktree_does_not_show_another_checkout(repo: Repo, start: str, tmp_path: Path) -> None:
     agreed = tmp_path / "agreed"
     git(repo.root, "clone", "--quiet", str(repo.root), str(agreed))
     (repo.root / "prepare.py").write_text("MEASURES = False\n")
@@ -106,9 +105,7 @@ def test_core_worktree_does_not_show_another_checkout(repo: Repo, tmp_path: Path
         ("tests/test_mine.py", False),
     ],
 )
-def test_only_what_runs_is_frozen(repo: Repo, name: str, is_frozen: bool, is_committed: bool) -> None:
-    start = repo.head().commit
-    assert start is not None
+def test_only_what_runs_is_frozen(repo: Repo, start: str, name: str, is_frozen: bool, is_committed: bool) -> None:
     path = repo.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("MEASURES = False\n")

@@ -22,8 +22,6 @@ OFFICIAL = os.environ.get(data.ENV_VAR, "")
 needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names no folder with the official files")
 SPLITS = get_args(data.Split)
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "httpx", "numpy")
-
-
 Trust = Callable[[Path], Path]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,11 @@ from nightshift.proposers.history import (
     of_last_campaign,
     untried,
 )
-from nightshift.records import DecisionRules, Failure, Judgement, Record, Verdict
+from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import ABSENT, set_values
-from tests.campaigns import a_result
+from tests.campaigns import a_record, a_result
+from tests.night_checkout import nightshift
 
 SHIPPED = (Path(__file__).parents[2] / "train.toml").read_bytes()
 LR, GROUP, BATCH = "trainer.optim.lr", "orchestrator.group_size", "orchestrator.batch_size"
@@ -52,14 +51,15 @@ class Story:
         number = len(self.records) + 1
         self.configs[number] = parse(set_values(now.source if now else SHIPPED, changes))
         fields: dict[str, object] = {
-            "number": number, "status": str(verdict), "branch": "autoresearch/test", "parent": parent,
-            "description": f"idea {number}", "started": "2026-11-20T19:00:00+00:00", "engine": "trl",
-            "rules_name": "arithmetic-trl", "rules_hash": "abc123", "config_hash": self.configs[number].hash,
-            "effective_hash": "beef", "diff": (), "unused_keys": (), "commit": None,
-            "versions": {}, "hardware": "cpu", "judgement": Judgement(verdict, "why", delta, stderr),
-            "decision": DecisionRules(), "decided": number, "runs": () if verdict is CRASH else (a_result(0.5, 100),),
-        }  # fmt: skip
-        self.records.append(Record(**{**fields, **more}))  # type: ignore[arg-type]
+            "number": number,
+            "status": str(verdict),
+            "parent": parent,
+            "config_hash": self.configs[number].hash,
+            "judgement": Judgement(verdict, "why", delta, stderr),
+            "decided": number,
+            "runs": () if verdict is CRASH else (a_result(0.5, 100),),
+        }
+        self.records.append(a_record(**{**fields, **more}))
         return self.records[-1]
 
     @property
@@ -117,21 +117,22 @@ def test_values_are_compared_with_the_incumbent_of_their_time(story: Story) -> N
 
 
 @pytest.mark.parametrize(
-    ("delta", "stderr", "near", "worse"),
-    [(-0.004, 0.005, True, False), (0.0, 0.005, True, False), (-0.006, 0.005, False, True), (-0.02, None, False, True)],
+    ("verdict", "delta", "stderr", "near", "worse"),
+    [
+        (DISCARD, -0.004, 0.005, True, False),
+        (DISCARD, 0.0, 0.005, True, False),
+        (DISCARD, -0.006, 0.005, False, True),
+        (DISCARD, -0.02, None, False, True),
+        (KEEP, 0.001, 0.01, False, False),
+    ],
 )
-def test_near_miss_is_within_one_standard_error(
-    story: Story, delta: float, stderr: float | None, near: bool, worse: bool
+def test_near_miss_is_a_discard_within_one_standard_error(
+    story: Story, verdict: Verdict, delta: float, stderr: float | None, near: bool, worse: bool
 ) -> None:
-    story.tell({LR: 4e-6}, DISCARD, delta, stderr)
+    story.tell({LR: 4e-6}, verdict, delta, stderr)
     [trial] = story.of(LR).trials
     assert (trial.is_near_miss, trial.is_clearly_worse) == (near, worse)
     assert len(story.of(LR).near_misses) == near
-
-
-def test_a_kept_trial_is_no_near_miss(story: Story) -> None:
-    story.tell({LR: 4e-6}, KEEP, 0.001)
-    assert story.of(LR).near_misses == ()
 
 
 def test_values_between_two_rejected_ones_are_covered(story: Story) -> None:
@@ -234,11 +235,9 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
 def test_nightshift_history_prints_it(story: Story, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("")
     (tmp_path / "train.toml").write_bytes(SHIPPED)
-    command = [sys.executable, "-c", "from nightshift.cli import main; main()", "history"]
-    empty = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (empty.returncode, empty.stdout) == (2, "")
-    assert empty.stderr == "no experiment was decided here yet. Start one: uv run run.py.\n"
+    told = "no experiment was decided here yet. Start one: uv run run.py.\n"
+    assert nightshift(tmp_path, "history") == (2, "", told)
     story.tell({LR: 1e-5}, DISCARD, -0.02)
     story.store(Ledger(tmp_path))
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown.stdout
+    _, shown, _ = nightshift(tmp_path, "history")
+    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown

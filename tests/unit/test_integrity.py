@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def open_a_record(root: Path) -> None:
         (open_a_record, "0002 is open"),
         (lambda root: (root / "runs/0002/run-1/weights").mkdir(parents=True), "left behind: runs/0002/run-1/weights"),
         (lambda root: (root / "runs/0001/.record.json.7.tmp").touch(), "left behind: runs/0001/.record"),
-        (lambda root: (root / "runs/0009").mkdir(), "numbers are not 1, 2, 3"),
+        (lambda root: shutil.rmtree(root / "runs/0001"), "numbers are not 1, 2, 3"),
         (lambda root: (root / "untracked.txt").touch(), "git status"),
         (lambda root: git(root, "commit", "--allow-empty", "-m", "x\n\nNightshift-Run: 0002\n"), "kept nothing"),
     ],

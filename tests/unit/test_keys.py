@@ -137,11 +137,8 @@ def test_every_prime_rl_key_is_open_or_has_an_owner() -> None:
     assert len(paths) > 600
 
 
-def test_no_open_key_lies_under_a_lock() -> None:
+def test_no_open_key_lies_under_a_lock_and_no_prefix_is_locked_twice() -> None:
     assert [key.path for key in KEYS if lock(tuple(key.path.split(".")))] == []
-
-
-def test_no_prefix_is_locked_twice() -> None:
     prefixes = [prefix for entry in LOCKS for prefix in entry.prefixes]
     assert len(prefixes) == len(set(prefixes))
 
@@ -209,15 +206,12 @@ def test_every_message_of_a_bad_value_offers_a_value_that_the_key_takes() -> Non
         ("batch_size", "orchestrator.batch_size"),
         ("inference.vllm.max-num-seqs", "inference.vllm.max_num_seqs"),
         ("trainer.optim.max_grad_norm", "trainer.optim.max_norm"),
+        ("zzz.qqqqqq", None),
+        ("", None),
     ],
 )
-def test_nearest_name(written: str, meant: str) -> None:
+def test_nearest_name(written: str, meant: str | None) -> None:
     assert nearest(written) == meant
-
-
-def test_nearest_of_nonsense_is_none() -> None:
-    assert nearest("zzz.qqqqqq") is None
-    assert nearest("") is None
 
 
 def test_longest_lock_wins_and_look_alikes_are_not_locked_but_closed() -> None:

@@ -15,42 +15,16 @@ import pytest
 from nightshift.campaign.closing import keep_model
 from nightshift.campaign.ledger import COLUMNS, Ledger, figures, row
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
+from nightshift.records import Judgement, Record, Verdict
+from tests.campaigns import a_record, a_result
 
-
-def a_run(index: int = 1, score: float = 0.5) -> Result:
-    evaluation = Evaluation(score, 0.01, (1.0, 0.0), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
-    training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
-    return Result(1000 + index, training, evaluation, (0.5, None), startup_seconds=9.0, total_seconds=75.0)
-
-
-def a_record(**changes: object) -> Record:
-    record = Record(
-        number=0,
-        status="started",
-        branch="autoresearch/test",
-        parent=None,
-        description="lr 3e-6 -> 5e-6",
-        started="2026-11-20T19:00:00+00:00",
-        engine="trl",
-        rules_name="arithmetic-trl",
-        rules_hash="abc123",
-        config_hash="c0ffee",
-        effective_hash="beef",
-        diff=("trainer.optim.lr 3e-6 -> 5e-6",),
-        unused_keys=(),
-        commit="0" * 40,
-        versions={"python": "3.11"},
-        hardware="cpu",
-        decision=DecisionRules(),
-    )
-    return replace(record, **changes)  # type: ignore[arg-type]
+A_RUN = replace(a_result(), curve=(0.5, None))
 
 
 def closed(ledger: Ledger, **changes: object) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
     judgement = Judgement(Verdict.KEEP, "why", delta=0.01, p_better=0.8, incumbent_score=0.49)
-    record = replace(record, status="keep", judgement=judgement, runs=(a_run(),), total_seconds=80.0)
+    record = replace(record, status="keep", judgement=judgement, runs=(A_RUN,), total_seconds=80.0)
     record = replace(record, **changes)  # type: ignore[arg-type]
     ledger.close(record)
     return record
@@ -70,13 +44,6 @@ def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
     record = closed(ledger)
     assert ledger.read(record.number) == record
     assert ledger.source(record.number) == b"x = 1\n"
-
-
-def test_numbers_go_on_and_each_experiment_has_a_row(ledger: Ledger) -> None:
-    for _ in range(3):
-        closed(ledger)
-    assert ledger.numbers() == [1, 2, 3]
-    assert [r["run"] for r in table(ledger)] == ["0001", "0002", "0003"]
 
 
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
@@ -220,7 +187,7 @@ def test_a_record_of_another_version_is_refused(ledger: Ledger) -> None:
 
 def test_scores_of_several_runs() -> None:
     assert [figures(a_record())[name] for name in ("eval_score", "eval_stderr")] == [None, None]
-    told = figures(a_record(runs=(a_run(1, 0.5), a_run(2, 0.6))))
+    told = figures(a_record(runs=(a_result(0.5), a_result(0.6))))
     assert told["eval_score"] == pytest.approx(0.55)
     assert told["eval_stderr"] == pytest.approx(0.01 / 2**0.5)
 
@@ -235,7 +202,6 @@ def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         assert ledger.is_running() == (lock == "head")
         if refusal:

@@ -68,7 +68,6 @@ def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
     lost = [crash(records[-1], Failure.TRAINING)] * 5
     assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
     stop = stop_rule(state_of(), [*records, *lost], NOW, 75)
-    assert stop is not None
     assert (stop.cause, stop.is_planned) == ("5 crashes in a row, the last one: training it was", False)
 
 
@@ -105,7 +104,6 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
         in text
     )
     assert "best:         0002, expected score 0." in text
-    assert campaign_now.standing is not None
     assert f"(baseline {campaign_now.standing.baseline:.4f})  idea 2" in text
     assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
     assert "\n  0002 keep        +25.0 pp idea 2" in text

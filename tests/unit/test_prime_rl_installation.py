@@ -16,12 +16,11 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
-from nightshift.processes.gpus import Gpu
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.prime_rl_plans import GPU
 
 ROOT = Path(__file__).parents[2]
 PINS = Pins.read(ROOT / "pyproject.toml")
-GPU = Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-1", 85.0, 85.0, "570.86", (8, 0))
 
 
 @pytest.fixture

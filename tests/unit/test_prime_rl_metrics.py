@@ -180,11 +180,6 @@ def test_environment_names_with_hyphens(tmp_path: Path) -> None:
     assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
 
 
-def test_rows_of_evals_are_no_steps() -> None:
-    assert any(isinstance(row["step"], float) for row in rows_of("metrics-5-steps.jsonl"))
-    assert read(RECORDED / "metrics-evals.jsonl").steps(0.0) == []
-
-
 def test_the_mean_reward_weighs_steps_by_their_rollouts() -> None:
     rows = [row for row in rows_of("metrics-5-steps.jsonl") if "progress/rollouts" in row]
     rewards = [(row["train/agg/all/agent/reward/mean"], row["progress/rollouts"]) for row in rows]

@@ -90,11 +90,7 @@ def test_the_last_step_that_is_published_is_taken(tmp_path: Path) -> None:
     (tmp_path / "step_x").mkdir()
     (tmp_path / "xstep_99").mkdir()
     assert latest_stable(tmp_path) == 11
-
-
-def test_no_broadcast_is_none(tmp_path: Path) -> None:
-    assert latest_stable(tmp_path) is None
-    assert latest_stable(tmp_path / "missing") is None
+    assert [latest_stable(tmp_path / name) for name in ("step_12", "missing")] == [None, None]
 
 
 # Publishes and deletes as the trainer does, as fast as it can.
@@ -119,12 +115,10 @@ def test_a_killed_trainer_leaves_its_last_weights_whole(tmp_path: Path, num_look
     broadcasts.mkdir()
     argv = [sys.executable, "-I", "-c", TRAIN, broadcasts, source / "model.safetensors"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as trainer:
-        assert trainer.stdout is not None
         trainer.stdout.readline()
         seen = [latest_stable(broadcasts) or 0 for _ in range(num_looks)]
         trainer.kill()
     final = latest_stable(broadcasts)
-    assert final is not None
     assert final >= max([2, *seen])
     assert check_weights(broadcasts / f"step_{final}") == check_weights(source)
 
@@ -167,59 +161,40 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         check_weights(path.parent)
 
 
-def remove_shard(folder: Path) -> None:
-    (folder / "model-00002-of-00003.safetensors").unlink()
+def index(folder: Path) -> Path:
+    return folder / "model.safetensors.index.json"
 
 
-def remove_index(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").unlink()
+def add_shard(name: str, tensor: str) -> Callable[[Path], None]:
+    return lambda folder: save_file({tensor: np.ones(2, np.float16)}, folder / f"{name}.safetensors")
 
 
-def tear_index(folder: Path) -> None:
-    path = folder / "model.safetensors.index.json"
-    path.write_text(path.read_text()[:-20])
+DAMAGE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "a shard is gone": (sharded, lambda folder: (folder / "model-00002-of-00003.safetensors").unlink()),
+    "the index is gone": (sharded, lambda folder: index(folder).unlink()),
+    "the index is torn": (sharded, lambda folder: index(folder).write_text(index(folder).read_text()[:-20])),
+    "a stray shard": (sharded, add_shard("tmp-rank0", "layers.9.weight")),
+    "a tensor twice": (sharded, add_shard("model-00004-of-00003", "layers.1.weight")),
+    "a shard outside": (
+        sharded,
+        lambda folder: index(folder).write_text(
+            index(folder).read_text().replace('"model-00001-of', '"../model-00001-of')
+        ),
+    ),
+    "an index without a map": (sharded, lambda folder: index(folder).write_text('{"weight_map": []}')),
+    "an adapter's config is gone": (adapter, lambda folder: (folder / "adapter_config.json").unlink()),
+    "an adapter's config is torn": (adapter, lambda folder: (folder / "adapter_config.json").write_text("{")),
+    "an adapter's config is a list": (adapter, lambda folder: (folder / "adapter_config.json").write_text("[]")),
+    "an adapter's weights are gone": (adapter, lambda folder: (folder / "adapter_model.safetensors").unlink()),
+    "an adapter beside a model": (adapter, full),
+}
 
 
-def stray_shard(folder: Path) -> None:
-    save_file({"layers.9.weight": np.ones(2, np.float16)}, folder / "tmp-rank0.safetensors")
-
-
-def double_tensor(folder: Path) -> None:
-    save_file({"layers.1.weight": np.ones(2, np.float16)}, folder / "model-00004-of-00003.safetensors")
-
-
-def outside(folder: Path) -> None:
-    path = folder / "model.safetensors.index.json"
-    path.write_text(path.read_text().replace('"model-00001-of', '"../model-00001-of'))
-
-
-def no_map(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": []}')
-
-
-@pytest.mark.parametrize(
-    "damage", [remove_shard, remove_index, tear_index, stray_shard, double_tensor, outside, no_map]
-)
-def test_shards_that_are_not_those_of_the_index_are_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    folder = sharded(tmp_path / "step_1")
-    damage(folder)
-    with pytest.raises(EngineError, match="not whole"):
-        check_weights(folder)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "adapter_config.json").unlink(),
-        lambda folder: (folder / "adapter_config.json").write_text("{"),
-        lambda folder: (folder / "adapter_config.json").write_text("[]"),
-        lambda folder: (folder / "adapter_model.safetensors").unlink(),
-        lambda folder: full(folder),
-    ],
-)
-def test_an_adapter_that_is_not_whole_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    folder = adapter(tmp_path / "step_1")
-    damage(folder)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_shards_and_adapters_that_are_not_whole_are_refused(tmp_path: Path, damage: str) -> None:
+    make, spoil = DAMAGE[damage]
+    folder = make(tmp_path / "step_1")
+    spoil(folder)
     with pytest.raises(EngineError, match="not whole"):
         check_weights(folder)
 
@@ -344,7 +319,8 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     path = tmp_path / "step_3/train/all/traces.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(
-        episode("\x1b[31m\x00\ud800 #### 7\n\u202e" + "x" * 10**6)
+        episode("\x1b[31m\x00 #### 7\n\u202e" + "x" * 10**6)
+        + episode("half a character \ud800")  # no JSON of a text
         + b"\xff\xfe\n[]\n{}\nnull\n" + b"[" * 10**5 + b"\n"
         + b"y" * (5 << 20) + b"\n"
         + b'{"traces": []}\n{"traces": [{"nodes": {}}]}\n{"traces": [{"nodes": [{"message": 3}]}]}\n'
@@ -354,7 +330,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     samples = sample_rollouts(tmp_path, 100)
     assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
     assert len(samples[0]["completion"]) == MAX_TEXT
-    assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
+    assert samples[0]["completion"].startswith(" [31m  #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
     json.dumps(samples).encode()
 

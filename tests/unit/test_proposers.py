@@ -18,20 +18,15 @@ from nightshift.proposers.search import SearchProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
-from tests.campaigns import BASELINE, campaign
+from tests import campaigns
+from tests.campaigns import BASELINE
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
 BOTH = ["random", "tpe"]
 
 
-def context_of(ledger: Ledger, rates: list[str], **changes: object) -> Context:
-    records = campaign(ledger, rates)
-    incumbent = [r for r in records if r.status == "keep"][-1]
-    source = ledger.source(incumbent.number)
-    context = Context(
-        len(records) + 1, incumbent, source, Campaign(tuple(records)), ARITHMETIC_TRL, ledger, used_keys=USED
-    )
-    return replace(context, **changes)  # type: ignore[arg-type]
+def context_of(root: Path, rates: list[str]) -> Context:
+    return campaigns.context_of(root, rates, used_keys=USED)
 
 
 def propose(proposer: Proposer, context: Context) -> bytes:
@@ -43,9 +38,9 @@ def propose(proposer: Proposer, context: Context) -> bytes:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(name: str, tmp_path: Path) -> None:
-    context = context_of(Ledger(tmp_path), ["3e-6", "1e-5"])
+    context = context_of(tmp_path, ["3e-6", "1e-5"])
     first = propose(SearchProposer(name, 7), context)
-    assert propose(SearchProposer(name, 7), context_of(Ledger(tmp_path / "again"), ["3e-6", "1e-5"])) == first
+    assert propose(SearchProposer(name, 7), context_of(tmp_path / "again", ["3e-6", "1e-5"])) == first
     others = (
         propose(SearchProposer(name, 8), context),
         propose(SearchProposer(name, 7), replace(context, refusals=("tried",))),
@@ -56,10 +51,9 @@ def test_the_same_ledger_and_seed_give_the_same_proposal_and_nothing_else_does(n
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_changes(name: str, tmp_path: Path) -> None:
-    context = context_of(Ledger(tmp_path), ["3e-6"])
+    context = context_of(tmp_path, ["3e-6"])
     for attempt in range(5):
         proposal = SearchProposer(name, 0).propose(replace(context, refusals=("x",) * attempt), lambda: False)
-        assert proposal.source is not None
         changed = parse(proposal.source)
         assert space_of(context).params(changed) is not None
         assert b"# poor" in proposal.source  # comments stay
@@ -69,7 +63,7 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
-    context = context_of(Ledger(tmp_path), ["3e-6", "1e-5"])
+    context = context_of(tmp_path, ["3e-6", "1e-5"])
     *others, last = context.campaign.decided
     crash = replace(last, status="crash", judgement=Judgement(Verdict.CRASH, "nan"))
     found = scores(replace(context, campaign=Campaign((*others, crash))))
@@ -84,7 +78,7 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
     for name in BOTH:
         ledger, source = Ledger(tmp_path / name), random.Random(3)
         rates = [f"{10 ** source.uniform(-7, -4):.2e}" for _ in range(25)]
-        context = context_of(ledger, rates)
+        context = context_of(tmp_path / name, rates)
         records = []
         for record in context.campaign.decided:
             rate = parse(ledger.source(record.number)).get("trainer.optim.lr")
@@ -110,7 +104,7 @@ def test_what_the_engine_uses_is_asked_of_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
-    context = context_of(Ledger(tmp_path), ["3e-6"] + [f"{n}e-5" for n in range(1, 10)])
+    context = context_of(tmp_path, ["3e-6"] + [f"{n}e-5" for n in range(1, 10)])
     assert propose(SearchProposer("tpe", 1), context) != propose(
         SearchProposer("tpe", 1), replace(context, new_direction=True)
     )
@@ -118,7 +112,7 @@ def test_a_new_direction_is_a_random_draw(tmp_path: Path) -> None:
 
 def test_a_record_of_an_older_allow_list_is_left_out(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    context = context_of(ledger, ["3e-6", "1e-5"])
+    context = context_of(tmp_path, ["3e-6", "1e-5"])
     (ledger.run_dir(3) / "train.toml").write_bytes(BASELINE + b"gone = 1\n")
     assert len(scores(context)) == 2
     assert propose(SearchProposer("tpe", 0), context)

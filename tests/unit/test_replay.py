@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import campaigns, replay, table
 from nightshift.records import DecisionRules, Failure, Record
-from tests.campaigns import a_record, judged
+from tests.campaigns import a_record, judged, stored
+from tests.night_checkout import nightshift
 
 # A baseline, keeps, a near tie, a collapse, a crash, a last keep.
 STORY = [[0.25, 0.26], [0.33], [0.44], [0.445], [0.20], [], [0.52]]
@@ -21,13 +21,9 @@ UNSURE = {"seed_sd": 0.5}  # one run says next to nothing: nothing is kept
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`runs/` of a small campaign, with what was never decided."""
-    ledger = Ledger(tmp_path_factory.mktemp("campaign"))
-    records = judged(STORY, num_examples=1000)
-    undecided = [a_record(number=8, status="crash", failure=Failure.MACHINERY), a_record(number=9)]
-    for record in [*records, *undecided]:
-        reserved = ledger.reserve(record, {"train.toml": b""})
-        ledger.close(replace(record, number=reserved.number, description=f"idea {reserved.number}"))
-    return ledger.runs_dir
+    records = [*judged(STORY, num_examples=1000), a_record(status="crash", failure=Failure.MACHINERY), a_record()]
+    told = [replace(record, description=f"idea {number}") for number, record in enumerate(records, 1)]
+    return stored(tmp_path_factory.mktemp("campaign"), told).runs_dir
 
 
 def records_of(runs_dir: Path) -> list[Record]:
@@ -52,17 +48,12 @@ def test_a_doubtful_rule_keeps_less_and_says_what_cannot_be_known(recorded: Path
     records = records_of(recorded)
     result = replay(records, UNSURE)
     assert [record.number for record in result.decided if record.is_keep] == [1]
+    assert {record.parent for record in result.decided[1:]} == {1}  # they meet the replayed incumbent
+    assert result.standing.incumbent < 0.4
     first = next(old.number for old, new in zip(records, result.decided, strict=True) if old.status != new.status)
     text = table(records, result, "")
     assert f"what would have been proposed after {first:04d}" in text
     assert f"{first:04d}*" in text
-
-
-def test_after_another_verdict_experiments_meet_the_replayed_incumbent(recorded: Path) -> None:
-    result = replay(records_of(recorded), UNSURE)
-    assert {record.parent for record in result.decided[1:]} == {1}
-    assert result.standing is not None
-    assert result.standing.incumbent < 0.4
 
 
 def test_a_run_that_was_never_made_is_named_and_not_made_up(recorded: Path) -> None:
@@ -83,11 +74,11 @@ def test_fewer_examples_use_less(recorded: Path, wanted: int, used: int) -> None
 
 
 def test_the_command(recorded: Path) -> None:
-    command = ["nightshift", "replay", str(recorded), "--seed-sd", "0.2", "--num-examples", "400"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "constants: seed_sd 0.2; 400 examples" in result.stdout
-    assert len([line for line in result.stdout.splitlines() if "idea " in line]) == len(STORY)
-    shown = subprocess.run(["nightshift", "replay", "--help"], capture_output=True, text=True, check=True).stdout
+    code, stdout, _ = nightshift(recorded, "replay", str(recorded), "--seed-sd", "0.2", "--num-examples", "400")
+    assert code == 0
+    assert "constants: seed_sd 0.2; 400 examples" in stdout
+    assert len([line for line in stdout.splitlines() if "idea " in line]) == len(STORY)
+    _, shown, _ = nightshift(recorded, "replay", "--help")
     for field in fields(DecisionRules):
         if field.name == "ideas":  # not a number
             continue
@@ -96,8 +87,6 @@ def test_the_command(recorded: Path) -> None:
 
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    result = subprocess.run(["nightshift", "replay", str(tmp_path / "runs")], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
-        f"{tmp_path}/runs holds no decided experiment. Name a folder runs/ with records."
-    ]
+    code, _, stderr = nightshift(tmp_path, "replay", str(tmp_path / "runs"))
+    assert code == 2
+    assert stderr.splitlines() == [f"{tmp_path}/runs holds no decided experiment. Name a folder runs/ with records."]

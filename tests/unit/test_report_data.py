@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
@@ -24,18 +23,10 @@ from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.panels import key_panels
 from nightshift.report.text import certificate_line, duration, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
-from tests.campaigns import BRANCH, a_record, a_result, judged
+from tests.campaigns import BRANCH, a_record, a_result, judged, stored
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]
-
-
-def stored(root: Path, records: list[Record]) -> Ledger:
-    ledger = Ledger(root)
-    for record in records:
-        ledger.reserve(record, {"train.toml": b"seq_len = 2048\n"})
-        ledger.close(record)
-    return ledger
 
 
 def morning(root: Path, records: list[Record], branch: str | None = None) -> Morning:
@@ -51,43 +42,28 @@ def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
 # The verdict
 
 
-def test_no_experiment(tmp_path: Path) -> None:
-    found = morning(tmp_path, [])
-    assert headline(found).title == "Nothing has been run yet"
-    assert found.standing is None
-
-
-def test_only_crashes(tmp_path: Path) -> None:
-    found = morning(tmp_path, [crash(1), crash(2, Failure.MACHINERY)])
-    assert headline(found).title == "Nothing has been measured"
-    assert found.crash_causes == {"training": 1, "machinery": 1}
-
-
-def test_a_baseline_alone_is_compared_with_nothing(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, judged(STORY[:1])))
-    assert line.title == "Baseline: 0.515"
-    assert "nothing to compare" in line.sentence
-
-
-def test_no_keep_is_no_gain(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, judged([*STORY[:1], [0.45]])))
-    assert line.title == "No gain so far"
-    assert "1 experiment after the baseline, none kept" in line.sentence
-
-
-def test_a_gain_beyond_its_interval_is_better(tmp_path: Path) -> None:
-    records = judged([*STORY[:1], [0.72, 0.73]])
-    line = headline(morning(tmp_path, records))
-    assert line.title.startswith("Better: 0.5")
-    assert line.tone == "good"
+@pytest.mark.parametrize(
+    ("records", "title", "sentence"),
+    [
+        ([], "Nothing has been run yet", ""),
+        ([crash(1), crash(2, Failure.MACHINERY)], "Nothing has been measured", ""),
+        (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
+        (judged([*STORY[:1], [0.45]]), "No gain so far", "1 experiment after the baseline, none kept"),
+        (judged([*STORY[:1], [0.56]]), "Perhaps better", "no gain at all"),  # within its interval
+        (judged([*STORY[:1], [0.72, 0.73]]), "Better: 0.5", "95 % interval +"),  # beyond it
+    ],
+)
+def test_the_verdict_says_no_more_than_was_measured(
+    tmp_path: Path, records: list[Record], title: str, sentence: str
+) -> None:
+    found = morning(tmp_path, records)
+    line = headline(found)
+    assert line.title.startswith(title)
+    assert sentence in line.sentence
+    assert (line.tone == "good") == title.startswith("Better")
     assert "0.730" not in line.title + line.sentence  # the best raw score is no headline
-    assert "95 % interval +" in line.sentence
-
-
-def test_a_gain_within_its_interval_is_only_perhaps_better(tmp_path: Path) -> None:
-    line = headline(morning(tmp_path, judged([*STORY[:1], [0.56]])))
-    assert line.title.startswith("Perhaps better")
-    assert "no gain at all" in line.sentence
+    assert (found.standing is None) == title.startswith("Nothing")
+    assert sum(found.crash_causes.values()) == sum(record.status == "crash" for record in records)
 
 
 def test_what_decides_nothing_is_shown_and_not_believed(tmp_path: Path) -> None:
@@ -131,14 +107,6 @@ def test_an_unknown_branch_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     ledger = stored(tmp_path, judged(STORY[:1]))
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other", BRANCH)
-
-
-def test_a_damaged_record_is_a_note(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, judged(STORY[:2]))
-    (ledger.run_dir(2) / "record.json").write_bytes(b'{"version": 1, "num')
-    found = gather(ledger, None, BRANCH)
-    assert [e.number for e in found.experiments] == [1]
-    assert any("record.json is damaged" in note for note in found.notes)
 
 
 def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) -> None:

@@ -98,8 +98,9 @@ def test_two_environments_are_refused_until_both_are_trained_on() -> None:
     [
         (None, 0, (), "arithmetic-trl"),
         (None, 1, (), "gsm8k-trl"),
-        (None, 8, (), "gsm8k-prime-rl"),
-        ("trl", 2, (), "gsm8k-trl"),
+        (None, 2, (), "gsm8k-prime-rl"),
+        ("trl", 0, (), "arithmetic-trl"),
+        ("trl", 8, (), "gsm8k-trl"),
         ("prime-rl", 0, (), "gsm8k-prime-rl"),  # whose check says what is missing
         (None, 1, ("gsm8k",), "gsm8k-trl"),
         (None, 2, ("arithmetic",), "arithmetic-trl"),

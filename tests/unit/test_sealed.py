@@ -56,11 +56,6 @@ def test_one_function_loads_the_sealed_set_and_only_a_worker_calls_it() -> None:
     assert users_of("sealed_set") == {"nightshift/sealed.py", "nightshift/worker.py"}
 
 
-def test_the_guard_would_see_another_reader() -> None:
-    assert "nightshift/worker.py" in users_of("sealed_set")
-    assert users_of("no_such_name") == set()
-
-
 def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
     """A variable in place of "sealed" would pass the test above; besides the way of all examples there is none but
     the tasksets', whose splits are train and selection (tests/integration/test_tasksets.py)."""

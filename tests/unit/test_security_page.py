@@ -7,8 +7,6 @@ import re
 import shlex
 from importlib.util import find_spec
 
-import pytest
-
 from nightshift.cli import commands
 from tests.cheats.__main__ import ATTEMPTS
 from tests.checkouts import ROOT, names_no_place
@@ -55,8 +53,4 @@ def test_the_recorded_fuzzing_is_of_the_whole_and_nothing_was_wrong() -> None:
     result = json.loads((RESULTS / "fuzz_config.json").read_text())
     assert result["num_wrong"] == 0
     assert sum(row["cases"] for row in result["classes"]) == 1030
-
-
-@pytest.mark.parametrize("name", ["cheats", "fuzz_config"])
-def test_the_recorded_results_name_no_place(name: str) -> None:
-    assert names_no_place(RESULTS / f"{name}.json")
+    assert all(names_no_place(RESULTS / f"{name}.json") for name in ("cheats", "fuzz_config"))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.waiting import HANG_SECONDS, wait_for
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
 
 SLEEP = "import time; time.sleep(600)"
+CHILD = f"subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]])"  # of a child
 READY = "import sys, pathlib; pathlib.Path(sys.argv[2]).touch(); "  # after it the child is as the test wants it
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 # A worker the marker cannot find: its environment is empty and its title another.
@@ -115,29 +116,46 @@ def launch(tmp_path: Path, signature: str) -> Callable[..., Child]:
     return start
 
 
-def test_stop_ends_a_tree_on_sigterm(make_group, launch, signature):
-    group = make_group()
-    child = launch(
-        group,
-        "import subprocess, sys, time\n"
-        f"for _ in range(2): subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]])\n" + READY + SLEEP,
-    )
-    wait_for(lambda: len(with_signature(signature)) == 3)
-    assert group.stop() == []
-    assert child.exit_cause() == "killed by SIGTERM"
-    assert not with_signature(signature)
-    assert group.stop() == []
+RESPAWN = """
+import os, signal, sys, time
+def respawn(*_):
+    global generation
+    generation += 1
+    if generation > 20 or os.fork(): os._exit(0)
+    {in_between}
+generation = 0
+signal.signal(signal.SIGTERM, respawn)
+"""
+WAIT = "\nuntil = time.monotonic() + 600\nwhile time.monotonic() < until: time.sleep(1)"  # a signal ends no sleep
+# Title of each living process, the grace in seconds, how the child ends, and its code.
+TREES: dict[str, tuple[list[str], float, str | None, str]] = {
+    "two children": ([sys.executable] * 3, HANG_SECONDS, "killed by SIGTERM",
+        f"import subprocess, sys, time\nfor _ in range(2): {CHILD}\n" + READY + SLEEP),
+    "deaf": ([sys.executable], 0.4, "killed by SIGKILL", IGNORE_TERM + READY + SLEEP),
+    "orphan in its own session": ([sys.executable], HANG_SECONDS, "exit code 0",
+        f"import subprocess, sys\n{CHILD[:-1]}, start_new_session=True)\n" + READY),
+    # Two forks, a session of its own, an empty environment and another title, all before the first look.
+    "daemon": (["kworker"], HANG_SECONDS, "exit code 0",
+        "import os, sys\n" + HIDDEN + "if os.fork(): " + READY + "os._exit(0)\n"
+        "os.setsid()\nif os.fork(): os._exit(0)\nhide(sys.argv[1])"),
+    "respawns": ([sys.executable], 0.5, None, RESPAWN.format(in_between="pass") + READY + WAIT),
+    "respawns in new sessions": ([sys.executable], 0.5, None, RESPAWN.format(in_between="os.setsid()") + READY + WAIT),
+}  # fmt: skip
 
 
 @pytest.mark.wall_clock  # the grace is kept in real time; only its lower bound is asserted
-def test_child_that_ignores_sigterm_is_killed_after_the_grace(make_group, launch, signature):
-    group = make_group(grace_seconds=0.4)
-    child = launch(group, IGNORE_TERM + READY + SLEEP)
+@pytest.mark.parametrize("tree", TREES)
+def test_stop_ends_a_tree_and_waits_for_its_grace_at_most(make_group, launch, signature, tree):
+    living, grace_seconds, cause, code = TREES[tree]
+    group = make_group(grace_seconds)
+    child = launch(group, code)
+    wait_for(lambda: titles(signature) == living)
     began = time.monotonic()
     assert group.stop() == []
-    assert time.monotonic() - began >= 0.4
-    assert child.exit_cause() == "killed by SIGKILL"
+    assert cause in (None, child.exit_cause())
+    assert cause != "killed by SIGKILL" or time.monotonic() - began >= grace_seconds
     assert not with_signature(signature)
+    assert group.stop() == []
 
 
 def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp_path):
@@ -154,32 +172,6 @@ def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp
     assert group.stop() == []
     assert child.exit_cause() == "exit code 5"
     assert terms.read_text() == "T"
-
-
-def test_orphan_in_its_own_session_is_stopped(make_group, launch, signature):
-    group = make_group()
-    launch(
-        group,
-        "import subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}, sys.argv[1]], start_new_session=True)\n" + READY,
-    )
-    wait_for(lambda: len(with_signature(signature)) == 1)  # the parent is gone
-    assert [child.exit_cause() for child in group.check()] == ["exit code 0"]
-    assert group.stop() == []
-    assert not with_signature(signature)
-
-
-def test_daemon_that_nobody_saw_being_born_is_stopped(make_group, launch, signature):
-    """Two forks, a session of its own, an empty environment and another title, all before the first look."""
-    group = make_group()
-    launch(
-        group,
-        "import os, sys\n" + HIDDEN + "if os.fork(): " + READY + "os._exit(0)\n"
-        "os.setsid()\nif os.fork(): os._exit(0)\nhide(sys.argv[1])",
-    )
-    wait_for(lambda: titles(signature) == ["kworker"])
-    assert group.stop() == []
-    assert not with_signature(signature)
 
 
 def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(make_group, launch, signature):
@@ -199,24 +191,6 @@ def test_stopped_child_gets_to_handle_its_sigterm(make_group, launch):
     wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
     assert group.stop() == []
     assert child.exit_cause() == "exit code 5"
-
-
-@pytest.mark.parametrize("new_session", [False, True])
-def test_child_that_respawns_itself_on_sigterm_is_stopped(make_group, launch, signature, new_session):
-    group = make_group(grace_seconds=0.5)
-    launch(
-        group,
-        "import os, signal, sys, time\n"
-        "def respawn(*_):\n"
-        "    global generation\n"
-        "    generation += 1\n"
-        "    if generation > 20 or os.fork(): os._exit(0)\n"
-        f"    if {new_session}: os.setsid()\n"
-        "generation = 0\nsignal.signal(signal.SIGTERM, respawn)\n" + READY + "\n"
-        "until = time.monotonic() + 600\nwhile time.monotonic() < until: time.sleep(1)",
-    )
-    assert group.stop() == []
-    assert not with_signature(signature)
 
 
 def test_chain_that_forks_faster_than_anyone_looks_is_stopped(make_group, launch, signature):
@@ -402,7 +376,6 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
     hide = "import os, sys, time\n" + HIDDEN + "\nif os.fork(): os._exit(0)\nos.setsid()\nhide(sys.argv[1])"
     body = f"start({IGNORE_TERM + SLEEP!r})\nstart({hide!r})\nsys.stdin.readline()\n" + LOOK + "time.sleep(600)\n"
     process = harness(tmp_path, signature, body, stdin=subprocess.PIPE, bufsize=0)
-    assert process.stdin is not None
     try:
         wait_for(lambda: "kworker" in titles(signature))
         [watchdog] = watchdogs_of(process.pid)
@@ -423,12 +396,14 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         process.stdin.close()
 
 
-def test_sigkill_of_the_harness_before_the_watchdog_is_awake(tmp_path, signature):
-    body = f"start({SLEEP!r})\nPath('ready').touch()\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    process = harness(tmp_path, signature, body)
-    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
-    wait_for(lambda: not with_signature(signature))
-    wait_for(lambda: not watchdogs_of(process.pid))
+@pytest.mark.parametrize(
+    ("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("raise RuntimeError", 1)]
+)
+def test_harness_that_ends_at_once_leaves_nothing(tmp_path, signature, end, code):
+    """Killed before its watchdog is awake, or without having stopped what it started."""
+    process = harness(tmp_path, signature, f"start({SLEEP!r})\n{end}\n", stderr=subprocess.DEVNULL)
+    assert process.wait(HANG_SECONDS) == code
+    wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
 
 
 def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(tmp_path, signature):
@@ -485,13 +460,6 @@ def test_pipeline_behind_a_killed_harness_ends_at_once(tmp_path, signature):
     [child] = with_signature(signature)
     child.kill()
     wait_for(lambda: not with_signature(signature) and not watchdogs_of(process.pid))
-
-
-def test_harness_that_forgets_to_stop_leaves_nothing(tmp_path, signature):
-    process = harness(tmp_path, signature, f"start({SLEEP!r})\nraise RuntimeError\n", stderr=subprocess.DEVNULL)
-    assert process.wait(HANG_SECONDS) == 1
-    assert not with_signature(signature)
-    assert not watchdogs_of(process.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -578,8 +546,6 @@ def test_piped_child_answers_and_is_closed_by_stop(make_group, launch):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert child.stdin is not None
-    assert child.stdout is not None
     child.stdin.write(b"abc\n")
     child.stdin.flush()
     assert child.stdout.readline() == b"cba\n"
@@ -641,41 +607,32 @@ SECRETS = """
 """
 
 
-def test_child_sees_neither_secrets_nor_what_injects_code(make_group, tmp_path):
+@pytest.fixture
+def output_of(tmp_path: Path) -> Callable[..., list[str]]:
+    """The lines that a program says as a child."""
+
+    def run(group: ProcessGroup, command: list[str], base: Mapping[str, str], **more: str) -> list[str]:
+        environment = engine_environment(base, more)
+        child = group.start("said", command, log_path=tmp_path / "said.log", env=environment, cwd=tmp_path)
+        child.wait(HANG_SECONDS)
+        return child.log_path.read_text().splitlines()
+
+    return run
+
+
+def test_child_sees_neither_secrets_nor_what_injects_code(make_group, output_of):
     secrets = dict.fromkeys(SECRETS.split(), "leaked")
-    base = {**secrets, "PATH": os.environ["PATH"], "HOME": "/home/x", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "2"}
+    passed = {"PATH": os.environ["PATH"], "HOME": "/home/x", "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": "2"}
     group = make_group()
-    child = group.start(
-        "env",
-        ["env"],
-        log_path=tmp_path / "env.log",
-        env=engine_environment(base, {"HF_HUB_OFFLINE": "1"}),
-        cwd=tmp_path,
-    )
-    child.wait(HANG_SECONDS)
-    seen = dict(line.split("=", 1) for line in child.log_path.read_text().splitlines())
-    assert seen == {
-        "PATH": os.environ["PATH"],
-        "HOME": "/home/x",
-        "LC_ALL": "C.UTF-8",
-        "CUDA_VISIBLE_DEVICES": "2",
-        "HF_HUB_OFFLINE": "1",
-        "NIGHTSHIFT_RUN": group.marker,
-    }
+    lines = output_of(group, ["env"], secrets | passed, HF_HUB_OFFLINE="1")
+    wanted = passed | {"HF_HUB_OFFLINE": "1", "NIGHTSHIFT_RUN": group.marker}
+    assert dict(line.split("=", 1) for line in lines) == wanted
 
 
-def test_child_inherits_no_open_files(make_group, tmp_path):
+def test_child_inherits_no_open_files(make_group, output_of):
     """In particular not the pipe to the watchdog, which would keep it from noticing the harness's death."""
-    group = make_group()
-    child = group.start(
-        "ls",
-        ["ls", "/proc/self/fd"],
-        log_path=tmp_path / "fd.log",
-        env=engine_environment(os.environ, {}),
-        cwd=tmp_path,
-    )
-    child.wait(HANG_SECONDS)
-    assert child.log_path.read_text().split() == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
+    lines = output_of(make_group(), ["ls", "/proc/self/fd"], os.environ)
+    assert lines == ["0", "1", "2", "3"]  # 3 is ls's own, on the folder
 
 
 def test_free_disk_of_a_folder_that_does_not_exist_yet(tmp_path):

@@ -37,6 +37,7 @@ def test_puts_a_new_key_into_its_table_above_the_next_comment() -> None:
         ({"trainer.model.lora.rank": 8}, {"trainer.model.lora": {}}),
         ({"trainer.model.ac": {}, "trainer.model.ac.freq": 2}, {}),
         ({"trainer.model.ac.freq": 2}, {"trainer.model.ac": {}}),
+        ({"trainer.model.ac.freq": ABSENT}, {}),  # of a table that is off, which stays so
         ({"trainer.optim.max_norm": None}, {}),
         ({"trainer.optim.weight_decay": ABSENT}, {}),
         ({LENGTH: None}, {LENGTH: ABSENT}),
@@ -67,10 +68,6 @@ def test_copes_with_inline_and_dotted_tables(source: bytes) -> None:
     }
     before, after = parse(source), parse(set_values(source, change))
     assert after.values == {**before.values, "trainer.model.lora": {}, **change}
-
-
-def test_taking_a_key_out_of_a_table_that_is_off_leaves_it_off() -> None:
-    assert set_values(SHIPPED, {"trainer.model.ac.freq": ABSENT}) == SHIPPED
 
 
 def test_refuses_what_a_person_could_not_write() -> None:

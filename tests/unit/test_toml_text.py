@@ -94,13 +94,9 @@ def test_line_of(text: str, path: str, line: int | None) -> None:
 
 
 BARE = st.text(string.ascii_lowercase, min_size=1, max_size=2)
-
-
 VALUES = st.sampled_from(
     ["1", "'#'", '"""\n\n"""', "'''\n[x]\n'''", "[1,\n# ]\n2]", "{q = 1}", '"\\""', "[[1],\n[2]]", '""']
 )
-
-
 STATEMENTS = st.one_of(
     st.tuples(st.lists(BARE, min_size=1, max_size=3), VALUES).map(lambda pair: f"{'.'.join(pair[0])} = {pair[1]}"),
     st.lists(BARE, min_size=1, max_size=2).map(lambda names: f"[{'.'.join(names)}]"),

@@ -45,19 +45,13 @@ def plant(top: Path, name: str) -> None:
         "nightshift/deep/er/module.py",
         "environments/one/pkg/scoring.py",
         "environments/one/sitecustomize.py",
+        *("sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py", "pkg/__init__.py"),
     ],
 )
-def test_an_untracked_module_among_the_code_is_named(top: Path, name: str) -> None:
+def test_an_untracked_module_among_the_code_or_preferred_to_it_is_named(top: Path, name: str) -> None:
     plant(top, name)
-    assert untracked_code(top, TRACKED, FROZEN) == [name]
-
-
-@pytest.mark.parametrize(
-    "name", ["sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py", "pkg/__init__.py"]
-)
-def test_what_python_would_prefer_at_the_top_is_named(top: Path, name: str) -> None:
-    plant(top, name)
-    assert untracked_code(top, TRACKED, FROZEN) == [name.partition("/")[0]]
+    named = name if name.startswith(FROZEN) else name.partition("/")[0]
+    assert untracked_code(top, TRACKED, FROZEN) == [named]
 
 
 def test_a_link_among_the_code_is_named(top: Path) -> None:
