@@ -111,6 +111,7 @@ def build(
                 for key in rng.choice(list(_CHOICES), size=2 if rng.random() < 0.2 else 1, replace=False):
                     values[key] = rng.choice([c for c in _CHOICES[key] if c != values[key]])
             _experiment(state, number, values)
+        state.ledger.sync_tsv()  # once: it is written whole
     return state.ledger
 
 
@@ -156,7 +157,7 @@ def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     seconds = sum(run.total_seconds for run in record.runs) + 1.5
     record = replace(record, total_seconds=seconds)
     state.now += timedelta(seconds=seconds + float(state.rng.uniform(10, 50)))
-    state.ledger.close(record)
+    state.ledger.write(record)
     if record.decided:
         state.campaign = state.campaign.step(record)
 
