@@ -170,7 +170,7 @@ class ProcessGroup:
         harness = psutil.Process()
         self._tree = ProcessTree(harness, lambda process: _owner(process) is self, self._reap)
         self._tree.markers.add(marker)
-        self._strangers = frozenset(harness.children())
+        self._foreign = frozenset(harness.children())
 
     def start(
         self,
@@ -264,7 +264,7 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
         if marker == group.marker:
             return group
     match [*_open_groups]:
-        case [only] if process not in only._strangers:
+        case [only] if process not in only._foreign:
             return only  # an orphan that was never seen before, cleared its environment and made its own session
     return None
 
