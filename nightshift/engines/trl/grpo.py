@@ -168,7 +168,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "step": step,
             "time": now - self._started,
             **row,
-            "entropy": logs["entropy"],  # per token, of the rows trained on, at the sampling temperature
+            # Per token, of the rows trained on, at the sampling temperature; not measured where no token was left.
+            "entropy": logs["entropy"] if math.isfinite(logs["entropy"]) else None,
             "kl": None,
             "grad_norm": logs["grad_norm"],
             "lr": lr,
