@@ -113,7 +113,7 @@ def leftovers(*folders: Path) -> list[psutil.Process]:
                 places = "/ ".join([process.cwd(), *process.cmdline()]) + "/"
                 if any(f"{folder}/" in places for folder in folders):
                     found.append(process)
-        except psutil.Error:
+        except (psutil.Error, OSError):  # gone, or in a folder too deep for the kernel to name
             continue
     return found
 
