@@ -55,6 +55,9 @@ def test_every_key_of_the_shipped_file_has_a_comment_and_fits_a_screen() -> None
 # -- what must be refused -----------------------------------------------------------------------------
 
 
+LOOK_ALIKES = ('"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '"model\\u200b".name = 1', '"" = 1')
+
+
 @pytest.mark.parametrize(
     ("source", "start", "fix"),
     [
@@ -76,6 +79,7 @@ def test_every_key_of_the_shipped_file_has_a_comment_and_fits_a_screen() -> None
         (SMALL.replace(b"= 4", b"= 5"), "train.toml:4: orchestrator.batch_size = 64: groups of 5", "batch_size = 60"),
         (added("one = 1\ntwo = 2\nthree = 3"), "train.toml:1: one = 1 is unknown", "--keys"),
         ('"trainer.optim.lr" = 1e-6\n', "train.toml:1: ", "is unknown. Did you mean trainer.optim.lr?"),
+        *((added(text), "train.toml:1: ", "is unknown") for text in (*LOOK_ALIKES, '"model." = 1')),
         (b"", "train.toml: orchestrator.group_size = 1 (the default)", "Write gr"),
         (b"\x89PNG\r\n\x1a\n\0\0", "train.toml:1: byte 0x89 is not UTF-8 text", "git checkout train.toml"),
         (SMALL + b"\0", 'train.toml:9: "\\u0000" is not TOML', "Correct the line"),
@@ -178,19 +182,6 @@ def test_rae_needs_no_group() -> None:
 def test_every_spelling_of_a_locked_key_is_refused(text: str) -> None:
     message = refusal(f"orchestrator.group_size = 4\n{text}\n")
     assert "is locked by the rules" in message or "orchestrator.train.source = [a table] is not a table" in message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '"m\\u043edel" = {}', '"\\uff4dodel".name = 1', '" model" = 1', '"model\\u200b".name = 1', '"" = 1',
-        '"model." = 1',
-    ],
-)  # fmt: skip
-def test_look_alikes_are_unknown_and_shown_with_their_escapes(text: str) -> None:
-    message = refusal(added(text))
-    assert "is unknown" in message
-    assert message.startswith("train.toml:1: ")
 
 
 def test_the_name_of_a_gate_cannot_be_the_pattern_of_names() -> None:
