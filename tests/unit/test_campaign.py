@@ -72,12 +72,9 @@ def test_incumbent_and_baseline_are_those_of_an_exact_computation_over_all_confi
         assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-6), name
 
 
-def test_without_a_keep_the_difference_is_nothing_and_certain() -> None:
+def test_before_the_baseline_nothing_is_believed_and_before_a_keep_no_difference() -> None:
     standing = folded(judged(STORY[:2])).standing
     assert (standing.difference, standing.difference_sd) == (0, 0)
-
-
-def test_before_the_baseline_nothing_is_believed() -> None:
     empty = folded([])
     assert (empty.standing, empty.incumbent, empty.lineage, empty.taken_back) == (None, None, (), ())
     crashed = folded([a_record(number=1, status="crash", decided=1)])

@@ -26,7 +26,6 @@ from tests.stand_in_setup import during, furnish, make_setup
 RULES = replace(
     ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
 )
-CLOSE = Ledger.close
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
 
@@ -55,9 +54,12 @@ def commit(setup: Setup, lr: str) -> bytes:
     return source
 
 
-def baseline(setup: Setup, lr: str = GOOD) -> bytes:
+def baseline(setup: Setup, lr: str = GOOD, then: str | None = None) -> bytes:
+    """The config of a baseline that was measured; `then` is in place after it."""
     source = commit(setup, lr)
     assert run(setup).status == "keep"
+    if then:
+        write(setup, then)
     return source
 
 
@@ -93,8 +95,7 @@ def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup:
 
 
 def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> None:
-    source = baseline(setup)
-    write(setup, BAD)
+    source = baseline(setup, then=BAD)
     record = run(setup, description="lr x10")
     assert record.status == "discard"
     assert record.diff == ("trainer.optim.lr 3e-6 -> 3e-5",)
@@ -153,8 +154,7 @@ def test_a_keep_is_taken_back_when_its_children_disappoint(setup: Setup, monkeyp
 
 
 def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
+    baseline(setup, then=BAD)
     discarded = run(setup)
     write(setup, BAD)
     with pytest.raises(UsageError, match=rf"already tried in experiment {discarded.number:04d} \(discard"):
@@ -259,18 +259,16 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
 def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
     setup: Setup, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    baseline(setup, POOR)
-    write(setup, GOOD)
+    baseline(setup, POOR, then=GOOD)
 
     def killed(*arguments: object) -> None:
         if any(isinstance(argument, Record) and argument.number == 2 for argument in arguments):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(*{"keep_model": (closing, "keep_model"), "close": (Ledger, "close")}[victim], killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(setup)
-    monkeypatch.setattr(closing, "keep_model", keep_model)
-    monkeypatch.setattr(Ledger, "close", CLOSE)
+    with monkeypatch.context() as patch:
+        patch.setattr(closing if victim == "keep_model" else Ledger, victim, killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(setup)
     setup.ledger.sync_tsv()  # a row without the commit
     write(setup, BAD)
     run(setup)
@@ -281,8 +279,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
 
 
 def test_without_the_record_of_its_baseline_a_campaign_begins_anew(setup: Setup) -> None:
-    source = baseline(setup)
-    write(setup, BAD)
+    source = baseline(setup, then=BAD)
     assert run(setup).status == "discard"
     setup.ledger.run_dir(1).rename(setup.root.parent / "moved-out")
     write(setup, POOR)
@@ -319,17 +316,6 @@ def test_nothing_is_settled_with_bytes_that_were_not_run(setup: Setup) -> None:
     assert record.settled.startswith("not settled: runs/0002/train.toml is not what experiment 0002 ran")
 
 
-def test_weights_that_could_not_be_deleted_go_with_the_next_start(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
-    run(setup)
-    left = setup.ledger.run_dir(2) / "run-1" / "attempt-0" / "weights"
-    left.mkdir()
-    write(setup, POOR)
-    run(setup)
-    assert not left.exists()
-
-
 def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup) -> None:
     git(setup.root, "switch", "--quiet", "main")
     write(setup, POOR)
@@ -345,8 +331,7 @@ def test_off_a_campaign_everything_is_recorded_and_nothing_settled(setup: Setup)
 
 
 def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
+    baseline(setup, then=BAD)
     with pytest.raises(UsageError, match="uses rules "):
         run_experiment(Request(), replace(setup, rules_hash="other"))
     (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
@@ -360,9 +345,12 @@ def test_until_bounds_the_runs_of_a_baseline(setup: Setup) -> None:
     assert len(run(setup, until=datetime.now(UTC) + timedelta(seconds=0.05)).runs) == 1
 
 
-def test_one_model_of_a_keep_stays_and_nothing_of_a_discard(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
+def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(setup: Setup) -> None:
+    baseline(setup, then=BAD)
+    run(setup)
+    assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
+    (setup.ledger.run_dir(2) / "run-1" / "attempt-0" / "weights").mkdir()  # could not be deleted
+    write(setup, POOR)
     run(setup)
     assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
     (model,) = setup.ledger.runs_dir.glob("*/model")
@@ -390,8 +378,7 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
 
 
 def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_nothing(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, POOR)
+    baseline(setup, then=POOR)
     with during(setup, lambda folder: (setup.root / "prepare.py").write_text("MEASURES = False\n")):
         record = run(setup)
     assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
@@ -402,8 +389,7 @@ def test_a_harness_that_changes_while_an_experiment_runs_makes_it_count_for_noth
 
 
 def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_run(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
+    baseline(setup, then=BAD)
 
     def count_a_run(folder: Path) -> None:
         record = setup.ledger.records()[-1]
@@ -416,8 +402,7 @@ def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_
 
 
 def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
-    baseline(setup)
-    write(setup, BAD)
+    baseline(setup, then=BAD)
     with during(setup, lambda folder: (folder.parents[0] / "train.toml").unlink()):
         record = run(setup)
     assert record.status == "discard"
@@ -432,8 +417,7 @@ def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_r
 def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    baseline(setup)
-    write(setup, BAD)
+    baseline(setup, then=BAD)
     monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
     with pytest.raises(Interrupted):
         run(setup)

@@ -142,31 +142,27 @@ def test_values_between_two_rejected_ones_are_covered(story: Story) -> None:
     assert story.of(LR).covered == (Span(1e-5, 2e-5),)
 
 
-def test_a_span_around_the_incumbent_names_it(story: Story) -> None:
-    story.tell({LR: 1e-5}, DISCARD, -0.02)
-    story.tell({LR: 1e-6}, DISCARD, -0.02)
-    assert story.of(LR).covered == (Span(1e-6, 1e-5, around=3e-6),)
-    assert str(story.of(LR).covered[0]) == "1e-6 .. 1e-5 (around 3e-6)"
-
-
-def test_spans_join_on_one_side_of_the_incumbent(story: Story) -> None:
-    for value in (5e-6, 2e-5, 1e-5, 1e-6):
-        story.tell({LR: value}, DISCARD, -0.02)
-    assert set(story.of(LR).covered) == {Span(5e-6, 2e-5), Span(1e-6, 5e-6, around=3e-6)}
-
-
-def test_other_keys_must_be_equal_for_a_span(story: Story) -> None:
-    story.tell({LR: 1e-5}, DISCARD, -0.02)
-    story.tell({LR: 2e-5, GROUP: 8}, DISCARD, -0.02)
-    assert story.of(LR).covered == ()
-
-
-def test_a_value_that_was_kept_once_does_not_end_a_span(story: Story) -> None:
-    story.tell({BATCH: 128}, DISCARD, -0.02)
-    story.tell({BATCH: 512}, KEEP, 0.02)
-    story.tell({BATCH: 1024}, DISCARD, -0.02)
-    assert story.of(BATCH).covered == (Span(128, 1024, around=512),)
-    assert str(story.of(BATCH).covered[0]) == "128 .. 1024 (around 512)"
+@pytest.mark.parametrize(
+    ("key", "told", "covered"),
+    [
+        (LR, [{LR: 1e-5}, {LR: 1e-6}], {"1e-6 .. 1e-5 (around 3e-6)": Span(1e-6, 1e-5, around=3e-6)}),
+        (
+            LR,
+            [{LR: value} for value in (5e-6, 2e-5, 1e-5, 1e-6)],
+            {"5e-6 .. 2e-5": Span(5e-6, 2e-5), "1e-6 .. 5e-6 (around 3e-6)": Span(1e-6, 5e-6, around=3e-6)},
+        ),
+        (LR, [{LR: 1e-5}, {LR: 2e-5, GROUP: 8}], {}),  # the other keys must be equal
+        (BATCH, [{BATCH: 128}, {BATCH: 512}, {BATCH: 1024}], {"128 .. 1024 (around 512)": Span(128, 1024, around=512)}),
+    ],
+)
+def test_spans_join_and_name_the_incumbent_in_them(
+    story: Story, key: str, told: list[dict[str, object]], covered: dict[str, Span]
+) -> None:
+    """512 was kept, and ends no span."""
+    for changes in told:
+        story.tell(changes, *((KEEP, 0.02) if changes == {BATCH: 512} else (DISCARD, -0.02)))
+    assert sorted(map(str, story.of(key).covered)) == sorted(covered)
+    assert set(story.of(key).covered) == {*covered.values()}
 
 
 def test_dead_ends(story: Story) -> None:

@@ -159,7 +159,7 @@ def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -
         ledger.source(1)
 
 
-@pytest.mark.parametrize("how", ["torn", "a folder", "a pipe", "a link", "a score of text"])
+@pytest.mark.parametrize("how", ["torn", "a folder", "a pipe", "a link", "a score of text", "another version"])
 def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
     record = closed(ledger)
     path = ledger.run_dir(record.number) / "record.json"
@@ -172,16 +172,12 @@ def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
     elif how == "a link":
         path.with_name("other.json").write_bytes(data)
         path.symlink_to("other.json")
+    elif how == "another version":
+        path.write_text(json.dumps({**json.loads(data), "version": 99}))
     else:
         path.write_bytes(data[:100] if how == "torn" else data.replace(b'"eval_score":0.5', b'"eval_score":"0.5"'))
-    with pytest.raises(UsageError, match=r"record\.json is damaged"):
-        ledger.records()
-
-
-def test_a_record_of_another_version_is_refused(ledger: Ledger) -> None:
-    path = ledger.run_dir(closed(ledger).number) / "record.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
-    with pytest.raises(UsageError, match=r"99 - at `\$\.version`"):
+    version = r".*99 - at `\$\.version`" if how == "another version" else ""
+    with pytest.raises(UsageError, match=rf"record\.json is damaged{version}"):
         ledger.records()
 
 

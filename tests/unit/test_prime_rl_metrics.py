@@ -153,24 +153,25 @@ def test_a_step_that_was_redone_counts_once_and_its_last_rows_win() -> None:
     assert len([row for row in rows if "loss/mean" in row]) == 2
 
 
+@pytest.mark.parametrize("since", [1, 3])
 @pytest.mark.parametrize(
-    "key", ["loss/mean", "optim/grad_norm", "train/agg/all/agent/reward/mean", "mismatch_kl/all/mean"]
+    ("key", "field"),
+    [
+        ("loss/mean", "loss"),
+        ("optim/grad_norm", "grad_norm"),
+        ("train/agg/all/agent/reward/mean", "reward_mean"),
+        ("mismatch_kl/all/mean", "kl"),
+    ],
 )
-def test_a_value_that_was_nan_is_not_measured(tmp_path: Path, key: str) -> None:
+def test_what_became_nan_is_not_measured_and_a_loss_names_its_step(
+    tmp_path: Path, key: str, field: str, since: int
+) -> None:
     """prime-rl drops values that are no finite numbers (P/monitors/file.py)."""
-    rows = [{k: v for k, v in row.items() if k != key} for row in rows_of("metrics-5-steps.jsonl")]
-    tail = read(written(tmp_path / "metrics.jsonl", rows))
-    field = {"loss/mean": "loss", "optim/grad_norm": "grad_norm", "mismatch_kl/all/mean": "kl"}.get(key, "reward_mean")
-    assert [getattr(step, field) for step in tail.steps(0.0)] == [None] * 5
-    assert tail.not_finite_step() == (1 if key == "loss/mean" else None)
-
-
-def test_a_loss_that_became_nan_names_its_step(tmp_path: Path) -> None:
     rows = rows_of("metrics-5-steps.jsonl")
-    for row in rows:
-        if row["step"] >= 3:
-            row.pop("loss/mean", None)
-    assert read(written(tmp_path / "metrics.jsonl", rows)).not_finite_step() == 3
+    rows = [{k: v for k, v in row.items() if k != key or row["step"] < since} for row in rows]
+    tail = read(written(tmp_path / "metrics.jsonl", rows))
+    assert [step.step for step in tail.steps(0.0) if getattr(step, field) is None] == [*range(since, 6)]
+    assert tail.not_finite_step() == (since if field == "loss" else None)
 
 
 def test_environment_names_with_hyphens(tmp_path: Path) -> None:

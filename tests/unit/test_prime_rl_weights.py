@@ -144,8 +144,7 @@ def test_another_byte_or_another_name_is_another_hash(tmp_path: Path) -> None:
     assert one != other
     folder = sharded(tmp_path / "c")
     before = check_weights(folder)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(index.read_text() + "\n")
+    index(folder).write_text(index(folder).read_text() + "\n")
     assert check_weights(folder) != before
 
 
@@ -220,7 +219,9 @@ def test_checking_weights_does_not_load_torch() -> None:
 def test_a_model_folder_is_the_weights_with_what_the_base_model_has_beside_its_own(tmp_path: Path, base: Path) -> None:
     source, target = full(tmp_path / "step_7"), tmp_path / "run-1" / "weights"
     publish(source)
-    target.parent.mkdir()
+    left = target.parent / ".weights.partial"  # by a kill
+    left.mkdir(parents=True)
+    (left / "model-00001-of-00002.safetensors").write_text("half")
     sha256 = build_model_folder(source, base, target)
     beside = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "LICENSE"}
     assert names_in(target) == {"model.safetensors", *beside}
@@ -259,15 +260,6 @@ def test_no_half_made_folder_is_left(tmp_path: Path, base: Path, fault: str) -> 
         build_model_folder(source, base, target)
     assert names_in(target.parent) == ({"weights"} if fault == "in the way" else set())
     assert fault != "in the way" or names_in(target) == {"keep"}
-
-
-def test_what_a_kill_left_behind_is_no_obstacle(tmp_path: Path, base: Path) -> None:
-    left = tmp_path / ".weights.partial"
-    left.mkdir()
-    (left / "model-00001-of-00002.safetensors").write_text("half")
-    build_model_folder(full(tmp_path / "step_7"), base, tmp_path / "weights")
-    assert not left.exists()
-    assert "model-00001-of-00002.safetensors" not in names_in(tmp_path / "weights")
 
 
 # --- sample_rollouts -------------------------------------------------------------------------------------
@@ -319,8 +311,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     path = tmp_path / "step_3/train/all/traces.jsonl"
     path.parent.mkdir(parents=True)
     path.write_bytes(
-        episode("\x1b[31m\x00 #### 7\n\u202e" + "x" * 10**6)
-        + episode("half a character \ud800")  # no JSON of a text
+        episode("\x1b[31m\x00\ud800 #### 7\n\u202e" + "x" * 10**6)
         + b"\xff\xfe\n[]\n{}\nnull\n" + b"[" * 10**5 + b"\n"
         + b"y" * (5 << 20) + b"\n"
         + b'{"traces": []}\n{"traces": [{"nodes": {}}]}\n{"traces": [{"nodes": [{"message": 3}]}]}\n'
@@ -330,7 +321,7 @@ def test_hostile_rollouts_are_small_and_printable(tmp_path: Path) -> None:
     samples = sample_rollouts(tmp_path, 100)
     assert [(s["reward"], s["truncated"]) for s in samples] == [(1.0, True), (None, False), (None, True)]
     assert len(samples[0]["completion"]) == MAX_TEXT
-    assert samples[0]["completion"].startswith(" [31m  #### 7\n x")
+    assert samples[0]["completion"].startswith(" [31m ? #### 7\n x")
     assert [s["completion"] for s in samples[1:]] == ["", "part"]
     json.dumps(samples).encode()
 

@@ -99,12 +99,9 @@ def test_experiments_of_other_branches_and_rules_are_named_and_not_mixed_in(tmp_
     assert any(note.startswith("1 experiment of other branches") for note in found.notes)
 
 
-def test_without_a_branch_of_its_own_the_last_experiments_branch_is_shown(tmp_path: Path) -> None:
-    assert gather(stored(tmp_path, judged(STORY[:2])), None, "main").branch == BRANCH
-
-
-def test_an_unknown_branch_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    ledger = stored(tmp_path, judged(STORY[:1]))
+def test_without_a_branch_the_last_experiments_is_shown_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    ledger = stored(tmp_path, judged(STORY[:2]))
+    assert gather(ledger, None, "main").branch == BRANCH
     with pytest.raises(UsageError, match="autoresearch/test"):
         gather(ledger, "autoresearch/other", BRANCH)
 

@@ -97,6 +97,11 @@ def make_group(signature: str) -> Iterator[Callable[..., ProcessGroup]]:
 
 
 @pytest.fixture
+def group(make_group: Callable[..., ProcessGroup]) -> ProcessGroup:
+    return make_group()
+
+
+@pytest.fixture
 def launch(tmp_path: Path, signature: str) -> Callable[..., Child]:
     """Start Python code as a child and wait until it has touched its ready file (READY)."""
 
@@ -158,8 +163,7 @@ def test_stop_ends_a_tree_and_waits_for_its_grace_at_most(make_group, launch, si
     assert group.stop() == []
 
 
-def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp_path):
-    group = make_group()
+def test_child_gets_one_sigterm_and_the_time_to_clean_up(group, launch, tmp_path):
     terms = tmp_path / "terms"
     child = launch(
         group,
@@ -174,8 +178,7 @@ def test_child_gets_one_sigterm_and_the_time_to_clean_up(make_group, launch, tmp
     assert terms.read_text() == "T"
 
 
-def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(make_group, launch, signature):
-    group = make_group()
+def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(group, launch, signature):
     child = launch(group, "import os, sys, time\n" + HIDDEN + "if not os.fork(): hide(sys.argv[1])\n" + READY + SLEEP)
     wait_for(lambda: "kworker" in titles(signature))
     group.check()
@@ -184,8 +187,7 @@ def test_retitled_grandchild_survives_neither_its_parent_nor_the_stop(make_group
     assert not with_signature(signature)
 
 
-def test_stopped_child_gets_to_handle_its_sigterm(make_group, launch):
-    group = make_group()
+def test_stopped_child_gets_to_handle_its_sigterm(group, launch):
     child = launch(group, "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + READY + SLEEP)
     os.kill(child.pid, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
@@ -254,8 +256,7 @@ def test_neither_orphans_nor_children_stay_as_zombies(make_group, launch):
     assert not watchdogs_of(os.getpid())
 
 
-def test_exit_codes_of_the_harness_own_subprocesses_are_not_stolen(make_group, launch):
-    group = make_group()
+def test_exit_codes_of_the_harness_own_subprocesses_are_not_stolen(group, launch):
     launch(group, READY + SLEEP)
     git = subprocess.Popen(["sh", "-c", "exit 7"])
     wait_for(lambda: psutil.Process(git.pid).status() == psutil.STATUS_ZOMBIE)
@@ -381,9 +382,8 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         [watchdog] = watchdogs_of(process.pid)
         process.stdin.write(b"look\n")
         wait_for((tmp_path / "looked").exists)
-        watchdog.send_signal(signal.SIGINT)
-        watchdog.send_signal(signal.SIGTERM)
-        watchdog.send_signal(signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            watchdog.send_signal(number)
         watchdog.suspend()  # until the daemon hangs below the harness no more
         process.kill()
         process.wait()
@@ -424,16 +424,12 @@ def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(
             os.waitpid(copy.pid, 0)
 
 
-def test_stop_works_after_sigkill_of_the_watchdog_and_the_next_start_brings_another(make_group, launch, signature):
-    group = make_group()
-    launch(group, READY + SLEEP)
-    [watchdog] = watchdogs_of(os.getpid())
-    watchdog.kill()
-    wait_for(lambda: not watchdogs_of(os.getpid()))
-    launch(group, READY + SLEEP)
-    [successor] = watchdogs_of(os.getpid())
-    successor.kill()
-    wait_for(lambda: not watchdogs_of(os.getpid()))
+def test_stop_works_after_sigkill_of_the_watchdog_and_the_next_start_brings_another(group, launch, signature):
+    for _ in range(2):
+        launch(group, READY + SLEEP)
+        [watchdog] = watchdogs_of(os.getpid())
+        watchdog.kill()
+        wait_for(lambda: not watchdogs_of(os.getpid()))
     assert group.stop() == []
     assert not with_signature(signature)
 
@@ -526,8 +522,7 @@ def test_signal_that_the_caller_ignores_stays_ignored():
 # What an engine is told
 
 
-def test_check_names_the_children_that_ended(make_group, launch):
-    group = make_group()
+def test_check_names_the_children_that_ended(group, launch):
     launch(group, READY + SLEEP, "server")
     failed = launch(group, READY + "sys.exit(3)", "orchestrator")
     killed = launch(group, READY + "import os; os.kill(os.getpid(), 9)", "trainer")
@@ -538,8 +533,7 @@ def test_check_names_the_children_that_ended(make_group, launch):
     ]
 
 
-def test_piped_child_answers_and_is_closed_by_stop(make_group, launch):
-    group = make_group()
+def test_piped_child_answers_and_is_closed_by_stop(group, launch):
     child = launch(
         group,
         READY + "\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)",
@@ -557,8 +551,7 @@ def test_piped_child_answers_and_is_closed_by_stop(make_group, launch):
     assert child.stdout.closed
 
 
-def test_program_that_cannot_be_started_is_an_engine_error(make_group, tmp_path):
-    group = make_group()
+def test_program_that_cannot_be_started_is_an_engine_error(group, tmp_path):
     with pytest.raises(EngineError, match=r"^server cannot be started: No such file.*'/no/vllm'\. Run prepare\.py"):
         group.start("server", ["/no/vllm"], log_path=tmp_path / "log", env={}, cwd=tmp_path)
     assert group.stop() == []
