@@ -111,12 +111,12 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "train.toml cannot be read: it is a symbolic link" in stderr
     assert "it is no regular file" in stderr
     assert "200,000 bytes" in notes(root, 6)
-    assert "train.toml does not exist" in notes(root, 6)
+    assert "train.toml cannot be read: No such file" in notes(root, 6)
     assert "made commits or branches of its own" in notes(root, 6)
     assert "results.tsv: dropped" in notes(root, 6)
     assert "no end after 60 s: stopped" in notes(root, 7)
     assert "deep/er/x" in notes(root, 7)
-    assert "left no readable hypothesis.txt: hypothesis.txt is a symbolic link" in notes(root, 8)
+    assert "left no readable hypothesis.txt: hypothesis.txt cannot be read: it is a symbolic link" in notes(root, 8)
     assert "exit code 1" in notes(root, 8)
     last = records(root)[-1]
     assert (last.description, last.prediction) == ("; ".join(last.diff), None)
