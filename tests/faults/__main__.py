@@ -1,7 +1,7 @@
 """A thousand faults: after each one, is anything left behind, lost, doubled or half done, and does the next run work?
 
 \b
-    uv run --group dev python -m tests.faults --folder FOLDER                       1,000 faults, half an hour to an hour on 2 cores
+    uv run --group dev python -m tests.faults --folder FOLDER               1,000 faults, up to an hour on 2 cores
     uv run --group dev python -m tests.faults --folder FOLDER --num 20 --only "trainer killed"
 
 Draws faults by seed from a matrix (matrix.py): which process or file x which moment x which failure.
