@@ -63,15 +63,22 @@ def disk_error(error: OSError, path: Path) -> EngineError:
     return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
 
 
+def _open(name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # the kernel's words for it are "Too many levels of symbolic links"
+            raise OSError(errno.ELOOP, "it is a symbolic link", name) from None
+        raise
+
+
 def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Never follows a link, never waits for a pipe.
 
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
     is no regular file, EFBIG for one that is larger than `max_bytes`.
     """
-    if path.is_symlink():  # in words; the kernel's own refusal below is the one that counts
-        raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(path))
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+    with open(path, "rb", opener=_open) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
