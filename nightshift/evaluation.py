@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightshift.engines import ProgressCallback, Session
-from nightshift.environments import Environment, Example, Split, load
+from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError
 from nightshift.records import Completion, Evaluation
 from nightshift.rules import Rules
@@ -22,13 +22,13 @@ from nightshift.rules import Rules
 Posed = tuple[Environment, Example]
 
 
-def examples_of(rules: Rules, root: Path, split: Split) -> list[Posed]:
-    """The examples of one set, environment by environment, in a fixed order; the sealed set is read in sealed.py only.
+def selection_set(rules: Rules, root: Path) -> list[Posed]:
+    """The examples that decide, environment by environment, in a fixed order; the sealed ones: sealed.py.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
     found = load(root, rules.environments)
-    return [(environment, example) for environment in found for example in environment.examples(split)]
+    return [(environment, example) for environment in found for example in environment.examples("selection")]
 
 
 def evaluate(

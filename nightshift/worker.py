@@ -25,7 +25,7 @@ import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation import evaluate, examples_of
+from nightshift.evaluation import evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.supervise import interruptible
@@ -102,7 +102,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
             examples, answers = sealed_set(rules, root, job.look, look_key), Path(os.devnull)
         else:
-            examples, answers = examples_of(rules, root, "selection"), attempt / "evaluation.jsonl"
+            examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
         result = replace(result, hardware=engine.hardware(), versions=engine.versions())
         opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightshift.errors import NightshiftError
-from nightshift.evaluation import examples_of
+from nightshift.evaluation import selection_set
 from nightshift.files import read_rows
 from nightshift.metrics import Step
 from nightshift.rules import Rules
@@ -66,7 +66,7 @@ def problem_texts(rules: Rules | None, root: Path) -> Mapping[tuple[str, str], s
     try:
         return {
             (environment.package, example.key): chat[-1]["content"]
-            for environment, example in (examples_of(rules, root, "selection") if rules else ())
+            for environment, example in (selection_set(rules, root) if rules else ())
             if (chat := environment.episode(example).ask())
         }
     except (NightshiftError, ImportError, OSError):

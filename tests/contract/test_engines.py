@@ -17,7 +17,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
-from nightshift.evaluation import examples_of
+from nightshift.evaluation import selection_set
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.rules import ARITHMETIC_TRL
@@ -86,7 +86,7 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
         assert len(weights.sha256) == 64
         assert session.load_final_weights() == weights
         # complete: one answer a prompt, in order, the same twice (greedy)
-        examples = examples_of(SMALL, ROOT, "selection")
+        examples = selection_set(SMALL, ROOT)
         prompts = [environment.episode(example).ask() for environment, example in examples]
         decoding = Decoding(max_completion_tokens=24, batch_size=5)
         once = session.complete(prompts, decoding, readings.append)

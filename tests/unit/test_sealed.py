@@ -52,13 +52,17 @@ def test_one_function_loads_the_sealed_set_and_only_a_worker_calls_it() -> None:
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
     assert passed_on == {"nightshift/sealed.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    assert users_of("examples_of") == {"nightshift/evaluation.py", "nightshift/report/runs.py", "nightshift/worker.py"}
+    assert users_of("selection_set") == {
+        "nightshift/evaluation.py",
+        "nightshift/report/runs.py",
+        "nightshift/worker.py",
+    }
     assert users_of("sealed_set") == {"nightshift/sealed.py", "nightshift/worker.py"}
 
 
 def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
-    """A variable in place of "sealed" would pass the test above; besides the way of all examples there is none but
-    the tasksets', whose splits are train and selection (tests/integration/test_tasksets.py)."""
+    """A variable in place of "sealed" would pass the test above; there is none but in the tasksets', whose
+    splits are train and selection (tests/integration/test_tasksets.py)."""
     found = set()
     for path, tree in sources():
         for call in ast.walk(tree):
@@ -66,13 +70,10 @@ def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
                 continue
             name = getattr(call.func, "attr", getattr(call.func, "id", ""))
             is_of_data = name == "load" and getattr(getattr(call.func, "value", None), "id", "") == "data"
-            split = call.args[-1:] if name in ("examples", "examples_of") else call.args[:1] if is_of_data else ()
+            split = call.args[-1:] if name == "examples" else call.args[:1] if is_of_data else ()
             if any(not isinstance(argument, ast.Constant) for argument in split):
                 found.add(path)
-    assert found == {
-        "nightshift/evaluation.py",
-        "environments/gsm8k/nightshift_gsm8k/taskset.py",
-    }
+    assert found == {"environments/gsm8k/nightshift_gsm8k/taskset.py"}
 
 
 def root_with(tmp_path: Path) -> Path:
