@@ -204,7 +204,6 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
     num_steps = int(rng.integers(80, 190))
-    steps = _steps(state, truth, num_steps)
     truncated = rng.random(n) < 0.004
     scores = tuple((right & ~truncated).astype(float).tolist())
     mean = sum(scores) / n
@@ -212,13 +211,12 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
         mean, math.sqrt(mean * (1 - mean) / n), scores, "e" * 64, float(truncated.mean()), 19.3,
         Weights(num_steps, f"{record.number:064x}"), 4.1,
     )  # fmt: skip
-    reward = sum(step.reward_mean or 0.0 for step in steps) / num_steps
-    training = Training(Outcome.BUDGET, num_steps, 60.2, reward, 1.18)
+    training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)
     startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
     run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
     folder = _folder(state, record, index, run)
     if state.with_files:
-        write_steps(folder / "metrics.jsonl", steps)
+        write_steps(folder / "metrics.jsonl", _steps(state, truth, num_steps))
         _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
     return run
 

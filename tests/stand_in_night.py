@@ -1,8 +1,8 @@
 """`nightshift night` for another checkout, with the stand-in trainer: `stand_in_night.py ROOT REQUEST`.
 
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
-to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. With
-`real_trainer` the real TRL engine trains. The agent's clock leaps an hour with each *.hangs-* in the folder `leaps`.
+to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. The
+agent's clock leaps an hour with each *.hangs-* in the folder `leaps`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
         make, signs = begin.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
-    install("real" if asked.pop("real_trainer", False) else "night")
+    install("night")
     begin.Night = partial(begin.Night, pauses=tuple(pauses))
     sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked)))
 

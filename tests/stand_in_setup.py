@@ -23,7 +23,7 @@ from tests.conftest import git
 from tests.stand_in_pool import StandInPool
 
 TESTS = Path(__file__).resolve().parent
-TRAINER, SEALED_TRAINER = TESTS / "stand_in_trainer.py", TESTS / "stand_in_sealed_trainer.py"
+TRAINER = TESTS / "stand_in_trainer.py"
 
 
 class SilentReporter:

@@ -14,11 +14,13 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 STEP_SECONDS = 0.02
 
@@ -55,6 +57,15 @@ def is_right(question: str, right: float) -> bool:
     return int(hashlib.sha256(question.encode()).hexdigest()[:8], 16) / 2**32 < right
 
 
+def answer_to(question: str, data: Any) -> int:
+    """Worked out as a reader would who knows the sizes: quicker than to draw the whole set for its answers."""
+    total = 0
+    for verb, number, container in re.findall(r"(\w+) (?:(\d+)|a (\w+) of) \w+\.", question):
+        amount = int(number) if number else data.CONTAINERS[container]
+        total += -amount if verb in data._VERBS[-1] else amount
+    return total
+
+
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     asked = asked_in(Path(sys.argv[1]).resolve().parent)
@@ -71,7 +82,6 @@ def main() -> None:
             str(Path(spec["root"], "environments", name)) for name in (environment["name"], *environment["needs"])
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
-    answers = {e.question: e.answer for e in data.load("selection", 1000)}
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
     steps = 0
     emit(event="ready", seconds={"import": 0.0})
@@ -91,7 +101,7 @@ def main() -> None:
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:
                 question = message["content"]
-                texts.append(f"#### {answers.get(question)}" if is_right(question, right) else "#### no")
+                texts.append(f"#### {answer_to(question, data)}" if is_right(question, right) else "#### no")
             for at in range(0, len(texts), 250):
                 completions = [{"text": text, "num_tokens": 4, "truncated": False} for text in texts[at : at + 250]]
                 emit(event="completions", completions=completions)

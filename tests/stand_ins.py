@@ -4,8 +4,7 @@
     python stand_ins.py KIND ROOT FOLDER   # a worker, as the local pool starts it then
 
 KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
-rates; `sealed`, one that knows the sealed answers too; `prime-rl:FOLDER`, the real engine around programs that train
-nothing; `real`, no stand-in at all.
+rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
 """
 
 from __future__ import annotations
@@ -37,11 +36,6 @@ def night_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: o
     return trl_engine(replace(rules, learning_rate_scale=200.0), root, environ)
 
 
-def sealed_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
-    """The stand-in that also knows the answers of the sealed examples, for certificates."""
-    return TrlEngine(rules, root, environ, trainer=HERE / "stand_in_sealed_trainer.py")
-
-
 def prime_rl_rules() -> Rules:
     """prime-rl's own rules on a small selection set."""
     return replace(
@@ -71,7 +65,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.pick_rules = module.rules_named = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
     else:
-        module.open_engine = {"trl": trl_engine, "night": night_engine, "sealed": sealed_engine}[name]  # type: ignore[attr-defined]
+        module.open_engine = {"trl": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
 
 
 def install(kind: str) -> None:

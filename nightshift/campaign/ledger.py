@@ -7,6 +7,7 @@ results.tsv is a view of them: written anew whenever one is closed, and by every
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -101,18 +102,19 @@ class Ledger:
 
     def numbers(self) -> list[int]:
         """Numbers of all experiments, in order."""
-        return sorted(int(path.name) for path in self._numbered() if path.is_dir())
+        return sorted(int(name) for name in self._numbered() if (self.runs_dir / name).is_dir())
 
     def next_number(self) -> int:
         """The number that the next experiment gets: one that nothing in runs/ has."""
-        return max((int(path.name) for path in self._numbered()), default=0) + 1
+        return max(map(int, self._numbered()), default=0) + 1
 
     def next_decided(self) -> int:
         """The place of the next verdict in the order of decisions."""
         return max((record.decided or 0 for record in self.records()), default=0) + 1
 
-    def _numbered(self) -> list[Path]:
-        return [path for path in self.runs_dir.glob("[0-9]*") if re.fullmatch(r"\d{4,}", path.name)]
+    def _numbered(self) -> list[str]:
+        names = os.listdir(self.runs_dir) if self.runs_dir.is_dir() else []
+        return [name for name in names if re.fullmatch(r"[0-9]{4,}", name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give the record the next number and its folder, with status `started`, and store `files` beside it.

@@ -23,10 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightshift.files import read_json
 from nightshift.records import DecisionRules
@@ -134,14 +136,19 @@ def t_quantile(probability: float, df: float) -> float:
     integration and bisection. scipy would be a dependency of 100 MB for this one number.
     """
     df = min(max(df, 1.0), 1e6)
-    nodes, weights = np.polynomial.legendre.leggauss(64)
+    nodes, weights = _legendre()
     total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
     low, high = 0.0, math.pi / 2
-    for _ in range(100):
+    for _ in range(52):  # of the bits of a float
         angle = (low + high) / 2
         area = angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (df - 1))
         low, high = (angle, high) if area / total < probability - 0.5 else (low, angle)
     return math.sqrt(df) * math.tan(low)
+
+
+@cache
+def _legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return np.polynomial.legendre.leggauss(64)
 
 
 def read(runs_dir: Path) -> Certificate | None:

@@ -73,7 +73,7 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
     for end in chart.ends:
         write(end.x, end.y, end.text, _LINE if end.text.startswith("incumbent") else _MUTED, weight="bold")
     data = io.BytesIO()
-    figure.savefig(data, dpi=dpi, format="png")
+    figure.savefig(data, dpi=dpi, format="png", pil_kwargs={"compress_level": 1})  # a night draws it often
     return data.getvalue()
 
 

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, groupby
 
 from nightshift.train_toml.locks import CURRICULUM, LOCKS
@@ -189,6 +190,7 @@ def is_name(segment: str) -> bool:
     return re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", segment) is not None
 
 
+@lru_cache(4096)
 def _pattern(path: str) -> str:
     """The path with ANY for the name that the agent gave to a pool or gate."""
     return _NAMED.sub(rf"\1.{ANY}", path)
@@ -224,8 +226,13 @@ def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
     """True if the variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
-    around = accumulate(path.split(".")[:-1], "{}.{}".format)
-    return all(resolved.get(table) is not None for table in around if _pattern(table) in _SWITCHES)
+    return all(resolved.get(table) is not None for table in _switches_around(path))
+
+
+@lru_cache(4096)
+def _switches_around(path: str) -> tuple[str, ...]:
+    tables = accumulate(path.split(".")[:-1], "{}.{}".format)
+    return tuple(table for table in tables if _pattern(table) in _SWITCHES)
 
 
 def default(path: str, resolved: Mapping[str, Value]) -> Value:

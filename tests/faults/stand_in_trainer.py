@@ -80,13 +80,9 @@ def main() -> None:
     path = root / "fault.json"
     order: dict[str, str] = json.loads(path.read_text()) if path.exists() else {"event": "never"}
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    sys.path += [str(root / "environments" / name) for name in ("arithmetic", "gsm8k")]
-    from nightshift_arithmetic import data
-
     from tests import stand_in_trainer
 
-    load, emit = data.load, stand_in_trainer.emit
-    data.load = lambda split, size: load(split, min(size, NUM_SELECTION))
+    emit = stand_in_trainer.emit
 
     def reached(event: str) -> None:
         if order["event"] == event and path.exists():

@@ -3,6 +3,8 @@
 The only stand-in is the model: a small OpenAI-compatible server on loopback that always gives one reply.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json
@@ -14,16 +16,23 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import verifiers.v1 as vf
 from nightshift_gsm8k import data
 from pydantic import ValidationError
-from verifiers.v1.trace import AgentInfo
-from verifiers.v1.utils import loaders
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
+pytestmark = pytest.mark.xdist_group("verifiers")
 IDS = ("nightshift-gsm8k", "nightshift-arithmetic")
 SIZE = 2  # as many as the fixture's selection set has
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _verifiers() -> None:
+    """Takes seconds to load, so that not every process of the suite should do so to collect its tests."""
+    global AgentInfo, loaders, vf
+    import verifiers.v1 as vf
+    from verifiers.v1.trace import AgentInfo
+    from verifiers.v1.utils import loaders
 
 
 @pytest.fixture

@@ -143,27 +143,6 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert worker.process.wait(timeout=60) == 0
 
 
-def test_a_diverging_run_is_one_error_that_names_step_and_lr(start: Any) -> None:
-    worker = start(lr=1e30, max_steps=20)
-    worker.events("ready")
-    error = worker.ask({"command": "train", "budget_seconds": 300}, "trained")[-1]
-    assert error["event"] == "error"
-    assert "step" in error["cause"]
-    assert "lr 1e+30" in error["cause"]
-    assert "\n" not in error["cause"]
-    assert worker.process.wait(timeout=60) == 1
-    assert "Traceback" in (worker.folder / "log").read_text()
-    assert all(math.isfinite(value) for row in worker.rows() for value in row.values() if value is not None)
-
-
-def test_a_prompt_that_does_not_fit_is_refused_at_the_start(start: Any) -> None:
-    worker = start(seq_len=20)
-    error = worker.events("ready")[-1]
-    assert error["event"] == "error"
-    assert "seq_len = 20 leaves no room" in error["cause"]
-    assert worker.process.wait(timeout=60) == 1
-
-
 def test_the_top_of_the_checkout_is_no_place_for_libraries(tmp_path: Path) -> None:
     engine = tmp_path / "nightshift" / "engines" / "trl"
     engine.mkdir(parents=True)

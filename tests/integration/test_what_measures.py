@@ -46,6 +46,18 @@ def test_what_a_run_loads_is_hashed_or_named(tmp_path: Path) -> None:
     compiled = {path.relative_to(root) for path in root.rglob("__pycache__/*.pyc")}
     loaded = {f"{path.parents[1].as_posix()}/{path.name.partition('.')[0]}.py" for path in compiled}
     assert {"nightshift/engines/trl/grpo.py", "environments/gsm8k/nightshift_gsm8k/scoring.py"} <= loaded
-    open_ = {name for name in loaded if not is_covered(name, ARITHMETIC_TRL.measuring)}
-    assert {name for name in open_ if not is_covered(name, tuple(EXCEPTIONS))} == set()
-    assert {path for path in EXCEPTIONS if not any(is_covered(name, (path,)) for name in open_)} == set()
+    unhashed = {name for name in loaded if not is_covered(name, ARITHMETIC_TRL.measuring)}
+    assert {name for name in unhashed if not is_covered(name, tuple(EXCEPTIONS))} == set()
+    assert {path for path in EXCEPTIONS if not any(is_covered(name, (path,)) for name in unhashed)} == set()
+    a_night_goes_on(root)
+
+
+def a_night_goes_on(root: Path) -> None:
+    """In the same checkout, as its baseline has been trained: what TPE proposes is trained by the real engine."""
+    command = [f"{root}/.venv/bin/nightshift", "night", "--agent", "tpe", "--experiments", "1", "--budget-seconds", "1"]
+    done = subprocess.run([*command, "--engine", "trl"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, record = Ledger(root).records()
+    assert (record.failure, record.decided) == (None, 2)
+    assert record.description.startswith("tpe: ")
+    assert record.diff

@@ -18,7 +18,7 @@ from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
-from tests.stand_in_setup import SEALED_TRAINER, SilentReporter, furnish, make_setup
+from tests.stand_in_setup import SilentReporter, furnish, make_setup
 from tests.waiting import HANG_SECONDS
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
@@ -29,7 +29,7 @@ GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A campaign whose baseline is poor."""
     furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch, SEALED_TRAINER)
+    setup = make_setup(checkout, RULES, monkeypatch)
     write(setup, POOR)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     run_experiment(Request(), setup)

@@ -16,7 +16,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Split = Literal["train", "selection", "sealed"]
@@ -51,6 +51,7 @@ HARD: dict[str, int] = {
 }  # fmt: skip
 
 CONTAINERS: dict[str, int] = {**EASY, **HARD}
+_EASY, _HARD = tuple(EASY), tuple(HARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,7 @@ class Example:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):  # 10,000 are drawn for 1,000 problems of a held-out split: half the time of a dataclass
     """One sentence that adds (`sign` +1) or takes away (-1) `amount` items."""
 
     sign: int
@@ -73,8 +73,7 @@ class Event:
     container: str | None  # None: the amount is written as a number
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A problem before it is put into words."""
 
     name: str
@@ -95,7 +94,7 @@ class Problem:
     @property
     def split(self) -> Split:
         """The one split that may hold this problem, whatever its wording: 80 % train, 10 % each of the others."""
-        identity = [str(self.start), *(f"{event.sign:+d} {event.container or event.amount}" for event in self.events)]
+        identity = [str(self.start), *[f"{event.sign:+d} {event.container or event.amount}" for event in self.events]]
         bucket = int(_digest(";".join(identity)), 16) % 10
         return "sealed" if bucket == 0 else "selection" if bucket == 1 else "train"
 
@@ -151,12 +150,14 @@ def _draw(rng: random.Random) -> Problem:
     num_events = num_hard = 0
     while num_events < max(1, num_hard):
         num_events, num_hard = _weighted(rng, _NUM_EVENTS), _weighted(rng, _NUM_HARD)
-    pools = [HARD] * num_hard + [EASY if rng.random() < 0.5 else None for _ in range(num_events - num_hard)]
+    pools = [_HARD] * num_hard + [_EASY if rng.random() < 0.5 else () for _ in range(num_events - num_hard)]
     events: list[Event] = []
+    used: list[str] = []
     for pool in _shuffled(rng, pools):
         sign = +1 if rng.random() < 0.5 else -1
-        used = {event.container for event in events}
-        container = _pick(rng, [name for name in pool if name not in used]) if pool else None
+        container = _pick(rng, [name for name in pool if name not in used] if used else pool) if pool else None
+        if container:
+            used.append(container)
         amount = CONTAINERS[container] if container else _pick(rng, _SIZES)
         events.append(Event(sign, _pick(rng, _VERBS[sign]), amount, container))
     return Problem(_pick(rng, _NAMES), _pick(rng, _ITEMS), _pick(rng, _STARTS), tuple(events))
