@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.processes.watchdog import is_alive
 from tests import checkouts
@@ -16,7 +17,23 @@ from tests.checkouts import git  # noqa: F401  (tests take it from here)
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = "autoresearch/test"
+GROUPS = {
+    "torch": ("tests/integration/test_trl_base.py", "tests/integration/test_trl_trainer.py"),
+    "verifiers": ("tests/integration/test_tasksets.py", "tests/integration/test_prime_rl_validation.py::test_the_env"),
+}
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
+
+
+class Grouped(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out test by test, but those of a group to one process: it loads what they share once, which takes seconds."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((group for group, files in GROUPS.items() if nodeid.startswith(files)), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped:
+    """Instead of --dist; its loadgroup does nothing under this pytest."""
+    return Grouped(config, log)
 
 
 def pytest_sessionstart() -> None:

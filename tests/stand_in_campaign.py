@@ -204,6 +204,7 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)
     num_steps = int(rng.integers(80, 190))
+    steps = _steps(state, truth, num_steps) if state.with_files else []
     truncated = rng.random(n) < 0.004
     scores = tuple((right & ~truncated).astype(float).tolist())
     mean = sum(scores) / n
@@ -216,7 +217,7 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
     folder = _folder(state, record, index, run)
     if state.with_files:
-        write_steps(folder / "metrics.jsonl", _steps(state, truth, num_steps))
+        write_steps(folder / "metrics.jsonl", steps)
         _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
     return run
 

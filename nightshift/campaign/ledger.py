@@ -113,8 +113,10 @@ class Ledger:
         return max((record.decided or 0 for record in self.records()), default=0) + 1
 
     def _numbered(self) -> list[str]:
-        names = os.listdir(self.runs_dir) if self.runs_dir.is_dir() else []
-        return [name for name in names if re.fullmatch(r"[0-9]{4,}", name)]
+        if not self.runs_dir.is_dir():
+            return []
+        with os.scandir(self.runs_dir) as entries:  # a path each is what takes time, and every reserve asks
+            return [entry.name for entry in entries if re.fullmatch(r"[0-9]{4,}", entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give the record the next number and its folder, with status `started`, and store `files` beside it.

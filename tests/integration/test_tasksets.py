@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
-pytestmark = pytest.mark.xdist_group("verifiers")
 IDS = ("nightshift-gsm8k", "nightshift-arithmetic")
 SIZE = 2  # as many as the fixture's selection set has
 

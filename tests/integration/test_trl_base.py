@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from nightshift_arithmetic import data
 
-# Libraries warn about each other; torch and transformers are loaded once for all tests of the group.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("torch")]
+# Libraries warn about each other.
+pytestmark = pytest.mark.filterwarnings("default")
 
 NUM_STEPS = 6
 MODEL = Path(__file__).parents[2] / "models" / "arithmetic-base"

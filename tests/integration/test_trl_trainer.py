@@ -18,7 +18,7 @@ from nightshift import environments
 from nightshift.rules import ARITHMETIC_TRL
 
 # Libraries warn about each other; here only results count.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.filterwarnings("default")
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "arithmetic-base"

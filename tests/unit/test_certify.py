@@ -19,9 +19,12 @@ from nightshift.sealed import counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.stand_in_setup import SilentReporter, furnish, make_setup
+from tests.stand_ins import NUM_SELECTION, small
 from tests.waiting import HANG_SECONDS
 
-RULES = replace(ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)
+RULES = replace(
+    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS
+)
 GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
 
 
@@ -63,10 +66,10 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
     made = certify(kept)
     assert made == certificate.read(kept.ledger.runs_dir)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert made.num_examples == 1000
+    assert made.num_examples == NUM_SELECTION
     assert made.sealed_looks == 1
     assert made.interval[0] < made.difference < made.interval[1]
-    assert made.interval[0] > 0.1
+    assert made.interval[0] > 0
     assert made.difference == pytest.approx(made.incumbent_score - made.baseline_score)
     first = RULES.seed(FIRST_SEED_INDEX)
     assert run_names(kept) == [
@@ -85,11 +88,11 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     certify(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
     scores = json.loads(path.read_text())["scores"]
-    assert len(scores) == 1000
+    assert len(scores) == NUM_SELECTION
     selection = kept.ledger.records()[-1].runs[0].evaluation
     assert tuple(scores) != selection.scores
-    assert abs(sum(scores) / 1000 - selection.eval_score) < 0.08
-    questions = [example.question for example in data.load("sealed", 1000)]
+    assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
+    questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
     names = {"certificate.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
     assert {path.name for path in files} == names
@@ -195,7 +198,7 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     plan = make_plan(kept)
     lines = describe(plan, kept)
     assert lines[0] == (
-        "certify:  experiment 0002 (incumbent) against 0001 (baseline), 3 new seeds each, 1000 sealed examples"
+        "certify:  experiment 0002 (incumbent) against 0001 (baseline), 3 new seeds each, 200 sealed examples"
     )
     assert counted_looks(kept.ledger.runs_dir) == []
     assert not (kept.ledger.runs_dir / "certify").exists()

@@ -22,9 +22,10 @@ from nightshift.setup import Setup
 from tests.campaigns import judged, stored
 from tests.conftest import git, living_children
 from tests.stand_in_setup import during, furnish, make_setup
+from tests.stand_ins import NUM_SELECTION, small
 
 RULES = replace(
-    ARITHMETIC_TRL, budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
+    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
 )
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
@@ -90,8 +91,8 @@ def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup:
     evaluation = record.runs[0].evaluation
     lines = (setup.ledger.run_dir(1) / "run-1" / "attempt-0" / "evaluation.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == list(evaluation.scores)
-    assert len(lines) == 1000
-    assert evaluation.eval_score == pytest.approx(sum(evaluation.scores) / 1000)
+    assert len(lines) == NUM_SELECTION
+    assert evaluation.eval_score == pytest.approx(sum(evaluation.scores) / NUM_SELECTION)
 
 
 def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> None:
@@ -186,7 +187,7 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
     [
         ("sigkill", Failure.MACHINERY, "killed by SIGKILL"),
         ("exit_at_start", Failure.MACHINERY, "no model here"),
-        ("short_answers", Failure.MACHINERY, "999 of 1000 examples"),
+        ("short_answers", Failure.MACHINERY, f"{NUM_SELECTION - 1} of {NUM_SELECTION} examples"),
         ("error", Failure.TRAINING, "loss is nan"),
     ],
 )
