@@ -25,7 +25,7 @@ ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environment
 
 
 class Grouped(LoadScopeScheduling):  # type: ignore[misc]
-    """Hands out test by test, but those of a group to one process: it loads what they share once, which takes seconds."""
+    """Hands out test by test, but those of a group to one process, which loads once what takes seconds to load."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((group for group, files in GROUPS.items() if nodeid.startswith(files)), nodeid)

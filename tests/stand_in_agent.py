@@ -21,8 +21,8 @@ TRAIN = Path("train.toml")
 
 
 def rate(call: int) -> str:
-    """Another one each call, 23 times."""
-    return f"{(call * 7 % 23 + 1) / 2:g}e-06"
+    """Another one each call, 23 times; the first one is poor."""
+    return f"{(call * 7 % 23 + 0.2) / 2:g}e-06"
 
 
 def edit(value: str) -> None:
