@@ -18,6 +18,7 @@ from tests.checkouts import git  # noqa: F401  (tests take it from here)
 ROOT = Path(__file__).parents[1]
 CAMPAIGN = "autoresearch/test"
 GROUPS = {
+    "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_base.py", "tests/integration/test_trl_trainer.py"),
     "verifiers": ("tests/integration/test_tasksets.py", "tests/integration/test_prime_rl_validation.py::test_the_env"),
 }

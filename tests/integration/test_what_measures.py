@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from nightshift.campaign.ledger import Ledger
 from nightshift.rules import ARITHMETIC_TRL, is_covered
 from tests.checkouts import ROOT, make_checkout, python
@@ -36,27 +38,34 @@ EXCEPTIONS = {
 }
 
 
-def test_what_a_run_loads_is_hashed_or_named(tmp_path: Path) -> None:
-    root = tmp_path / "checkout"  # with a Python of its own: what it imports leaves a compiled file there
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout whose baseline the real engine has trained."""
+    root = tmp_path_factory.mktemp("measured") / "checkout"  # a Python of its own: what it imports is compiled there
     make_checkout(root, CAMPAIGN, (ROOT / "train.toml").read_text())
-    command = [python(root), "run.py", "--engine", "trl", "--budget-seconds", "1"]
+    run(python(root), "run.py", root=root)
+    (baseline,) = Ledger(root).records()
+    assert baseline.status == "keep"
+    return root
+
+
+def run(*command: str, root: Path) -> None:
+    command = (*command, "--engine", "trl", "--budget-seconds", "1")
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert Ledger(root).records()[0].status == "keep"
+
+
+def test_what_a_run_loads_is_hashed_or_named(root: Path) -> None:
     compiled = {path.relative_to(root) for path in root.rglob("__pycache__/*.pyc")}
     loaded = {f"{path.parents[1].as_posix()}/{path.name.partition('.')[0]}.py" for path in compiled}
     assert {"nightshift/engines/trl/grpo.py", "environments/gsm8k/nightshift_gsm8k/scoring.py"} <= loaded
     unhashed = {name for name in loaded if not is_covered(name, ARITHMETIC_TRL.measuring)}
     assert {name for name in unhashed if not is_covered(name, tuple(EXCEPTIONS))} == set()
     assert {path for path in EXCEPTIONS if not any(is_covered(name, (path,)) for name in unhashed)} == set()
-    a_night_goes_on(root)
 
 
-def a_night_goes_on(root: Path) -> None:
-    """In the same checkout, as its baseline has been trained: what TPE proposes is trained by the real engine."""
-    command = [f"{root}/.venv/bin/nightshift", "night", "--agent", "tpe", "--experiments", "1", "--budget-seconds", "1"]
-    done = subprocess.run([*command, "--engine", "trl"], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_what_tpe_proposes_in_a_night_is_trained_by_the_real_engine(root: Path) -> None:
+    run(f"{root}/.venv/bin/nightshift", "night", "--agent", "tpe", "--experiments", "1", root=root)
     _, record = Ledger(root).records()
     assert (record.failure, record.decided) == (None, 2)
     assert record.description.startswith("tpe: ")
