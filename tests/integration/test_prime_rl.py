@@ -21,7 +21,7 @@ from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
 from nightshift.train_toml.config import parse
-from tests import stand_in_prime_rl
+from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules
 
@@ -216,6 +216,15 @@ def test_a_death_in_training_is_a_crash_with_its_cause(
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
     with pytest.raises(EngineError, match="no final weights"):
         session.load_final_weights()
+
+
+def test_what_came_before_a_death_was_there(start: Open) -> None:
+    session = start("empty_batches")
+    waiting.wait_for(session._dead)
+    looks = iter([False, True, False, False])
+    session._wait_for("too late", "orchestrator", lambda: next(looks))
+    with pytest.raises(EngineError, match="all rewards of every group were equal"):
+        session._wait_for("too late", "orchestrator", lambda: next(looks))
 
 
 def test_a_budget_too_short_for_one_step_is_a_crash(start: Open, train: Train) -> None:

@@ -14,11 +14,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 NUM_STEPS = 6
 MODEL = Path(__file__).parents[2] / "models" / "arithmetic-base"
 FILES = {
-    "chat_template.jinja",
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
+    *("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
     "tokenizer_config.json",
 }
 
