@@ -10,7 +10,7 @@ from nightshift.git.repo import Repo
 from nightshift.records import Record
 from tests.checkouts import git
 
-SIZES = (16, 100, 200, 1000)  # of the selection sets that tests have
+SIZES = (16, 100, 400, 1000)  # of the selection sets that tests have
 HEAVY_NAMES = ("weights", "weights.partial", ".weights.partial")
 
 

@@ -23,12 +23,12 @@ from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
 TRAINER = HERE / "stand_in_trainer.py"
-NUM_SELECTION = 200
+NUM_SELECTION = 400
 
 
-def small(rules: Rules) -> Rules:
-    """The rules with fewer examples: a process that reads and answers a thousand takes a third of a second more."""
-    return replace(rules, environments=(replace(rules.environments[0], num_selection=NUM_SELECTION),))
+def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
+    """The rules with fewer examples than the thousand that every process would draw and answer."""
+    return replace(rules, environments=(replace(rules.environments[0], num_selection=num_selection),))
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:

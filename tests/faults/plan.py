@@ -22,21 +22,16 @@ from typing import Any
 from nightshift.engines import Engine
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.rules import ARITHMETIC_TRL, Rules
 from tests.checkouts import ROOT
 from tests.faults import actions
 from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault
 from tests.faults.stand_in_trainer import FOREVER, NUM_SELECTION
+from tests.stand_ins import prime_rl_rules, small
 
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
-RULES = replace(
-    ARITHMETIC_TRL,
-    environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=NUM_SELECTION),),
-    startup_seconds=20.0,
-)
-PRIME_RL_RULES = replace(
-    GSM8K_PRIME_RL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=16, num_train=64),)
-)
+RULES = replace(small(ARITHMETIC_TRL, NUM_SELECTION), startup_seconds=20.0)
+PRIME_RL_RULES = prime_rl_rules()
 
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.
 STEPS = {

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from nightshift_arithmetic import data
 
-# Libraries warn about each other.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = pytest.mark.filterwarnings("default")  # libraries warn about each other
 
 NUM_STEPS = 6
 MODEL = Path(__file__).parents[2] / "models" / "arithmetic-base"

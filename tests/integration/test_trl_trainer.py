@@ -55,7 +55,7 @@ def test_greedy_samples_are_those_of_generate(sampler: ModuleType, shipped: tupl
     import torch
 
     model, tokenizer = shipped
-    prompts = prompt_ids(tokenizer, 24)
+    prompts = prompt_ids(tokenizer, 40)
     assert len({len(ids) for ids in prompts}) > 5
     samples = sampler.sample(model, prompts, 1, 24, 0.0, {tokenizer.eos_token_id})
     assert {sample.truncated for sample in samples} == {True, False}
@@ -89,7 +89,7 @@ def test_groups_follow_the_prompts_and_the_temperature_shapes_the_draw(
     model, tokenizer = shipped
     torch.manual_seed(0)
     prompts = prompt_ids(tokenizer, 3)
-    for temperature in (0.7, 1.5):
+    for temperature in (0.7, 1.0, 1.5):
         samples = sampler.sample(model, prompts, 4000, 5, temperature, {tokenizer.eos_token_id})
         assert len(samples) == 12000
         for index, ids in enumerate(prompts):

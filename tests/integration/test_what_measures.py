@@ -11,6 +11,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.rules import ARITHMETIC_TRL, is_covered
 from tests.checkouts import ROOT, make_checkout, python
 from tests.conftest import CAMPAIGN
+from tests.night_checkout import problems
 
 # What a run loads and the hash does not cover: it moves neither the number nor the verdict, and the freeze covers it.
 EXCEPTIONS = {
@@ -44,8 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("measured") / "checkout"  # a Python of its own: what it imports is compiled there
     make_checkout(root, CAMPAIGN, (ROOT / "train.toml").read_text())
     run(python(root), "run.py", root=root)
-    (baseline,) = Ledger(root).records()
-    assert baseline.status == "keep"
+    assert [record.status for record in Ledger(root).records()] == ["keep"]
     return root
 
 
@@ -68,5 +68,6 @@ def test_what_tpe_proposes_in_a_night_is_trained_by_the_real_engine(root: Path) 
     run(f"{root}/.venv/bin/nightshift", "night", "--agent", "tpe", "--experiments", "1", root=root)
     _, record = Ledger(root).records()
     assert (record.failure, record.decided) == (None, 2)
+    assert problems(root) == []
     assert record.description.startswith("tpe: ")
     assert record.diff

@@ -15,9 +15,10 @@ from nightshift import sealed
 from nightshift.errors import EngineError, UsageError
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import Look
+from tests.stand_ins import small
 
 ROOT = Path(__file__).parents[2]
-RULES = replace(ARITHMETIC_TRL, environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=8),))
+RULES = small(ARITHMETIC_TRL, 8)
 FIRST = Look(1, "2026-11-21T00:00:00+00:00", "autoresearch/x", "abc", baseline=1, incumbent=4, num_seeds=3)
 
 

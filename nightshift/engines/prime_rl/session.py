@@ -201,9 +201,12 @@ class PrimeRlSession:
     def _wait_for(self, problem: str, name: str, is_there: Callable[[], bool]) -> None:
         """Wait for what the process `name` brings. EngineError if one dies, and once start-up has taken too long."""
         while not is_there():
-            if self._dead() and is_there():  # it came between two looks, and what died then has died in training
-                return
-            self._raise_if_dead()
+            try:
+                self._raise_if_dead()
+            except EngineError:
+                if is_there():  # it came between two looks, and what died then has died in training
+                    return
+                raise
             if self._clock() >= self._startup_ends:
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
                 raise EngineError(f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}")
