@@ -121,13 +121,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sweep_folder(folder: Path, names: tuple[str, ...] | None = None) -> None:
-    """Delete the temporary files that killed writers left in `folder`; of these `names` only, if given."""
+def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_mine: bool = False) -> None:
+    """Delete the temporary files that killed writers left in `folder`; of these `names` only, if given.
+
+    Where the folder `is_only_mine`, those of the living too: a worker that its head did not outlive is about to die,
+    and the dead have a process id until their parent takes note.
+    """
     for path in folder.glob(".*.tmp"):
         match = _NAME.fullmatch(path.name)
         if match is None or path.is_dir() or (names is not None and match[1] not in names):
             continue
-        if not psutil.pid_exists(int(match[2])):
+        if is_only_mine or not psutil.pid_exists(int(match[2])):
             path.unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import STARTED, Ledger
@@ -49,8 +50,11 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.settled is None:
             close(record, ledger, repo)
             note(f"experiment {record.number:04d} was decided but not settled; done now")
-    for record in ledger.records()[-1:]:
-        keep_model(ledger, record)  # what a full disk would not let go of
+    for number in ledger.numbers()[-1:]:
+        if last := ledger.read(number):
+            keep_model(ledger, last)  # what a full disk would not let go of
+        else:
+            _delete_weights(ledger.run_dir(number))
     ledger.sync_tsv()
 
 
@@ -68,14 +72,18 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
         if record.is_keep and evaluated:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
                 (evaluated[0] / WEIGHTS_NAME).rename(folder / MODEL_NAME)
-        for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
-            if path.is_symlink() or path.is_file():  # whatever lies in its place: rmtree refuses links
-                path.unlink()
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+        _delete_weights(folder)
         _delete_oldest(ledger, record, max_gb)
     except OSError as error:
         raise disk_error(error, folder) from None
+
+
+def _delete_weights(folder: Path) -> None:
+    for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+        if path.is_symlink() or path.is_file():  # whatever lies in its place: rmtree refuses links
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:

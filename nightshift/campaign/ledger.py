@@ -184,7 +184,7 @@ class Ledger:
         sweep_folder(self.runs_dir)
         for number in self.numbers()[-1:]:
             for folder in self.run_dir(number).glob("**/"):  # its own, and those of its runs and their attempts
-                sweep_folder(folder)
+                sweep_folder(folder, is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""

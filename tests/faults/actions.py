@@ -55,7 +55,7 @@ def undo(fault: Fault, root: Path) -> None:
         case "git state changed":
             restore_git(root, fault.failure)
         case _:
-            for path in (root / "train.toml", root / "results.tsv", root / "runs" / ".lock"):
+            for path in (root / "train.toml", root / "results.tsv", root / "runs" / ".lock", root / "runs" / ".head"):
                 if path.is_symlink():
                     path.unlink()
                 elif path.is_dir():

@@ -350,13 +350,13 @@ def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start
     baseline(setup, then=BAD)
     run(setup)
     assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
-    (setup.ledger.run_dir(2) / "run-1" / "attempt-0" / "weights").mkdir()  # could not be deleted
-    write(setup, POOR)
-    run(setup)
-    assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
-    (model,) = setup.ledger.runs_dir.glob("*/model")
-    assert model.parent.name == "0001"
-    assert (model / "model.safetensors").is_file()
+    for number, rate, lost in ((2, POOR, "effective.json"), (3, "4e-5", "record.json")):
+        (setup.ledger.run_dir(number) / "run-1" / "attempt-0" / "weights").mkdir()  # could not be deleted
+        (setup.ledger.run_dir(number) / lost).unlink()  # at last, nothing says whose they were
+        write(setup, rate)
+        run(setup)
+        assert list(setup.ledger.runs_dir.glob("*/run-*/attempt-*/weights")) == []
+    assert [str(path.parent)[-10:] for path in setup.ledger.runs_dir.glob("*/model/*")] == ["0001/model"]
 
 
 @pytest.mark.parametrize(

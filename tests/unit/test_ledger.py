@@ -139,7 +139,7 @@ def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> 
     dead.wait()
     root = ledger.tsv_path.parent
     ledger.run_dir(1, 1).mkdir()
-    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1, 1) / f".job.json.{dead.pid}.tmp"]
+    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1, 1) / f".job.json.{os.getppid()}.tmp"]
     theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
     kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
