@@ -7,10 +7,12 @@
     uv run prepare.py --smoke                # two GPUs: install prime-rl, then one short real run of the whole chain
 """
 
+import os
 import sys
 
-if not sys.flags.safe_path:
-    del sys.path[0]  # as in run.py
+if __name__ == "__main__" and "nightshift" not in sys.modules:  # as in run.py
+    begin = __file__.removesuffix("prepare.py") + "nightshift/entry.py"
+    os.execv(sys.executable, [sys.executable, "-I", begin, *sys.argv])
 
 from pathlib import Path
 from typing import Any

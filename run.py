@@ -10,11 +10,9 @@ Exit code: 0 measured, 1 crash, 2 wrong use or config, 130 interrupted.
 import os
 import sys
 
-if __name__ == "__main__" and not sys.flags.isolated:
-    # Neither variables (PYTHONPATH and its like) nor the user's own packages choose what is imported from here on.
-    os.execv(sys.executable, [sys.executable, "-I", *sys.argv])
-if not sys.flags.safe_path:
-    del sys.path[0]  # this folder stays on the path as its last entry: no file in it can shadow a library
+if __name__ == "__main__" and "nightshift" not in sys.modules:  # it begins there, isolated, and comes back here
+    begin = __file__.removesuffix("run.py") + "nightshift/entry.py"
+    os.execv(sys.executable, [sys.executable, "-I", begin, *sys.argv])
 
 from pathlib import Path
 from typing import Any

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.engines.trl.engine import TRAINER, trainer_argv  # noqa: E402
+from nightshift.engines.trl.engine import TRAINER  # noqa: E402
+from nightshift.entry import isolated  # noqa: E402
 from tests import checkouts  # noqa: E402
 
 EXIT_SECONDS = 30.0
@@ -65,7 +66,8 @@ def measure_start(clone: Path, folder: Path) -> Row:
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
     began = time.monotonic()
-    with subprocess.Popen(trainer_argv(TRAINER, path), cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as trainer:
+    argv = isolated(str(TRAINER), str(path))
+    with subprocess.Popen(argv, cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as trainer:
         assert trainer.stdin is not None
         assert trainer.stdout is not None
         ready = json.loads(trainer.stdout.readline())

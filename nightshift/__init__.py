@@ -11,10 +11,10 @@ For a notebook or a script; each name loads on first use, and none of them chang
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own; nothing is imported before entry.py has isolated the process
 if TYPE_CHECKING:
+    from typing import Any
+
     from nightshift.campaign.campaign import Campaign
     from nightshift.campaign.ledger import Ledger
     from nightshift.train_toml.config import load as load_config
@@ -28,4 +28,6 @@ def __getattr__(name: str) -> Any:
     """A public name, loaded when it is first asked for. AttributeError for any other."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name.removesuffix("_config"))

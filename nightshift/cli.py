@@ -203,6 +203,5 @@ def replay_command(runs_dir: Path, num_examples: int | None, **constants: float 
     console.print_text("\n\n".join("\n".join(map(console.printable, text.split("\n"))) for text in tables))
 
 
-def main() -> None:
-    """Entry point."""
+if __name__ == "__main__":
     sys.exit(command.in_one_line(commands)())

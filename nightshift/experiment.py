@@ -109,7 +109,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     head, records = setup.repo.head(), setup.ledger.records()
     first = baseline_of(records, head)
     if head.is_campaign:  # first the harness: it names the file that changed
-        require_clean_start(setup.repo, head, candidate.source, first.commit if first else None, setup.rules)
+        require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
@@ -235,9 +235,11 @@ def examine(record: Record, setup: Setup) -> str | None:
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
     """Why the last run of a record counts for nothing; None if it was measured by the harness that was agreed."""
     head, run = Head(record.branch, record.commit), record.runs[-1]
-    agreed = (baseline_of(setup.ledger.records(), head) or record).commit
-    if head.is_campaign and agreed and (changed := changed_harness_files(setup.repo, agreed, setup.rules)):
-        return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
+    agreed = baseline_of(setup.ledger.records(), head) or record
+    if head.is_campaign and agreed.commit:
+        changed = changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
+        if changed:
+            return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

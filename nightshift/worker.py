@@ -1,4 +1,4 @@
-"""One run, made in a process of its own: `python -I -m nightshift.worker ROOT FOLDER`.
+"""One run, made in a process of its own: `worker.py ROOT FOLDER`, begun by entry.py.
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
 the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
@@ -53,8 +53,6 @@ def signature(key: bytes, result: bytes, job: Job) -> str:
 
 def main(root: Path, folder: Path) -> int:
     """One run; the exit code says whether there is a result."""
-    # A file at the top of a checkout must not pass for a library that others import if it is there (wandb).
-    sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).resolve().parents[1]]
     try:
         with interruptible():
             key = _read_key()

@@ -84,7 +84,7 @@ def install(kind: str) -> None:
 
     if kind != "real":
         _put_into(setup, kind)
-        local.PROGRAM = (Path(__file__), kind)
+        local.PROGRAM = (__file__, kind)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _contenders(setup: Setup) -> tuple[Record, Record]:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
     require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
-    require_clean_start(setup.repo, head, b"", first.commit or head.commit, setup.rules)
+    require_clean_start(setup.repo, head, b"", first, setup.rules)
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or incumbent.number == first.number:
         raise UsageError("nothing was kept: the incumbent is the baseline", "Certify when an experiment was kept.")

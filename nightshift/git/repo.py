@@ -2,32 +2,45 @@
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
 submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
-signature or editor of the user runs at 3 a.m.
+signature or editor of the user runs at 3 a.m. No git here reads the person's configuration, which an agent could have
+written, but for a name to commit under; and of git's objects only those are believed whose bytes have the hash that
+they are called by.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from subprocess import PIPE
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
+from nightshift.git.objects import FOLDER, SUBMODULE, Blob, entries_of, object_id
 from nightshift.records import Failure, Record, Verdict
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
+_CLONE_AGAIN = "Clone the repository again from a place that you trust."
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
 )
+# HOME for a git older than 2.32, which does not know GIT_CONFIG_GLOBAL.
+_NO_CONFIGURATION = {
+    "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("config")),
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "HOME": os.devnull,
+    "XDG_CONFIG_HOME": os.devnull,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +54,6 @@ class Head:
     def is_campaign(self) -> bool:
         """True on a branch `autoresearch/<tag>`: the only place where results are settled in git."""
         return self.branch.startswith(CAMPAIGN_PREFIX)
-
-
-class Blob(NamedTuple):
-    """A file as git holds it: `mode` 120000 is a link, `id` hashes its bytes."""
-
-    mode: str
-    id: str
 
 
 class Repo:
@@ -67,38 +73,43 @@ class Repo:
 
     def config_at(self, commit: str) -> bytes | None:
         """Bytes of train.toml in `commit`; None if it has none."""
-        result = self._run("cat-file", "blob", f"{commit}:{CONFIG_NAME}")
-        return result.stdout if result.returncode == 0 else None
+        top = self._top(commit) or {}
+        return self._objects([top[CONFIG_NAME].id])[0] if CONFIG_NAME in top else None
 
     def files_at(self, commit: str) -> dict[str, Blob]:
-        """The files that `commit` holds, by their names relative to the root."""
-        found = {}
-        for entry in self._git("ls-tree", "-r", "-z", "--full-tree", commit).split("\0")[:-1]:
-            meta, name = entry.split("\t", 1)
-            mode, kind, object_id = meta.split()
-            if kind == "blob":
-                found[name] = Blob(mode, object_id)
-        if CONFIG_NAME not in found:
+        """The files that `commit` holds, by their names relative to the root. UsageError for a forged object."""
+        entries = self._top(commit)
+        if entries is None:
+            raise UsageError(f"git has no readable commit {commit[:12]}", _CLONE_AGAIN)
+        if CONFIG_NAME not in entries:
             raise UsageError(
                 f"{commit[:7]} holds no {CONFIG_NAME} at its top", "Commit it, in a repository of its own."
             )
+        found = dict[str, Blob]()
+        while entries:
+            folders = {name: blob.id for name, blob in entries.items() if blob.mode == FOLDER}
+            found |= {name: blob for name, blob in entries.items() if blob.mode not in (FOLDER, SUBMODULE)}
+            trees = zip(folders, self._trees([*folders.values()]), strict=True)
+            entries = {f"{folder}/{name}": blob for folder, tree in trees for name, blob in tree.items()}
         return found
 
     def differs(self, name: str, blob: Blob) -> bool:
-        """True if the working file is another one, or is gone.
+        """True if the working file is another one, is gone, or lies below a link to another folder.
 
         Hashed here, below the root as Python sees it, not by `git diff`: its answer can be bent by index flags,
         attributes, filters and core.worktree, which whoever edits the harness could set too.
         """
         path = self.root / name
+        folders = [self.root / folder for folder in PurePath(name).parents if folder.name]
         try:
+            if any(map(Path.is_symlink, folders)):
+                return True
             if path.is_symlink() != (blob.mode == "120000") or not (path.is_symlink() or path.is_file()):
                 return True
             data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
         except OSError:
             return True
-        digest = hashlib.sha1 if len(blob.id) == 40 else hashlib.sha256
-        return digest(b"blob %d\0" % len(data) + data).hexdigest() != blob.id
+        return object_id(b"blob", data, len(blob.id)) != blob.id
 
     def keep(self, head: Head, candidate: bytes, message: str) -> tuple[str, str]:
         """Commit the candidate's bytes on the campaign branch. Returns (commit, what was done).
@@ -149,7 +160,9 @@ class Repo:
     def clone(self, head: Head, folder: Path) -> None:
         """Copy the branch into `folder`, with no object, remote or reflog in common."""
         options = ("--quiet", "--no-local", "--single-branch", "--no-tags", "--template=", "--branch", head.branch)
-        self._git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root), str(folder))
+        # From outside: the configuration of this checkout could lead the clone to another place.
+        git = Repo(folder.parent)._git
+        git("clone", *options, "-c", "core.logAllRefUpdates=false", "--", str(self.root.resolve()), str(folder))
         Repo(folder)._git("remote", "remove", "origin")
 
     def state(self) -> dict[str, str]:
@@ -178,10 +191,10 @@ class Repo:
         Built from a tree, without an index: a temporary index would outlive a harness that is killed here.
         """
         blob = self._git("hash-object", "-w", "--stdin", "--no-filters", stdin=config).strip()
-        listed = self._git("ls-tree", "-z", "--full-tree", parent).split("\0")[:-1]
-        entries = [entry for entry in listed if entry.partition("\t")[2] != CONFIG_NAME]
-        entries.append(f"100644 blob {blob}\t{CONFIG_NAME}")
-        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(f"{entry}\0" for entry in entries))).strip()
+        entries = {**(self._top(parent) or {}), CONFIG_NAME: Blob("100644", blob)}
+        kinds = {FOLDER: "tree", SUBMODULE: "commit"}
+        listed = (f"{b.mode} {kinds.get(b.mode, 'blob')} {b.id}\t{name}\0" for name, b in entries.items())
+        tree = self._git("mktree", "-z", stdin=os.fsencode("".join(listed))).strip()
         options = (*self._identity(), "commit-tree", tree, "-p", parent, "-F", "-")
         commit = self._git(*options, stdin=message.encode()).strip()
         # Compare-and-swap: a commit that somebody made this instant is not lost.
@@ -191,32 +204,69 @@ class Repo:
         return commit
 
     def _identity(self) -> list[str]:
-        """Options that name an author where the user configured none."""
-        fallbacks = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
-        missing = [key for key in fallbacks if not self._git("config", "--get", key, check=False).strip()]
-        return [word for key in missing for word in ("-c", f"{key}={fallbacks[key]}")]
+        """Options that name the author: what the person configured for this checkout or for all, else our own."""
+        found = {"user.name": "Nightshift", "user.email": "nightshift@localhost"}
+        for key in found:
+            found[key] = self._git("config", "--get", key, check=False, is_personal=True).strip() or found[key]
+        return [word for key, value in found.items() for word in ("-c", f"{key}={value}")]
 
-    def _git(self, *arguments: str, stdin: bytes = b"", check: bool = True) -> str:
-        result = self._run(*arguments, stdin=stdin)
+    def _top(self, commit: str) -> dict[str, Blob] | None:
+        """What lies at the top of a commit, folders too; None where there is no such commit."""
+        name = self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", check=False).strip()
+        return self._trees([self._objects([name])[0].split()[1].decode()])[0] if name else None
+
+    def _trees(self, names: Sequence[str]) -> list[dict[str, Blob]]:
+        return [entries_of(tree, len(name)) for name, tree in zip(names, self._objects(names), strict=True)]
+
+    def _objects(self, names: Sequence[str]) -> list[bytes]:
+        """Their contents. UsageError for one whose bytes have another hash: git itself does not look at all of them."""
+        answer, at, found = self._run("cat-file", "--batch", stdin="\n".join(names).encode()).stdout, 0, []
+        for name in names:
+            line_end = answer.find(b"\n", at)
+            header = answer[at:line_end].split()
+            if len(header) != 3:
+                raise EngineError(
+                    f"git has no object {name}", "Fetch it: a checkout must hold the whole of its branch."
+                )
+            at = line_end + 1 + int(header[2])
+            found.append(answer[line_end + 1 : at])
+            at += 1
+            if object_id(header[1], found[-1], len(name)) != name:
+                raise UsageError(
+                    f"git's object {name[:12]} holds other bytes than its name says: it was overwritten", _CLONE_AGAIN
+                )
+        return found
+
+    def _git(self, *arguments: str, stdin: bytes = b"", check: bool = True, is_personal: bool = False) -> str:
+        result = self._run(*arguments, stdin=stdin, is_personal=is_personal)
         if check and result.returncode != 0:
             command = next((a for a in arguments if not a.startswith("-") and "=" not in a), arguments[0])
             reason = result.stderr.decode(errors="replace").strip().splitlines()
             raise EngineError(f"git {command} failed: {reason[-1] if reason else result.returncode}")
         return result.stdout.decode(errors="surrogateescape")
 
-    def _run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    def _run(
+        self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
+    ) -> subprocess.CompletedProcess[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
+        command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
-            return subprocess.run(
-                [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments],
+            with subprocess.Popen(
+                command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
                 cwd=self.root,
-                input=stdin,
-                capture_output=True,
-                timeout=_TIMEOUT_SECONDS,
-                env=clean,
-                check=False,
-            )
+                env=clean if is_personal else clean | _NO_CONFIGURATION,
+                start_new_session=True,
+            ) as process:
+                try:
+                    output = process.communicate(stdin, _TIMEOUT_SECONDS)
+                finally:  # with whatever it started, should there be a way for it to
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
+            return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
         except OSError as error:

@@ -11,40 +11,55 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import resource
+import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
+import psutil
+
 from nightshift.errors import UsageError, listed
 from nightshift.git.repo import Head, Repo
+from nightshift.records import Record
 from nightshift.rules import Rules, is_covered
 
 _START_UP = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself, if they are on sys.path
 _CACHE = "__pycache__"
+_MORE_BYTES = 1_000_000_000
 
 
-def changed_harness_files(repo: Repo, commit: str, rules: Rules) -> list[str]:
-    """Frozen files that differ from `commit`, then code among them that it does not hold; relative to the checkout."""
+def changed_harness_files(repo: Repo, commit: str, rules: Rules, harness_tree: str = "") -> list[str]:
+    """Frozen files that differ from `commit`, then code among them that it does not hold; relative to the checkout.
+
+    `harness_tree`: our own digest of them when they were agreed on. Where it is another one now, and git shows no
+    file that differs, that is said instead.
+    """
     tracked = repo.files_at(commit)
     changed = [name for name in tracked if is_covered(name, rules.frozen) and repo.differs(name, tracked[name])]
-    return changed + untracked_code(repo.root, tracked, rules.frozen)
+    changed += untracked_code(repo.root, tracked, rules.frozen)
+    if not changed and harness_tree and (now := rules.harness_tree(repo.root)) != harness_tree:
+        return [f"files beside the tracked ones ({harness_tree[:12]} then, {now[:12]} now)"]
+    return changed
 
 
-def require_clean_start(repo: Repo, head: Head, config: bytes, branch_point: str | None, rules: Rules) -> None:
+def require_clean_start(repo: Repo, head: Head, config: bytes, first: Record | None, rules: Rules) -> None:
     """Refuse an experiment on a campaign branch whose harness is not the one that was agreed.
 
-    `branch_point` is the commit of the campaign's first experiment; None for that first one itself,
-    which measures train.toml as it is committed. Raises UsageError.
+    `first` is the campaign's first experiment; None for that first one itself, which measures train.toml as it is
+    committed. Raises UsageError.
     """
     if head.commit is None:
         raise UsageError(f"branch {head.branch} has no commit", "Commit the checkout first.")
-    changed = changed_harness_files(repo, branch_point or head.commit, rules)
+    branch_point, harness_tree = (first.commit, first.harness_tree) if first else (None, "")
+    changed = changed_harness_files(repo, branch_point or head.commit, rules, harness_tree)
     if changed:
         raise UsageError(
             f"{listed(changed)} differ from the branch point {(branch_point or head.commit)[:7]}",
             "On a campaign branch only train.toml changes: restore or delete them, or start another branch.",
         )
-    if branch_point is None and repo.config_at(head.commit) != config:
+    if first is None and repo.config_at(head.commit) != config:
         raise UsageError(
             "train.toml differs from its committed version, and the first experiment measures the baseline",
             "Commit train.toml, or restore it, before the first run of a campaign.",
@@ -97,10 +112,24 @@ def _importable(top: Path, folder: str) -> Iterator[str]:
 
 
 def _forged(top: Path, code: Collection[str]) -> Iterator[str]:
-    for name in code:
-        if name.endswith(".py") and is_forged(top / name):
-            cached = Path(importlib.util.cache_from_source(str(top / name)))
-            yield cached.relative_to(top).as_posix() if cached.is_relative_to(top) else str(cached)
+    with _little_memory():
+        forged = [name for name in code if name.endswith(".py") and is_forged(top / name)]
+    for name in forged:
+        cached = Path(importlib.util.cache_from_source(str(top / name)))
+        yield cached.relative_to(top).as_posix() if cached.is_relative_to(top) else str(cached)
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Meanwhile no gigabytes for a tuple of two billion that 21 bytes of bytecode announce."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform == "linux":  # elsewhere what a process has mapped is not what it may map
+        most = psutil.Process().memory_info().vms + _MORE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most if limits[0] < 0 else min(most, limits[0]), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def is_forged(source: Path) -> bool:
@@ -112,7 +141,7 @@ def is_forged(source: Path) -> bool:
         return loaded != compile(source.read_bytes(), "", "exec", dont_inherit=True)
     except OSError:  # a missing source is a changed file
         return False
-    except (ValueError, EOFError, TypeError, ImportError, SyntaxError):
+    except (ValueError, EOFError, TypeError, ImportError, SyntaxError, MemoryError):
         return True
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nightshift.errors import UsageError, listed
-from nightshift.guard.freeze import files_below, is_forged
+from nightshift.guard.freeze import files_below
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
 _PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
@@ -34,14 +34,16 @@ def take(root: Path) -> Mapping[str, os.stat_result]:
 def require_same(before: Mapping[str, os.stat_result], root: Path) -> None:
     """Raise UsageError with the first names of what is new, gone or changed since `before`.
 
-    Bytecode that Python has written meanwhile is no change, if it is that of its source.
+    Compiled code that is new or changed is deleted: Python makes it again, of its source.
     """
     after = take(root)
     edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
-    others = {path for path in before.keys() ^ after.keys() if not path.endswith(".pyc") or _is_bad(Path(path))}
-    if edited or others:
+    changed = edited | (before.keys() ^ after.keys())
+    for path in filter(_is_cache, changed):
+        Path(path).unlink(missing_ok=True)
+    if named := sorted(path for path in changed if not _is_cache(path)):
         raise UsageError(
-            f"{listed(sorted(edited | others))} changed while the agent worked: workers would import it",
+            f"{listed(named)} changed while the agent worked: workers would import it",
             "Look at the change and undo it (uv sync --reinstall); then start the night again.",
         )
 
@@ -52,11 +54,10 @@ def _is_same(one: os.stat_result, two: os.stat_result) -> bool:
     return was == now and (one.st_ctime_ns == two.st_ctime_ns or max(one.st_nlink, two.st_nlink) > 1)
 
 
-def _is_bad(cached: Path) -> bool:
-    """True for bytecode that is there and is not its source's."""
-    if not cached.exists() or cached.parent.name != "__pycache__":
-        return cached.exists()  # a module of its own
-    return is_forged(cached.parent.parent / f"{cached.name.partition('.')[0]}.py")
+def _is_cache(path: str) -> bool:
+    """True for compiled code that Python leaves where it looks for it; elsewhere it is a module of its own."""
+    is_below = sys.pycache_prefix is not None and path.startswith(f"{sys.pycache_prefix}{os.sep}")
+    return path.endswith(".pyc") and (is_below or Path(path).parent.name == "__pycache__")
 
 
 def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
@@ -67,7 +68,8 @@ def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
     if sys.prefix != sys.base_prefix:  # a virtual environment; the system's programs are not ours to watch
         yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
         yield Path(sys.prefix, "pyvenv.cfg")
-    for folder in folders:
-        for entry in files_below(folder, _PACKAGES):
+    unread = (*_PACKAGES, "__pycache__") if sys.pycache_prefix else _PACKAGES
+    for folder in (*folders, *([Path(sys.pycache_prefix)] if sys.pycache_prefix else [])):
+        for entry in files_below(folder, unread):
             if entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
                 yield entry

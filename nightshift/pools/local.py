@@ -10,7 +10,6 @@ import hmac
 import os
 import secrets
 import select
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from subprocess import PIPE
 
 import msgspec
 
+from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
 from nightshift.processes.supervise import Child, ProcessGroup
@@ -28,7 +28,7 @@ from nightshift.records import Job, Result
 from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Signed, signature
 
 SUBMITTED_NAME = "submitted.json"
-PROGRAM: tuple[str | Path, ...] = ("-m", "nightshift.worker")
+PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
 _POLL_SECONDS = 0.05  # where the kernel cannot tell
 LATE_SECONDS = 60.0  # after its own deadline: then it hangs
@@ -64,7 +64,7 @@ class LocalPool:
         try:
             child = group.start(
                 "worker",
-                [sys.executable, "-I", *PROGRAM, self.root, folder],
+                isolated(*PROGRAM, str(self.root), str(folder)),
                 log_path=folder / LOG_NAME,
                 env=self.environ,
                 cwd=self.root,

@@ -45,7 +45,7 @@ def _equip(plan: Plan, root: Path) -> None:
     setup.open_engine = partial(open_engine, plan)
     setup.datetime = strike.datetime()  # type: ignore[misc]
     experiment.job_of = job_of
-    local.PROGRAM, local.LATE_SECONDS = (WORKER, msgspec.json.encode(plan).decode()), LATE_SECONDS
+    local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS
     strike.prepare()
 
 

@@ -33,7 +33,7 @@ LINE = """
     rules
     records
     files
-    errors
+    entry errors
 """
 STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 # Only these are told of the whole set-up; what lies below is given the parts that it needs.

@@ -103,7 +103,7 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
 def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
     """Without GPUs and without prime-rl. Two seconds are promised; here of CPU time, whatever the machine does."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
-    command = [sys.executable, "-c", "from nightshift.cli import main; main()", "doctor", "--engine", engine]
+    command = [sys.executable, "-c", "from nightshift.cli import commands; commands()", "doctor", "--engine", engine]
     began = cpu_seconds_of_children()
     result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (code, "")

@@ -11,6 +11,7 @@ from nightshift.git.repo import Repo
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.rules import ARITHMETIC_TRL as RULES
 from nightshift.rules import GSM8K_TRL
+from tests.campaigns import a_record
 from tests.conftest import git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 0\n"
@@ -56,13 +57,13 @@ def test_an_edited_harness_is_seen_however_it_is_hidden(repo: Repo, start: str, 
         path.unlink()
     assert changed_harness_files(repo, start, RULES) == ["prepare.py"]
     with pytest.raises(UsageError, match=r"prepare\.py differ"):
-        require_clean_start(repo, repo.head(), INCUMBENT, start, RULES)
+        require_clean_start(repo, repo.head(), INCUMBENT, a_record(commit=start), RULES)
 
 
 def test_documents_and_train_toml_are_free(repo: Repo, start: str) -> None:
     (repo.root / "program.md").write_text("Think first.\n")
     (repo.root / "train.toml").write_bytes(CANDIDATE)
-    require_clean_start(repo, repo.head(), CANDIDATE, start, RULES)
+    require_clean_start(repo, repo.head(), CANDIDATE, a_record(commit=start), RULES)
 
 
 def test_the_baseline_must_be_the_committed_train_toml(repo: Repo) -> None:
@@ -88,6 +89,20 @@ def test_core_worktree_does_not_show_another_checkout(repo: Repo, start: str, tm
         path.rename(tmp_path / path.name)
     git(repo.root, "config", "core.worktree", str(tmp_path))  # above the checkout: git sees it as a folder of its own
     assert changed_harness_files(repo, start, RULES) == ["prepare.py"]
+
+
+def test_a_folder_that_is_a_link_is_another_one_though_its_bytes_are_the_same(repo: Repo, start: str) -> None:
+    (repo.root / "nightshift").rename(repo.root.parent / "moved")
+    (repo.root / "nightshift").symlink_to(repo.root.parent / "moved")
+    assert changed_harness_files(repo, start, RULES) == ["nightshift/evaluation.py"]
+
+
+def test_what_git_cannot_show_our_own_digest_does(repo: Repo, start: str) -> None:
+    agreed = RULES.harness_tree(repo.root)
+    assert changed_harness_files(repo, start, RULES, agreed) == []
+    (repo.root / "nightshift" / "data.json").write_text("{}")  # no code: nothing that Python could import
+    (named,) = changed_harness_files(repo, start, RULES, agreed)
+    assert named.startswith(f"files beside the tracked ones ({agreed[:12]} then, ")
 
 
 @pytest.mark.parametrize("is_committed", [False, True])

@@ -120,6 +120,27 @@ def test_hooks_signing_filters_and_missing_identity_do_not_matter(repo: Repo, mo
     assert git(root, "log", "-1", "--format=%an").strip() == "Nightshift"
 
 
+@pytest.mark.parametrize("what", ["^{tree}", ":nightshift", ":nightshift/engines", ":train.toml", ""])
+def test_an_object_is_believed_only_if_its_bytes_have_its_name(repo: Repo, what: str) -> None:
+    (repo.root / "nightshift" / "engines").mkdir(parents=True)
+    (repo.root / "nightshift" / "engines" / "trainer.py").write_text("HONEST = True\n")
+    git(repo.root, "add", "--all")
+    git(repo.root, "commit", "--quiet", "-m", "agreed")
+    agreed = str(repo.head().commit)
+    (repo.root / "nightshift" / "engines" / "trainer.py").write_text("HONEST = False\n")
+    (repo.root / "train.toml").write_bytes(CANDIDATE)
+    git(repo.root, "commit", "--quiet", "--all", "-m", "evil")
+    names = [git(repo.root, "rev-parse", f"{commit}{what}").strip() for commit in (agreed, "HEAD")]
+    paths = [repo.root / ".git" / "objects" / name[:2] / name[2:] for name in names]
+    git(repo.root, "update-ref", "HEAD", agreed)
+    paths[0].chmod(0o644)
+    paths[0].write_bytes(paths[1].read_bytes())
+    read = repo.config_at if "train" in what else repo.files_at
+    told = rf"{names[0][:12]} holds other bytes than its name says" if what else "no readable commit"
+    with pytest.raises(UsageError, match=rf"{told}.*Clone the repository again"):
+        read(agreed)
+
+
 def test_a_locked_index_does_not_stop_a_keep(repo: Repo) -> None:
     (repo.root / ".git" / "index.lock").touch()
     repo.keep(repo.head(), CANDIDATE, MESSAGE)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head, Repo
+from tests.checkouts import wait_for
 from tests.conftest import CAMPAIGN, git
 
 
@@ -46,6 +48,40 @@ def test_a_clone_shares_nothing_and_does_not_know_where_it_is_from(checkout: Pat
     ours = [path for path in (copy / ".git").rglob("*") if path.is_file()]
     assert inodes.isdisjoint(path.stat().st_ino for path in ours)
     assert not [path for path in ours if str(checkout).encode() in path.read_bytes()]
+
+
+def test_nothing_that_a_person_or_an_agent_configured_runs(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, marker, evil = tmp_path / "home", tmp_path / "marker", tmp_path / "evil.sh"
+    (home / ".config" / "git").mkdir(parents=True)
+    evil.write_text(f"#!/bin/sh\ntouch {marker}\ncat\n")
+    evil.chmod(0o755)
+    (home / "attributes").write_text("* filter=evil\n")
+    (home / ".config" / "git" / "attributes").write_text("* filter=evil\n")
+    (home / ".gitconfig").write_text(
+        f"[uploadpack]\n\tpackObjectsHook = {evil}\n[core]\n\tattributesFile = {home}/attributes\n"
+        f"\thooksPath = {home}\n\tfsmonitor = {evil}\n\tsshCommand = {evil}\n\talternateRefsCommand = {evil}\n"
+        f'[filter "evil"]\n\tsmudge = {evil}\n\tclean = {evil}\n\tprocess = {evil}\n\trequired = true\n'
+        f'[url "ext::{evil} "]\n\tinsteadOf = {tmp_path}\n[protocol "ext"]\n\tallow = always\n'
+        f"[credential]\n\thelper = {evil}\n[gpg]\n\tprogram = {evil}\n[user]\n\tname = Ada\n"
+    )
+    monkeypatch.setenv("HOME", str(home))
+    git(checkout, "config", f"url.ext::{evil} .insteadOf", str(tmp_path))
+    git(checkout, "config", "protocol.ext.allow", "always")
+    repo, copy = Repo(checkout), tmp_path / "copy"
+    repo.clone(repo.head(), copy)
+    assert (copy / "prepare.py").read_text() == "MEASURES = True\n"
+    repo.keep(repo.head(), b"lr = 2\n", "kept\n")
+    assert repo.state()["HEAD"]
+    assert not marker.exists()
+    assert b"author Ada <nightshift@localhost>" in Repo(checkout)._objects([str(repo.head().commit)])[0]
+
+
+def test_what_git_starts_ends_with_it(checkout: Path) -> None:
+    Repo(checkout)._run("-c", "alias.stay=!sleep 601 > /dev/null 2>&1 & echo $! > pid", "stay")
+    pid = int((checkout / "pid").read_text())
+    assert wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_the_state_tells_of_every_change_to_git(checkout: Path) -> None:

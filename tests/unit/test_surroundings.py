@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import py_compile
 import sys
@@ -84,11 +85,17 @@ def test_what_python_uv_and_people_do_is_no_change(library: Path, tmp_path: Path
     surroundings.require_same(before, tmp_path)
 
 
-def test_forged_bytecode_is_a_change(library: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", [None, "compiled"])
+def test_compiled_code_of_anybody_is_deleted_where_python_looks_for_it(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str | None
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", prefix and str(tmp_path / prefix))
     before = surroundings.take(tmp_path)
     forge(library / "package" / "module.py")
-    with pytest.raises(UsageError, match=r"__pycache__/module\.\S+ changed"):
-        surroundings.require_same(before, tmp_path)
+    cached = Path(importlib.util.cache_from_source(str(library / "package" / "module.py")))
+    assert cached.is_file()
+    surroundings.require_same(before, tmp_path)
+    assert not cached.exists()
 
 
 def test_the_checkouts_own_code_is_not_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def forge(source: Path, flags: int = 0) -> Path:
     if flags & 2:
         stamp = importlib.util.source_hash(source.read_bytes())
     code = marshal.dumps(compile("KEEP = True\n", str(source), "exec"))
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(importlib.util.MAGIC_NUMBER + flags.to_bytes(4, "little") + stamp + code)
     return path
 

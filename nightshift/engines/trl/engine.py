@@ -19,7 +19,8 @@ from typing import Any
 
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
-from nightshift.engines.trl.session import TrlSession, trainer_argv
+from nightshift.engines.trl.session import TrlSession
+from nightshift.entry import isolated
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import free_disk_gb
 from nightshift.processes.supervise import engine_environment
@@ -153,7 +154,7 @@ class TrlEngine:
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold."""
         spec = self._spec(settings, seed, run_dir)
-        command = shlex.join(map(str, trainer_argv(self._trainer, run_dir / "spec.json")))
+        command = shlex.join(isolated(str(self._trainer), str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from nightshift.engines import Message, ProgressCallback
+from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
@@ -72,11 +72,6 @@ def decode_event(line: bytes) -> Event:
         raise EngineError(f"the trainer said {line[:200]!r}: {error}") from None
 
 
-def trainer_argv(trainer: Path, spec_path: Path) -> list[str | Path]:
-    """-I: nothing of the current folder or the user's site reaches the trainer."""
-    return [sys.executable, "-I", trainer, spec_path]
-
-
 class TrlSession:
     """One trainer process, from start-up to its last completion."""
 
@@ -89,7 +84,7 @@ class TrlSession:
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         self._buffer = b""
         self._num_steps = 0
-        argv = trainer_argv(trainer, spec_path)
+        argv = isolated(str(trainer), str(spec_path))
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
         )

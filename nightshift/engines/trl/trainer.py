@@ -1,4 +1,4 @@
-"""The child process of the trl engine: `python -I trainer.py SPEC.json`.
+"""The child process of the trl engine: `trainer.py SPEC.json`, begun by nightshift/entry.py.
 
 Commands arrive as JSON lines on stdin, events leave as JSON lines on stdout; everything that a library
 prints goes to stderr, the run's log. Any failure is one `error` event with its cause, a traceback on
@@ -8,7 +8,6 @@ stderr, and exit code 1. Of nightshift it imports what a run needs only.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import resource
@@ -30,7 +29,6 @@ def main() -> int:
     os.dup2(2, 1)
     # Threads that spin while they wait stall each other as soon as anything else wants a core.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    _import_own_package()
     try:
         spec = json.loads(Path(sys.argv[1]).read_text())
         trainer = Trainer(spec, events)
@@ -42,15 +40,6 @@ def main() -> int:
         _send(events, {"event": "error", "cause": cause})
         return 1
     return 0
-
-
-def _import_own_package() -> None:
-    """This checkout's nightshift, and no more of the checkout: a file at its top must not pass for a library that
-    others import if it is there (wandb)."""
-    top = str(Path(__file__).resolve().parents[3])
-    sys.path[:] = [top, *(folder for folder in sys.path if folder != top)]
-    importlib.import_module("nightshift.engines.trl")
-    del sys.path[0]
 
 
 class Trainer:
