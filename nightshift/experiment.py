@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of, require_same_set
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
+from nightshift.entry import LIBRARY_PATH
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
@@ -56,6 +58,8 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         resume(setup.ledger, setup.repo, setup.reporter.note)
     record = admit(config, request, setup)
     require_ready(setup.engine)
+    if record.parent is None:
+        require_packaged(setup)
     files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
@@ -110,8 +114,9 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     first = baseline_of(records, head)
     if head.is_campaign:  # first the harness: it names the file that changed
         require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
+    hardware, library_path = setup.engine.hardware(), setup.surroundings.library_path
     if first:
-        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
+        require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, library_path)
     campaign = Campaign.of(records, head.branch, setup.rules_hash)
     validated = setup.engine.validate(candidate)
     incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
@@ -138,8 +143,9 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
-        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")},
-        hardware=setup.engine.hardware(),
+        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
+        | ({LIBRARY_PATH: library_path} if library_path else {}),
+        hardware=hardware,
         decision=setup.rules.decision,
         harness_tree=setup.harness_tree,
         effective=dict(validated.settings),
@@ -164,10 +170,18 @@ def require_ready(engine: Engine) -> None:
         raise EngineError(problems[0] + more)
 
 
+def require_packaged(setup: Setup) -> None:
+    """Refuse libraries that were edited where they are installed; UsageError with their names."""
+    setup.reporter.note("comparing the installed packages with what was published, once for a campaign")
+    if edited := setup.surroundings.unlike_packages():
+        raise UsageError(f"{listed(edited)} in {sys.prefix} differ from their packages", "uv sync --reinstall")
+
+
 def submit(record: Record, setup: Setup) -> None:
     """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
+    setup.surroundings.look()
     setup.pool.submit(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
 
 
@@ -240,6 +254,8 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
         changed = changed_harness_files(setup.repo, agreed.commit, setup.rules, agreed.harness_tree)
         if changed:
             return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
+    if changed := setup.surroundings.changed():
+        return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

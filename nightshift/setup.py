@@ -15,6 +15,7 @@ from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.environments import chosen, load
 from nightshift.git.repo import Repo
+from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.records import Progress, Request
@@ -45,6 +46,7 @@ class Setup:
     ledger: Ledger
     repo: Repo
     pool: Pool
+    surroundings: Surroundings
     reporter: Reporter
     request: Request
     now: Callable[[], datetime]  # aware, UTC
@@ -85,6 +87,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         ledger=ledger,
         repo=repo,
         pool=LocalPool(root, environ),
+        surroundings=Surroundings(root),
         reporter=reporter,
         request=request,
         now=lambda: datetime.now(UTC),

@@ -16,6 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.engines import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.git.repo import Repo
+from nightshift.guard.surroundings import Surroundings
 from nightshift.records import Progress, Request
 from nightshift.rules import Rules
 from nightshift.setup import Setup
@@ -70,6 +71,7 @@ def make_setup(
         ledger=Ledger(checkout),
         repo=Repo(checkout),
         pool=StandInPool(checkout),
+        surroundings=Surroundings(checkout, path=()),
         reporter=SilentReporter(),
         request=Request(),
         now=lambda: datetime.now(UTC),

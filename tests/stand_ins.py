@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.guard.surroundings import Surroundings  # noqa: E402
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
@@ -84,6 +85,7 @@ def install(kind: str) -> None:
 
     if kind != "real":
         _put_into(setup, kind)
+        setup.Surroundings = lambda root: Surroundings(root, path=())  # type: ignore[misc, assignment]
         local.PROGRAM = (__file__, kind)
 
 

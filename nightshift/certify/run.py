@@ -22,7 +22,7 @@ from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import job_of, require_ready
+from nightshift.experiment import job_of, require_packaged, require_ready
 from nightshift.files import read_json, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
@@ -75,6 +75,7 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     for line in describe(plan, setup):
         setup.reporter.note(line)
     require_ready(setup.engine)
+    require_packaged(setup)
     setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
     with setup.ledger.lock():
         sealed.count(setup.ledger.runs_dir, plan.look, setup.pool.look_key)
@@ -124,7 +125,8 @@ def _contenders(setup: Setup) -> tuple[Record, Record]:
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
-    require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
+    hardware, library_path = setup.engine.hardware(), setup.surroundings.library_path
+    require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, library_path)
     require_clean_start(setup.repo, head, b"", first, setup.rules)
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or incumbent.number == first.number:

@@ -178,6 +178,11 @@ class Repo:
             "the git configuration": "\n".join(line for line in configuration if not line.startswith("branch.")),
         }
 
+    def folders(self) -> set[Path]:
+        """Where git keeps what is its own: one folder, and another one in a linked work tree."""
+        names = self._git("rev-parse", "--absolute-git-dir", "--git-common-dir").splitlines()
+        return {(self.root / name).resolve() for name in names}
+
     def _commit_on(self, branch: str) -> str:
         """The commit that the checkout stands on. UsageError if it is no longer where the experiment began."""
         now = self.head()

@@ -15,7 +15,6 @@ import resource
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,6 @@ from nightshift.git.repo import Head, Repo
 from nightshift.records import Record
 from nightshift.rules import Rules, is_covered
 
-_START_UP = frozenset({"sitecustomize", "usercustomize"})  # Python imports them by itself, if they are on sys.path
 _CACHE = "__pycache__"
 _MORE_BYTES = 1_000_000_000
 
@@ -70,18 +68,17 @@ def untracked_code(top: Path, tracked: Collection[str], frozen: Sequence[str]) -
     """Names, relative to `top`, of what Python could import beside the `tracked` files of the `frozen` folders."""
     code = [name for name in tracked if is_covered(name, frozen)]
     folders = [path for path in frozen if path.endswith("/") and any(name.startswith(path) for name in code)]
-    packages = {name.split("/")[-2] for name in code if fnmatch(name, "environments/*/__init__.py")}
-    beside = {path.name for path in top.iterdir() if path.name.partition(".")[0] in _START_UP | packages}
-    found = beside - {name.partition("/")[0] for name in tracked} if folders else set()
+    found = {path.relative_to(top).as_posix() for path in top_modules(top)} - {*tracked} if folders else set()
     for folder in folders:
         found |= {name for name in _importable(top, folder) if name not in tracked}
     return sorted(found) + sorted(_forged(top, code))
 
 
 def top_modules(root: Path) -> list[Path]:
-    """What can be imported from the checkout's top, which is on sys.path: its modules, and the first file of packages.
+    """What could be imported from the checkout's top: its modules, and the first file of packages.
 
-    A name that a library imports if it is there (wandb, IPython) would be run.
+    A name that a library imports if it is there (wandb, IPython) would be run, were the top on Python's path; it is
+    not (entry.py), but for programs of others.
     """
     suffixes = tuple(importlib.machinery.all_suffixes())
     inside = (path for folder in root.iterdir() if folder.is_dir() for path in folder.glob("__init__.*"))

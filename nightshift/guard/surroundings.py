@@ -8,44 +8,84 @@ file into another environment: of a file with several links it does not count.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
-from nightshift.errors import UsageError, listed
+from nightshift.entry import LIBRARY_PATH
 from nightshift.guard.freeze import files_below
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
 _PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
 
 
-def take(root: Path) -> Mapping[str, os.stat_result]:
-    """The state of every file that Python could import from outside the checkout at `root`, and of its programs."""
-    state = {}
-    for file in _files(root):
-        with suppress(OSError):
-            state[os.fspath(file)] = file.stat()  # of what a link leads to
-    return state
+class Surroundings:
+    """What the harness of the checkout at `root` imports from outside it, by the folders of `path` (sys.path's)."""
 
+    def __init__(self, root: Path, path: Sequence[str] | None = None) -> None:
+        self._root, self._path = root, path
+        self.library_path = os.environ.get(LIBRARY_PATH, "")  # where the loader looks first: the record names it
+        self._seen: Mapping[str, os.stat_result] = {}
 
-def require_same(before: Mapping[str, os.stat_result], root: Path) -> None:
-    """Raise UsageError with the first names of what is new, gone or changed since `before`.
+    def look(self) -> None:
+        """Remember how it is now."""
+        self._seen = self._take()
 
-    Compiled code that is new or changed is deleted: Python makes it again, of its source.
-    """
-    after = take(root)
-    edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
-    changed = edited | (before.keys() ^ after.keys())
-    for path in filter(_is_cache, changed):
-        Path(path).unlink(missing_ok=True)
-    if named := sorted(path for path in changed if not _is_cache(path)):
-        raise UsageError(
-            f"{listed(named)} changed while the agent worked: workers would import it",
-            "Look at the change and undo it (uv sync --reinstall); then start the night again.",
-        )
+    def changed(self) -> list[str]:
+        """Names of what is new, gone or changed since the last look.
+
+        Compiled code that is new or changed is deleted: Python makes it again, of its source.
+        """
+        before, after = self._seen, self._take()
+        edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
+        changed = edited | (before.keys() ^ after.keys())
+        for path in filter(_is_cache, changed):
+            Path(path).unlink(missing_ok=True)
+        return sorted(path for path in changed if not _is_cache(path))
+
+    def unlike_packages(self) -> list[str]:
+        """Names of files of this environment's packages that are not what their RECORD says: its sha256 of each.
+
+        A minute for the six gigabytes of torch and its libraries on two busy cores.
+        """
+        found = (dist for dist in metadata.distributions(path=self._folders()) if _is_below(dist, sys.prefix))
+        files = [file for dist in found for file in dist.files or () if file.hash is not None]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+            return sorted(
+                str(file) for file, is_it in zip(files, pool.map(_is_as_packed, files), strict=True) if not is_it
+            )
+
+    def _take(self) -> Mapping[str, os.stat_result]:
+        state = {}
+        for file in self._files():
+            with suppress(OSError):
+                state[os.fspath(file)] = file.stat()  # of what a link leads to
+        return state
+
+    def _folders(self) -> list[str]:
+        # The harness's own checkout is another one where a program drives this one, as tests do.
+        checkouts = [top for top in (self._root, Path(__file__).resolve().parents[2]) if (top / "run.py").is_file()]
+        own = {path for top in checkouts for path in (top, *(top / "environments").glob("*"))}
+        path = sys.path if self._path is None else self._path
+        return [folder for folder in path if Path(folder) not in own and Path(folder).is_dir()]
+
+    def _files(self) -> Iterator[Path | os.DirEntry[str]]:
+        if self._path is None and sys.prefix != sys.base_prefix:  # the system's own programs are not ours to watch
+            yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
+            yield Path(sys.prefix, "pyvenv.cfg")
+        # Where compiled code has a place of its own, none beside a source is read.
+        unread = (*_PACKAGES, "__pycache__") if sys.pycache_prefix else _PACKAGES
+        for folder in (*self._folders(), *([sys.pycache_prefix] if sys.pycache_prefix else ())):
+            for entry in files_below(Path(folder), unread):
+                if entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
+                    yield entry
 
 
 def _is_same(one: os.stat_result, two: os.stat_result) -> bool:
@@ -60,16 +100,16 @@ def _is_cache(path: str) -> bool:
     return path.endswith(".pyc") and (is_below or Path(path).parent.name == "__pycache__")
 
 
-def _files(root: Path) -> Iterator[Path | os.DirEntry[str]]:
-    # The harness's own checkout is another one where a program drives this one, as tests do.
-    checkouts = [path for path in (root, Path(__file__).resolve().parents[2]) if (path / "run.py").is_file()]
-    own = {path for top in checkouts for path in (top, *(top / "environments").glob("*"))}
-    folders = [path for path in map(Path, sys.path) if path.is_dir() and path not in own]
-    if sys.prefix != sys.base_prefix:  # a virtual environment; the system's programs are not ours to watch
-        yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
-        yield Path(sys.prefix, "pyvenv.cfg")
-    unread = (*_PACKAGES, "__pycache__") if sys.pycache_prefix else _PACKAGES
-    for folder in (*folders, *([Path(sys.pycache_prefix)] if sys.pycache_prefix else [])):
-        for entry in files_below(folder, unread):
-            if entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
-                yield entry
+def _is_below(dist: metadata.Distribution, folder: str) -> bool:
+    return Path(str(dist.locate_file(""))).is_relative_to(folder)
+
+
+def _is_as_packed(file: metadata.PackagePath) -> bool:
+    """True if a file has the hash that its package's RECORD gives (PEP 376: urlsafe base64 without padding)."""
+    try:
+        with Path(str(file.locate())).open("rb") as opened:
+            assert file.hash is not None
+            digest = hashlib.file_digest(opened, file.hash.mode).digest()
+    except OSError:
+        return False
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value

@@ -79,5 +79,6 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         dict(os.environ),
         request.agent_timeout_seconds,
         Clone(setup.repo),
+        setup.surroundings,
         setup.clock,
     )

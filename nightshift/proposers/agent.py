@@ -22,12 +22,13 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import IO
 
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError, UsageError, listed
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
-from nightshift.guard import seal, surroundings
+from nightshift.guard import seal
 from nightshift.guard.clone import ANSWER_NAME, Clone
 from nightshift.guard.seal import Checkout
+from nightshift.guard.surroundings import Surroundings
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.brief import MAX_SENTENCE, compose
@@ -93,11 +94,13 @@ class AgentProposer:
     environment: Mapping[str, str]
     timeout_seconds: float
     clone: Clone
+    surroundings: Surroundings
     clock: Callable[[], float] = time.monotonic
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
-        before, environment = seal.take(self.checkout), surroundings.take(self.checkout.root)
+        before = seal.take(self.checkout)
+        self.surroundings.look()
         try:
             listing = self.clone.open(context.source)
             cause = self._run(context, is_stopping)
@@ -106,7 +109,11 @@ class AgentProposer:
         finally:
             self.clone.clear()
         notes += seal.restore(before, self.checkout)
-        surroundings.require_same(environment, self.checkout.root)
+        if changed := self.surroundings.changed():
+            raise UsageError(
+                f"{listed(changed)} changed while the agent worked: workers would import it",
+                "Look at the change and undo it (uv sync --reinstall); then start the night again.",
+            )
         return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _run(self, context: Context, is_stopping: Callable[[], bool]) -> str | None:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from nightshift import command, experiment, setup  # noqa: F401  (imported for the forks)
+from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import local
 from nightshift.records import Job
 from tests.faults.plan import Plan, Strike, open_engine, rules_named
@@ -43,6 +44,7 @@ def _equip(plan: Plan, root: Path) -> None:
     strike = Strike(plan, root)
     setup.pick_rules = lambda engine, *others: rules_named(engine)
     setup.open_engine = partial(open_engine, plan)
+    setup.Surroundings = partial(Surroundings, path=())
     setup.datetime = strike.datetime()  # type: ignore[misc]
     experiment.job_of = job_of
     local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS

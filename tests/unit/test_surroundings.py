@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import os
 import py_compile
@@ -12,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import UsageError
-from nightshift.guard import surroundings
+from nightshift.guard.surroundings import Surroundings
 from tests.unit.test_untracked import forge
 
 
@@ -62,27 +63,28 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_new_gone_or_changed_is_named(library: Path, tmp_path: Path, name: str) -> None:
-    before = surroundings.take(tmp_path)
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
     CHANGES[name](library / name)
-    with pytest.raises(UsageError, match=f"{library / name} changed while the agent worked"):
-        surroundings.require_same(before, tmp_path)
+    assert surroundings.changed() == [str(library / name)]
 
 
 @pytest.mark.parametrize("change", [edit_in_secret, replace_by_another])
 def test_a_time_that_is_set_back_hides_nothing(library: Path, tmp_path: Path, change: Callable[[Path], object]) -> None:
-    before = surroundings.take(tmp_path)
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
     change(library / "package" / "module.py")
-    with pytest.raises(UsageError, match=r"module\.py changed"):
-        surroundings.require_same(before, tmp_path)
+    assert surroundings.changed() == [str(library / "package" / "module.py")]
 
 
 def test_what_python_uv_and_people_do_is_no_change(library: Path, tmp_path: Path) -> None:
-    before = surroundings.take(tmp_path)
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
     py_compile.compile(str(library / "package" / "module.py"))
     (library / "package" / "notes.txt").touch()
     for path in (library / "package").glob("*.*"):
         (tmp_path / path.name).hardlink_to(path)  # another environment of uv
-    surroundings.require_same(before, tmp_path)
+    assert surroundings.changed() == []
 
 
 @pytest.mark.parametrize("prefix", [None, "compiled"])
@@ -90,11 +92,12 @@ def test_compiled_code_of_anybody_is_deleted_where_python_looks_for_it(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str | None
 ) -> None:
     monkeypatch.setattr(sys, "pycache_prefix", prefix and str(tmp_path / prefix))
-    before = surroundings.take(tmp_path)
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
     forge(library / "package" / "module.py")
     cached = Path(importlib.util.cache_from_source(str(library / "package" / "module.py")))
     assert cached.is_file()
-    surroundings.require_same(before, tmp_path)
+    assert surroundings.changed() == []
     assert not cached.exists()
 
 
@@ -102,15 +105,37 @@ def test_the_checkouts_own_code_is_not_of_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "environments" / "one").mkdir(parents=True)
     (tmp_path / "run.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "environments" / "one")])
-    before = surroundings.take(tmp_path)
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
     (tmp_path / "environments" / "one" / "module.py").touch()
-    surroundings.require_same(before, tmp_path)
+    assert surroundings.changed() == []
 
 
 def test_all_that_is_imported_here_is_watched() -> None:
-    watched = surroundings.take(Path("/nowhere"))
+    watched = Surroundings(Path("/nowhere"))._take()
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     outside = [path for path in loaded if path and "site-packages" in path]
     assert outside
     assert [path for path in outside if path not in watched] == []
     assert sys.executable in watched
+
+
+def test_what_is_not_as_its_package_was_published_is_named(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(library))
+    (library / "package-1.0.dist-info").mkdir()
+    (library / "package-1.0.dist-info" / "METADATA").write_text("Name: package\nVersion: 1.0\n")
+    files = ("package/module.py", "package/_fast.cpython-311-x86_64-linux-gnu.so")
+    lines = [f"{name},sha256={record_hash(library / name)},1" for name in files]
+    lines += ["package/__pycache__/module.cpython-311.pyc,,", "package-1.0.dist-info/RECORD,,"]
+    (library / "package-1.0.dist-info" / "RECORD").write_text("\n".join(lines))
+    surroundings = Surroundings(Path("/nowhere"))
+    assert surroundings.unlike_packages() == []
+    edit_in_secret(library / "package" / "module.py")
+    (library / files[1]).unlink()
+    assert surroundings.unlike_packages() == [files[1], files[0]]
+    monkeypatch.setattr(sys, "prefix", "/elsewhere")  # the system's own packages are not ours to judge
+    assert surroundings.unlike_packages() == []
+
+
+def record_hash(path: Path) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
