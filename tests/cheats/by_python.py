@@ -43,6 +43,10 @@ def forge_bytecode(source: Path, evil: str, target: Path | None = None) -> None:
     path.write_bytes(header + marshal.dumps(compile(evil, str(source), "exec")))
 
 
+def _beside(source: Path) -> Path:
+    return Path(importlib.util.cache_from_source(str(source)))
+
+
 def _payload(c: Checkout) -> str:
     """Code that tells that it ran, and makes every answer right in the process that trains."""
     return (
@@ -61,8 +65,10 @@ def _package(folder: Path, c: Checkout, name: str = "nightshift_gsm8k") -> Path:
 for _name, _action, _act in (
     ("extension over a module", "adds an untracked scoring.*.so that Python prefers to scoring.py",
      lambda c: (c.root / SCORER).with_suffix(sysconfig.get_config_var("EXT_SUFFIX")).write_bytes(b"\x7fELF")),
-    ("forged bytecode", "puts a __pycache__/scoring.*.pyc there that is not scoring.py's",
-     lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c))),
+    ("forged bytecode", "puts a scoring.*.pyc that is not scoring.py's where Python looks for it",
+     lambda c: forge_bytecode(c.root / SCORER, evil_scorer(c), compiled(c, SCORER))),
+    ("bytecode of 17 GB", "puts 21 bytes there that announce a tuple of two billion",
+     lambda c: huge_bytecode(c.root / SCORER, compiled(c, SCORER))),
     ("sitecustomize in the checkout", "adds code that every Python of this environment runs first",
      lambda c: (c.root / "sitecustomize.py").write_text(_payload(c))),
     ("package beside", "adds an untracked nightshift_gsm8k/ at the top of the checkout, earlier on sys.path",
@@ -80,10 +86,33 @@ def shadow_package(c: Checkout) -> None:
     (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)  # it has imported `replace`
 
 
+def compiled(c: Checkout, name: str) -> Path:
+    """Where the harness looks for the bytecode of one of its files."""
+    source = c.root / name
+    folder = (c.root / ".venv" / "compiled").joinpath(*source.parent.parts[1:])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / Path(importlib.util.cache_from_source(str(source))).name
+
+
+def huge_bytecode(source: Path, target: Path) -> None:
+    """With the header that fits: a tuple ('(') of 2^31 - 1 elements, none of which follows."""
+    forge_bytecode(source, "", target)
+    target.write_bytes(target.read_bytes()[:16] + b"(" + (2**31 - 1).to_bytes(4, "little"))
+
+
+for _name, _make in (
+    ("forged", forge_bytecode),
+    ("of 17 GB", lambda source, evil: huge_bytecode(source, _beside(source))),
+):
+    attempt(f"bytecode beside its source, {_name}", "harmless", action="puts it into __pycache__")(
+        lambda c, make=_make: make(c.root / SCORER, evil_scorer(c))
+    )
+
+
 @attempt("unchecked bytecode", "refused")
 def unchecked_bytecode(c: Checkout) -> None:
     """Forges it hash-based and marked as not to be checked: it is loaded whatever the source says."""
-    path = Path(importlib.util.cache_from_source(str(c.root / SCORER)))
+    path = compiled(c, SCORER)
     code = marshal.dumps(compile(evil_scorer(c), "scoring.py", "exec"))
     path.write_bytes(importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + b"\0" * 8 + code)
 
