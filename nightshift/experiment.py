@@ -181,8 +181,8 @@ def submit(record: Record, setup: Setup) -> None:
     """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
-    setup.surroundings.look()
     setup.pool.submit(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
+    setup.surroundings.look()  # while the worker starts
 
 
 def next_seed(record: Record, setup: Setup) -> int:
