@@ -209,8 +209,11 @@ def interrupt(cause: str, setup: Setup) -> None:
     cancel(setup)
     for record in setup.ledger.records()[-1:]:
         if record.version > 1 and record.settled is None:
-            is_open = record.status == STARTED
-            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}") if is_open else record, setup)
+            if record.status == STARTED:
+                conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
+            else:  # its verdict is in the chain, and stays as it is
+                with setup.ledger.lock():
+                    close(record, setup.ledger, setup.repo)
 
 
 def cancel(setup: Setup) -> None:

@@ -42,8 +42,8 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """A dataclass, mapping or list as JSON, whole or not at all. EngineError when the disk refuses.
+def write_json(path: Path, value: Any) -> bytes:
+    """A dataclass, mapping or list as JSON, whole or not at all; the bytes. EngineError when the disk refuses.
 
     A lone surrogate, which stands for a byte of a file name or argument that is no UTF-8, becomes a question mark.
     """
@@ -56,6 +56,7 @@ def write_json(path: Path, value: Any) -> None:
         write_atomically(path, data + b"\n")
     except OSError as error:
         raise disk_error(error, path) from None
+    return data
 
 
 def disk_error(error: OSError, path: Path) -> EngineError:

@@ -24,6 +24,7 @@ from nightshift.records import Failure, Record, Verdict
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
+_FAILED = "not settled: "
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
     *("-c", "core.pager=cat", "-c", "gc.auto=0", "-c", "core.quotePath=false"),
@@ -228,12 +229,13 @@ def _program() -> str | None:
     return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")
 
 
-def settle(record: Record, repo: Repo, source: Callable[[int], bytes]) -> Record:
+def settle(record: Record, repo: Repo, source: Callable[[int], bytes], chain: str = "") -> Record:
     """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
 
-    Never fails a measured experiment: `settled` says what was done, or why nothing was.
+    Never fails a measured experiment: `settled` says what was done, or why nothing was (`is_unsettled`).
 
-    `source`: the train.toml that an experiment ran, by its number; UsageError where that cannot be had.
+    `source`: the train.toml that an experiment ran, by its number; UsageError where that cannot be had. `chain`: the
+    head of the chain (campaign/chain.py), which has this verdict in it, for the commit's trailer.
     """
     head = Head(record.branch, record.commit)
     if not head.is_campaign:
@@ -244,7 +246,9 @@ def settle(record: Record, repo: Repo, source: Callable[[int], bytes]) -> Record
     if record.parent is None:
         return replace(record, settled="baseline: nothing to commit")
     assert record.judgement is not None
-    message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
+    trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Chain: {chain}\n" if chain else "")
+    text = f"{record.description}\n\n{record.judgement.why}\n\n{trailers}"
+    message = "".join(c if c.isprintable() or c == "\n" else " " for c in text)  # git takes neither NUL nor surrogates
     try:
         candidate = source(record.number)
         if record.judgement.verdict is Verdict.KEEP:
@@ -254,5 +258,11 @@ def settle(record: Record, repo: Repo, source: Callable[[int], bytes]) -> Record
         incumbent = parent if back is None else source(back)
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
         return replace(record, settled=repo.discard(head, candidate, incumbent, restore, parent))
-    except (EngineError, UsageError, OSError) as error:
-        return replace(record, settled=f"not settled: {error}")
+    except (EngineError, UsageError, OSError, ValueError) as error:
+        return replace(record, settled=f"{_FAILED}{error}")
+
+
+def is_unsettled(record: Record) -> bool:
+    """True if what its verdict does to the branch was not done, or failed for a reason that may have passed."""
+    failed = (record.settled or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
+    return record.judgement is not None and (record.settled is None or failed)

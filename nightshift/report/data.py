@@ -136,7 +136,8 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
 
     Raises UsageError for a named branch without experiments. Damaged records become notes.
     """
-    records, notes = _read(ledger)
+    records, damaged = ledger.readable()
+    notes = [f"Not counted: {cause}." for cause in damaged]
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
         known = ", ".join(name or "a detached HEAD" for name in branches) or "no experiment at all"
@@ -162,22 +163,10 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
             standings[record.number] = campaign.standing if record.status in MEASURED else None
     stands = {r.number for r in campaign.lineage}
     experiments = tuple(Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands) for r in shown)
-    certified, damage = _certificate(ledger.runs_dir)
+    certified, unread = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
-    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *damage))
-
-
-def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
-    records, notes = [], []
-    for number in ledger.numbers():
-        try:
-            record = ledger.read(number)
-        except UsageError as error:
-            notes.append(f"Not counted: {error.cause}.")
-        else:
-            records += [record] if record else []
-    return records, notes
+    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *unread))
 
 
 def counted(count: int, noun: str = "experiment") -> str:
