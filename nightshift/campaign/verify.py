@@ -126,9 +126,11 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     _compare_records(ledger, records, entered, found)
     _compare_files(ledger, entered, found)
     with os.scandir(ledger.runs_dir) as entries:
-        known = {f"{number:04d}" for number in ledger.numbers()}
+        known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
         strange = sorted(e.name for e in entries if e.name.strip().isdigit() and e.name not in known)
-    found.problems += [f"runs/{name!a} looks like an experiment and is none: nothing reads it" for name in strange]
+    found.problems += [
+        f"runs/{name!a} looks like an experiment and has no record: nothing reads it" for name in strange
+    ]
     found.problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
     return found
 
@@ -182,6 +184,10 @@ def _compare_records(
                 found.notes.append(f"experiment {name}: {entry} is not entered yet: the next start does that")
             elif not was:
                 say(f"experiment {name}: {entry} was never entered")
+            elif was[-1][1] != digest and entry.endswith(" late") and record.number in is_open:
+                found.notes.append(
+                    f"experiment {name}: its settlement or lesson is not entered: the next start does that"
+                )
             elif was[-1][1] != digest:
                 what = {name: "its record", f"{name} late": "its settlement or lesson"}.get(entry, entry)
                 say(f"experiment {name}: {what} was changed since line {was[-1][0]} of the chain")

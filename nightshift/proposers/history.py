@@ -176,14 +176,16 @@ def of_last_campaign(ledger: Ledger) -> str:
     """`describe` for the campaign of the last experiment; untried are keys of train.toml alone, as its engine is not
     asked which it uses. Raises UsageError before the baseline.
     """
-    campaign = Campaign.last(ledger.records())
+    records, damaged = ledger.readable()
+    campaign = Campaign.last(records)
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
-    return "\n".join(describe(histories, untried(histories, now, used_keys)))
+    lines = describe(histories, untried(histories, now, used_keys))
+    return "\n".join([*(f"damaged: {cause}" for cause in damaged), *lines])
 
 
 def clean(text: str, limit: int) -> str:
