@@ -181,7 +181,7 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.campaign.campaign import Campaign  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.index import fold_last  # loads numpy: a typo in train.toml shall not wait for that
     from nightshift.night.text import status_lines
 
     records, damaged = ledger.readable()
@@ -199,7 +199,7 @@ def status_line(ledger: Ledger, now: datetime) -> str:
         lines.append(f"running:  {what}")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    best = Campaign.last(records).incumbent
+    best = fold_last(ledger, records).incumbent
     if best is not None:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)

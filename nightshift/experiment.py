@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from importlib import metadata
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
+from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
@@ -112,7 +112,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_clean_start(setup.repo, head, candidate.source, first.commit if first else None, setup.rules)
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, setup.engine.hardware())
-    campaign = Campaign.of(records, head.branch, setup.rules_hash)
+    campaign = setup.campaign(head.branch)
     validated = setup.engine.validate(candidate)
     incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
     changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()

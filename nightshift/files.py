@@ -73,7 +73,7 @@ def _open(name: str, flags: int) -> int:
         raise
 
 
-def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Never follows a link, never waits for a pipe.
 
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
@@ -85,7 +85,7 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
         if status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes", os.fspath(path))
-        return file.read(max_bytes + 1)
+        return file.read(status.st_size)  # a buffer of max_bytes takes longer than most files
 
 
 def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:

@@ -59,6 +59,13 @@ class Chain:
         except OSError:
             return ""
 
+    def holds(self, name: str, digest: str) -> bool:
+        """True if that is what the name was entered with last."""
+        try:
+            return _last(b"\n".join(self.lines()), name) == digest
+        except OSError:
+            return False
+
     def enter(self, files: Mapping[str, str], *, witnessed: bool = True) -> bool:
         """Add a line for those `files` that are not entered as they are; True if there were any.
 

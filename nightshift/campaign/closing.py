@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.index import fold, save
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.verify import mend
 from nightshift.campaign.version_1 import FINISH
@@ -59,6 +59,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
             keep_model(ledger, latest)  # what a full disk would not let go of
         else:
             _delete_weights(ledger.run_dir(number))
+    save(ledger)
     ledger.sync_tsv()
 
 
@@ -73,7 +74,7 @@ def _is_due(record: Record, ledger: Ledger, repo: Repo) -> bool:
     """
     if repo.head().branch != record.branch:
         return False
-    campaign = Campaign.of(ledger.records(), record.branch, record.rules_hash)
+    campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
     meant = campaign.incumbent if record.is_keep else (campaign.decided or (None,))[-1]
     return meant is not None and meant.number == record.number
 
@@ -111,8 +112,7 @@ def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
     sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
     if sum(sizes.values()) <= max_gb * 1e9:
         return
-    others = [r for r in ledger.records() if r.number != record.number]
-    incumbent = Campaign.of([*others, record], record.branch, record.rules_hash).incumbent or record
+    incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent or record
     for model in models[1:-1]:
         if sum(sizes.values()) > max_gb * 1e9 and model.parent != ledger.run_dir(incumbent.number):
             shutil.rmtree(model, ignore_errors=True)

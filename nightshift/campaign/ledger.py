@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -26,6 +27,9 @@ from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.metrics import PROGRESS_NAME
 from nightshift.records import ATTEMPT, Progress, Record, Result, Verdict
 from nightshift.train_toml.config import Config, parse
+
+if TYPE_CHECKING:
+    from nightshift.campaign.campaign import Campaign  # loads numpy
 
 STARTED = "started"
 RECORD_NAME = "record.json"
@@ -43,6 +47,8 @@ class Ledger:
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
         self.chain = Chain(self.runs_dir)
+        self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
+        self._rows: dict[int, tuple[Record, str]] = {}
         self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
     def run_dir(self, number: int, index: int | None = None) -> Path:
@@ -186,14 +192,14 @@ class Ledger:
         """One record; None when it was never written. Raises UsageError when its text is damaged."""
         if (known := self._closed.get(number)) is not None:
             return known
-        path = self.run_dir(number) / RECORD_NAME
+        path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
         try:
             record = _record(read_file(path), number)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            fix = f"Move {path.parent} out of runs/ to go on without it."
+            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
         if record.status != STARTED:
             self._closed[number] = record
@@ -232,7 +238,10 @@ class Ledger:
 
     def sync_tsv(self) -> None:
         """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
-        lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
+        decided = [record for record in self.records() if record.status != STARTED]
+        rows = {r.number: r for r in decided if self._rows.get(r.number, (None,))[0] is not r}
+        self._rows |= {number: (record, row(record)) for number, record in rows.items()}
+        lines = ["\t".join(COLUMNS), *(self._rows[record.number][1] for record in decided)]
         try:
             write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:

@@ -57,7 +57,11 @@ def row(record: Record) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if text.isascii() and text.isalnum():
+        return text
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

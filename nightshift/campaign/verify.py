@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
+from nightshift.campaign.index import contradictions
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.errors import listed
 from nightshift.files import read_file
@@ -125,6 +126,7 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     found.problems += damaged
     _compare_records(ledger, records, entered, found)
     _compare_files(ledger, entered, found)
+    found.problems += contradictions(ledger, records)
     with os.scandir(ledger.runs_dir) as entries:
         known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
         strange = sorted(e.name for e in entries if e.name.strip().isdigit() and e.name not in known)
