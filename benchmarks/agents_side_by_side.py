@@ -23,7 +23,7 @@ from machine import RESULTS, machine, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.campaign import Campaign  # noqa: E402
+from nightshift.campaign.index import fold_last  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.certify import certificate  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
@@ -71,9 +71,10 @@ def store(folder: Path) -> None:
 
 def row(folder: Path) -> dict[str, object]:
     """What one night came to."""
-    records = Ledger(folder).records()
+    ledger = Ledger(folder)
+    records = ledger.records()
     decided: list[Record] = night_state.decided(records)
-    standing = Campaign.last(records).standing
+    standing = fold_last(ledger, records).standing
     sealed = certificate.read(Ledger(folder).runs_dir)
     seconds = sum(r.total_seconds or 0.0 for r in records)
     return {

@@ -7,7 +7,8 @@
 experiment   whole processes of run.py in a copy of the checkout, on a campaign branch, with a stand-in for the
              process that trains: what remains without its start, training and evaluation is the harness
 refusal      whole processes of run.py that end with exit code 2: from start to exit
-commands     `nightshift report` over stand-in campaigns of so many experiments
+commands     run.py --dry-run, `nightshift status`, `history` and `report` over stand-in campaigns of so many
+             experiments, and one more experiment there
 
 Seconds are wall-clock medians; CPU seconds beside them say what a busy machine adds.
 """
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,9 @@ from where_the_time_goes import measure_experiment
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from nightshift.campaign.ledger import Ledger  # noqa: E402
 from tests import checkouts, stand_in_campaign  # noqa: E402
 
-NIGHTSHIFT = Path(sys.executable).with_name("nightshift")
 BUDGET_SECONDS = 60.0  # no experiment trains that long: the config ends it after three steps
 CONFIG = "max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 REFUSED = {
@@ -50,7 +52,7 @@ Row = dict[str, Any]
 
 
 def measure_experiments(root: Path, num_experiments: int) -> Row:
-    """Medians over experiments of one run each, after a baseline."""
+    """Medians over experiments of one run each, after a baseline, or after one that sees to the table."""
     measure_experiment(root, BUDGET_SECONDS, checkouts.python(root))
     rows = []
     for number in range(num_experiments):
@@ -84,26 +86,37 @@ def measure_refusals(root: Path, num_refusals: int) -> Row:
     return found
 
 
-def measure_report(folder: Path, num_experiments: int, repeats: int) -> Row:
-    """The morning page of a whole campaign."""
-    folder.mkdir()
-    for name in ("run.py", "train.toml"):
-        shutil.copyfile(ROOT / name, folder / name)
-    stand_in_campaign.build(folder, num_experiments)
-    row = timed([NIGHTSHIFT, "report"], folder, repeats)
-    size = (folder / "runs" / "report.html").stat().st_size
-    return {"num_experiments": num_experiments, "report_mb": size / 1e6, "report": row}
+def measure_size(root: Path, num_records: int, num_experiments: int, repeats: int) -> Row:
+    """The commands of a campaign of so many experiments, and what one more of them costs beside its training."""
+    checkouts.make_checkout(root, stand_in_campaign.BRANCH, CONFIG.format("2e-6"), stand_in=True)
+    python, nightshift = checkouts.python(root), root / ".venv" / "bin" / "nightshift"
+    measure_experiment(root, BUDGET_SECONDS, python)
+    whose = asdict(Ledger(root).record(1))
+    shutil.rmtree(root / "runs")
+    stand_in_campaign.build(root, num_records, **{name: whose[name] for name in ("rules_hash", "hardware", "commit")})
+    dry_run = (python, "run.py", "--engine", "trl", "--budget-seconds", str(BUDGET_SECONDS), "--dry-run")
+    row: Row = {"num_experiments": num_records, "dry-run": timed(dry_run, root, repeats)}
+    row |= {name: timed((nightshift, name), root, repeats) for name in ("status", "history", "report")}
+    row["report_mb"] = (root / "runs" / "report.html").stat().st_size / 1e6
+    return {**row, "experiment": measure_experiments(root, num_experiments)}
 
 
 def told(result: Row) -> str:
     """The result for people."""
     experiment = result["experiment"]
     rows = [{"what": f"refusal: {name}", **row} for name, row in result["refusals"].items()]
-    rows += [{"what": f"report, {row['num_experiments']}", **row["report"]} for row in result["commands"]]
-    figures = {"what": "<24", "seconds": ">9.3f", "slowest_seconds": ">17.3f", "cpu_seconds": ">13.3f"}
+    rows += [
+        {"what": f"{name}, {row['num_experiments']} records", **row[name]}
+        for row in result["commands"]
+        for name in ("dry-run", "status", "history", "report")
+    ]
+    sizes = [(row["num_experiments"], row["experiment"]) for row in result["commands"]]
+    figures = {"what": "<28", "seconds": ">9.3f", "slowest_seconds": ">17.3f", "cpu_seconds": ">13.3f"}
     return "\n".join([
         f"one experiment of one run: {experiment['wall_seconds']:.3f} s of wall-clock",
-        f"the harness: all but the trainer: {experiment['harness_seconds']:.3f} s\n",
+        f"the harness: all but the trainer: {experiment['harness_seconds']:.3f} s",
+        *(f"with {n} records: {e['harness_seconds']:.3f} s" for n, e in sizes),
+        "",
         table(rows, figures),
     ])  # fmt: skip
 
@@ -111,7 +124,7 @@ def told(result: Row) -> str:
 @click.command(help=__doc__)
 @click.option("--experiments", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--refusals", default=10, show_default=True, type=click.IntRange(1), help="Of each kind.")
-@click.option("--sizes", default="10,100,1000", show_default=True, help="Experiments of the campaigns to report.")
+@click.option("--sizes", default="10,1000,5000", show_default=True, help="Experiments of the campaigns.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "overhead.json", help="Result as JSON.")
 def main(experiments: int, refusals: int, sizes: str, output: Path) -> None:
     """Measure, print the table, write the result."""
@@ -123,7 +136,7 @@ def main(experiments: int, refusals: int, sizes: str, output: Path) -> None:
         result: Row = {
             "experiment": measure_experiments(root, experiments),
             "refusals": measure_refusals(root, refusals),
-            "commands": [measure_report(folder / n, int(n), repeats) for n in sizes.split(",")],
+            "commands": [measure_size(folder / n, int(n), experiments, repeats) for n in sizes.split(",")],
         }
     flags = f"--experiments {experiments} --refusals {refusals} --sizes {sizes}"
     write_result(output, f"uv run benchmarks/overhead.py {flags}", result, kind)

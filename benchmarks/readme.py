@@ -55,7 +55,7 @@ def campaign_section(view: View) -> str:
 
 def summary_section(view: View) -> str:
     """The summary block of the last change that stands, as run.py printed it, but for the ends of long lines."""
-    lines = summary(view.morning.chain[-1].record).splitlines()
+    lines = summary(view.morning.chain[-1].record, "").splitlines()
     return "\n".join(["```", *(shorten(line, _MAX_LINE) for line in lines), "```"])
 
 

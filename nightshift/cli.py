@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -29,6 +30,12 @@ class Finite(click.FloatRange):
         """As click's."""
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
+
+
+def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
+        raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
+    return value
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
@@ -173,6 +180,19 @@ def show(number: int) -> None:
     ledger = Ledger(command.process_root())
     record = ledger.record(number)
     console.print_text("\n".join(map(console.printable, experiment_lines(record, ledger.run_dir(number)))))
+
+
+@commands.command("verify")
+@click.option("--head", callback=_hex, help="The chain's head as a summary, certificate or commit of then tells it.")
+def verify_command(head: str | None) -> None:
+    """Compare records, looks and certificates with their chain; exits 1 where something was changed, 0 where not."""
+    from nightshift.campaign.verify import verify
+
+    found = verify(Ledger(command.process_root()), head)
+    lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
+    lines.append(f"chain:    {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
+    console.print_text("\n".join(map(console.printable, lines)))
+    sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
 
 
 def _constants(function: Callable[..., None]) -> Callable[..., None]:

@@ -98,7 +98,7 @@ def run(root: Path, request: Request) -> int:
         with setup.ledger.head():
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
-    print_text(summary(record))
+    print_text(summary(record, setup.ledger.chain.head))
     return exit_code(record)
 
 
@@ -169,23 +169,23 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
             print_text(status_line(ledger, datetime.now(UTC)))
             return TIMED_OUT
         time.sleep(_POLL_SECONDS)
-    records = ledger.records()
+    records, _ = ledger.readable()
     if not records:
         raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
-    print_text(summary(records[-1]))
+    print_text(summary(records[-1], ledger.chain.head))
     return exit_code(records[-1])
 
 
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.campaign.campaign import Campaign  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.index import fold_last  # loads numpy: a typo in train.toml shall not wait for that
     from nightshift.night.text import status_lines
 
-    records = ledger.records()
-    lines = []
+    records, damaged = ledger.readable()
+    lines = [f"damaged:  {cause}" for cause in damaged]
     is_running = ledger.is_running()
     if is_running and records and records[-1].status == "started":
         last = records[-1]
@@ -199,7 +199,7 @@ def status_line(ledger: Ledger, now: datetime) -> str:
         lines.append(f"running:  {what}")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    best = Campaign.last(records).incumbent
+    best = fold_last(ledger, records).incumbent
     if best is not None:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)

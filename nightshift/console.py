@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.campaign.ledger import figures
+from nightshift.campaign.results import figures
 from nightshift.errors import NightshiftError
 from nightshift.records import Phase, Progress, Record
 
@@ -64,8 +64,8 @@ def reading_text(p: Progress) -> str:
     return "  ".join(parts)
 
 
-def summary(record: Record) -> str:
-    """The block that agents grep: `key: value` lines; not measured is an empty value."""
+def summary(record: Record, chain: str) -> str:
+    """The block that agents grep: `key: value` lines; not measured is an empty value. `chain`: its head."""
     values = figures(record)
     metric = f"{record.rules_name.split('-')[0]}_pass1"
     lines = (
@@ -87,6 +87,7 @@ def summary(record: Record) -> str:
         ("changes", "; ".join(record.diff)),
         ("unused_keys", ", ".join(record.unused_keys)),
         ("settled", record.settled or ""),
+        *([("chain", chain)] if chain else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
     )
     return "\n".join(["---", *(f"{key + ':':18}{printable(value)}".rstrip() for key, value in lines)])

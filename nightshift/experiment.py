@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from importlib import metadata
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign, baseline_of, require_same_setup
+from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
@@ -117,7 +117,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     hardware, library_path = setup.engine.hardware(), setup.surroundings.library_path
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, library_path)
-    campaign = Campaign.of(records, head.branch, setup.rules_hash)
+    campaign = setup.campaign(head.branch)
     validated = setup.engine.validate(candidate)
     incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
     changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()
@@ -223,8 +223,11 @@ def interrupt(cause: str, setup: Setup) -> None:
     cancel(setup)
     for record in setup.ledger.records()[-1:]:
         if record.version > 1 and record.settled is None:
-            is_open = record.status == STARTED
-            conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}") if is_open else record, setup)
+            if record.status == STARTED:
+                conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
+            else:  # its verdict is in the chain, and stays as it is
+                with setup.ledger.lock():
+                    close(record, setup.ledger, setup.repo)
 
 
 def cancel(setup: Setup) -> None:

@@ -42,8 +42,8 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """A dataclass, mapping or list as JSON, whole or not at all. EngineError when the disk refuses.
+def write_json(path: Path, value: Any) -> bytes:
+    """A dataclass, mapping or list as JSON, whole or not at all; the bytes. EngineError when the disk refuses.
 
     A lone surrogate, which stands for a byte of a file name or argument that is no UTF-8, becomes a question mark.
     """
@@ -56,6 +56,7 @@ def write_json(path: Path, value: Any) -> None:
         write_atomically(path, data + b"\n")
     except OSError as error:
         raise disk_error(error, path) from None
+    return data
 
 
 def disk_error(error: OSError, path: Path) -> EngineError:
@@ -72,7 +73,7 @@ def _open(name: str, flags: int) -> int:
         raise
 
 
-def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Never follows a link, never waits for a pipe.
 
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
@@ -84,7 +85,7 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
         if status.st_size > max_bytes:
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes", os.fspath(path))
-        return file.read(max_bytes + 1)
+        return file.read(status.st_size)  # a buffer of max_bytes takes longer than most files
 
 
 def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:

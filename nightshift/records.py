@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 CURVE_POINTS = 32
+Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
@@ -137,9 +140,9 @@ class Evaluation:
     that two evaluations are paired only if they are over the same examples in the same order.
     """
 
-    eval_score: float
+    eval_score: Fraction
     eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
-    scores: tuple[float, ...]
+    scores: tuple[Fraction, ...]
     examples_sha256: str
     truncated_share: float
     completion_tokens_mean: float
@@ -244,8 +247,7 @@ class DecisionRules:
 class Record:
     """Everything known of one experiment: `runs/NNNN/record.json`.
 
-    `status` is `started` until the verdict is written; a record still `started` whose process is
-    gone is closed as a crash (interrupted) by the next start.
+    `status` is `started` until the verdict is written; the next start closes what a dead process left as a crash.
     """
 
     number: int
@@ -268,7 +270,9 @@ class Record:
     harness_tree: str = ""  # sha256 of the harness's bytes
     runs: tuple[Result, ...] = ()
     judgement: Judgement | None = None
-    decided: int | None = None  # its place in the order of decisions; None: it decides nothing
+    decided: Annotated[int, Meta(ge=1, le=2**53)] | None = (
+        None  # its place in the order of decisions; None: it decides nothing
+    )
     kept_commit: str | None = None
     failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nightshift.campaign.campaign import Campaign, baseline_of
+from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.environments import chosen, load
@@ -55,7 +56,7 @@ class Setup:
 
     def campaign(self, branch: str) -> Campaign:
         """The campaign of a branch under this set-up's rules, as the ledger tells it now."""
-        return Campaign.of(self.ledger.records(), branch, self.rules_hash)
+        return fold(self.ledger, self.ledger.records(), branch, self.rules_hash)
 
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.campaign.ledger import COLUMNS, Ledger, row
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import COLUMNS, row
 from nightshift.git.repo import Repo
 from nightshift.records import Record
 from tests.checkouts import git

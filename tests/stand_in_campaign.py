@@ -26,6 +26,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
 from nightshift.records import (
+    CURVE_POINTS,
     Evaluation,
     Failure,
     Judgement,
@@ -86,23 +87,29 @@ class State:
     examples: list[Any]
     difficulty: np.ndarray
     with_files: bool
+    changes: dict[str, object]
     now: datetime = _BEGAN
     campaign: Campaign = field(default_factory=Campaign)
     values: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def build(
-    root: Path, num_experiments: int = 32, seed: int = 3, num_examples: int = 1000, with_files: bool = True
+    root: Path,
+    num_experiments: int = 32,
+    seed: int = 3,
+    num_examples: int = 1000,
+    with_files: bool = True,
+    **changes: object,
 ) -> Ledger:
     """`num_experiments` of a campaign in `root`/runs: a baseline, keeps, discards, crashes, a collapse.
 
-    Without `with_files` the runs have neither metrics nor rollouts.
+    Without `with_files` the runs have neither metrics nor rollouts. `changes` to every record say whose they are.
     """
     rng = np.random.default_rng(seed)
     (rules,) = ARITHMETIC_TRL.environments
     (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
     examples = environment.examples("selection")
-    state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files)
+    state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):
             values = dict(_START)
@@ -136,17 +143,16 @@ def _experiment(state: State, number: int, values: dict[str, Any]) -> None:
     changes = diff(parse(state.ledger.source(parent.number)), candidate) if parent else ()
     lines = tuple(change.line for change in changes)
     told = "; ".join(line.rpartition("trainer.")[2].rpartition("orchestrator.")[2] for line in lines)
+    identity = {"branch": BRANCH, "rules_hash": RULES_HASH, "hardware": "stand-in hardware, no training"}
     record = a_record(
-        branch=BRANCH,
+        **identity | state.changes,
         parent=parent.number if parent else None,
         description=f"{told}: the curves say that it should help" if parent else "baseline",
         started=state.now.isoformat(timespec="seconds"),
-        rules_hash=RULES_HASH,
         config_hash=candidate.hash,
         effective_hash="stand-in",
         diff=lines,
         versions={"nightshift": "0.1.0", "python": "3.11"},
-        hardware="stand-in hardware, no training",
         prediction="+1 to +2 pp, and a shorter completion" if parent and number % 3 else None,
     )
     record = state.ledger.reserve(record, {"train.toml": source, "effective.json": b"{}"})
@@ -214,7 +220,8 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     )  # fmt: skip
     training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)
     startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
-    run = Result(seed, training, evaluation, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
+    curve = tuple(float(truth - 0.2 / (i + 1)) for i in range(CURVE_POINTS))
+    run = Result(seed, training, evaluation, curve, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
     folder = _folder(state, record, index, run)
     if state.with_files:
         write_steps(folder / "metrics.jsonl", steps)

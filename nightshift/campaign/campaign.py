@@ -51,21 +51,19 @@ class Campaign:
     kept: tuple[Record, ...] = ()
     belief: Belief | None = None
     incumbent: Record | None = None
+    standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`
 
     @classmethod
     def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
         """The campaign of one branch and rules hash, as its records tell it. UsageError for scores that fit nothing."""
-        ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
-        return reduce(cls.step, sorted(ours, key=lambda record: record.decided or 0), cls())
-
-    @classmethod
-    def last(cls, records: Sequence[Record]) -> Campaign:
-        """The campaign of the last experiment that came to a verdict."""
-        closed = [record for record in records if record.judgement is not None]
-        return cls.of(records, closed[-1].branch, closed[-1].rules_hash) if closed else cls()
+        return reduce(cls.step, ordered(records, branch, rules_hash), cls())
 
     def step(self, record: Record) -> Campaign:
         """The campaign after one more decided experiment, a child of `record.parent`. UsageError as `test` says."""
+        campaign = self._stepped(record)
+        return replace(campaign, standings=(*self.standings, campaign.standing))
+
+    def _stepped(self, record: Record) -> Campaign:
         campaign = replace(self, decided=(*self.decided, record))
         if record.status == Verdict.CRASH or (self.belief is None and not record.is_keep):
             return campaign  # in the second case the baseline's record was taken away, and what this was compared with
@@ -143,6 +141,12 @@ class Campaign:
     def num_runs_of(self, config_hash: str) -> int:
         """Evaluated runs of one config so far: the index of its next seed."""
         return sum(len(record.evaluations) for record in self.decided if record.config_hash == config_hash)
+
+
+def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:
+    """The decided experiments of one branch and rules hash, in the order of their decisions."""
+    ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
+    return sorted(ours, key=lambda record: record.decided or 0)
 
 
 def run_scores(record: Record) -> Array:

@@ -8,11 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.index import fold, save
 from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.verify import mend
 from nightshift.campaign.version_1 import FINISH
 from nightshift.files import disk_error
-from nightshift.git.repo import Repo, settle
+from nightshift.git.repo import Repo
+from nightshift.git.settlement import is_unsettled, settle
 from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -25,7 +27,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
     The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
     """
     ledger.write(record)
-    record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source)
+    record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source, ledger.chain.head)
     keep_model(ledger, record)
     ledger.close(record)
     return record
@@ -39,7 +41,10 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
     """Close what an earlier head left open. Call as the head, with the lock held."""
     ledger.sweep()
-    for record in ledger.records():
+    mend(ledger, note)
+    records = ledger.records()
+    last = max((record.decided or 0 for record in records), default=0)
+    for record in records:
         if record.version == 1:
             if record.status == STARTED:
                 note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
@@ -47,15 +52,32 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
-        elif record.settled is None:
-            close(record, ledger, repo)
-            note(f"experiment {record.number:04d} was decided but not settled; done now")
+        elif is_unsettled(record) and (_is_cut_off(record, last) or _is_due(record, ledger, repo)):
+            settled = close(record, ledger, repo).settled
+            note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
     for number in ledger.numbers()[-1:]:
-        if last := ledger.read(number):
-            keep_model(ledger, last)  # what a full disk would not let go of
+        if latest := ledger.read(number):
+            keep_model(ledger, latest)  # what a full disk would not let go of
         else:
             _delete_weights(ledger.run_dir(number))
+    save(ledger)
     ledger.sync_tsv()
+
+
+def _is_cut_off(record: Record, last: int) -> bool:
+    return record.settled is None and record.decided in (None, last)
+
+
+def _is_due(record: Record, ledger: Ledger, repo: Repo) -> bool:
+    """True if trying again makes the branch right: it is the incumbent, or the last verdict, of the one checked out.
+
+    Any other would undo what came after it.
+    """
+    if repo.head().branch != record.branch:
+        return False
+    campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
+    meant = campaign.incumbent if record.is_keep else (campaign.decided or (None,))[-1]
+    return meant is not None and meant.number == record.number
 
 
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:
@@ -91,8 +113,7 @@ def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
     sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
     if sum(sizes.values()) <= max_gb * 1e9:
         return
-    others = [r for r in ledger.records() if r.number != record.number]
-    incumbent = Campaign.of([*others, record], record.branch, record.rules_hash).incumbent or record
+    incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent or record
     for model in models[1:-1]:
         if sum(sizes.values()) > max_gb * 1e9 and model.parent != ledger.run_dir(incumbent.number):
             shutil.rmtree(model, ignore_errors=True)

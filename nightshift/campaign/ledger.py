@@ -6,39 +6,37 @@ results.tsv is a view of them: written anew whenever one is closed, and by every
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from filelock import FileLock, Timeout
 
+from nightshift.campaign.chain import Chain, digests, sha256
+from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.version_1 import from_version_1
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import disk_error, read_file, read_json, sweep_folder, sync_folder, write_atomically, write_json
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, Progress, Record, Result
+from nightshift.records import ATTEMPT, Progress, Record, Result, Verdict
 from nightshift.train_toml.config import Config, parse
+
+if TYPE_CHECKING:
+    from nightshift.campaign.campaign import Campaign  # loads numpy
 
 STARTED = "started"
 RECORD_NAME = "record.json"
 _RESERVING = ".reserving"  # a folder on its way to its number
+_NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
+MAX_NUMBER = 999_999_999
 _WRITE_SECONDS = 30.0  # writers hold the lock for milliseconds
-
-# The first five are those that readers of the format know; then ours.
-COLUMNS = (
-    *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
-    *("training_seconds", "total_seconds", "engine", "rules", "started"),
-)
 
 
 class Ledger:
@@ -48,7 +46,10 @@ class Ledger:
         """`root` is the checkout, `runs_dir` its records if they lie elsewhere; nothing is created but by a write."""
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
-        self._known: dict[int, tuple[tuple[int, int, int], Record]] = {}  # what was read of which file
+        self.chain = Chain(self.runs_dir)
+        self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
+        self._rows: dict[int, tuple[Record, str]] = {}
+        self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
     def run_dir(self, number: int, index: int | None = None) -> Path:
         """Folder of one experiment, or of its `index`-th run, from 1."""
@@ -101,22 +102,25 @@ class Ledger:
             lock.release()
 
     def numbers(self) -> list[int]:
-        """Numbers of all experiments, in order."""
-        return sorted(int(name) for name in self._numbered() if (self.runs_dir / name).is_dir())
+        """Numbers of all experiments, in order. Links, and names that are not as `run_dir` writes them, are none."""
+        return sorted(int(e.name) for e in self._numbered() if e.is_dir(follow_symlinks=False))
 
     def next_number(self) -> int:
         """The number that the next experiment gets: one that nothing in runs/ has."""
-        return max(map(int, self._numbered()), default=0) + 1
+        last = max((int(entry.name) for entry in self._numbered()), default=0)
+        if last >= MAX_NUMBER:
+            raise UsageError(f"{self.run_dir(last)} leaves no number for another experiment", "Move it out of runs/.")
+        return last + 1
 
     def next_decided(self) -> int:
         """The place of the next verdict in the order of decisions."""
         return max((record.decided or 0 for record in self.records()), default=0) + 1
 
-    def _numbered(self) -> list[str]:
+    def _numbered(self) -> list[os.DirEntry[str]]:
         if not self.runs_dir.is_dir():
             return []
         with os.scandir(self.runs_dir) as entries:  # a path each is what takes time, and every reserve asks
-            return [entry.name for entry in entries if re.fullmatch(r"[0-9]{4,}", entry.name)]
+            return [entry for entry in entries if _NUMBER.fullmatch(entry.name)]
 
     def reserve(self, record: Record, files: Mapping[str, bytes]) -> Record:
         """Give the record the next number and its folder, with status `started`, and store `files` beside it.
@@ -124,6 +128,7 @@ class Ledger:
         The folder appears with all of them or not at all.
         """
         record = replace(record, number=self.next_number(), status=STARTED)
+        self._closed.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
             shutil.rmtree(partial, ignore_errors=True)  # left by a kill
@@ -135,11 +140,22 @@ class Ledger:
             sync_folder(self.runs_dir)
         except OSError as error:
             raise disk_error(error, folder) from None
+        self.chain.enter({f"{folder.name}/{name}": sha256(data) for name, data in files.items() if name == CONFIG_NAME})
         return record
 
     def write(self, record: Record) -> None:
-        """Write record.json: whole or not at all. Raises EngineError when the disk refuses."""
-        write_json(self.run_dir(record.number) / RECORD_NAME, record)
+        """Write record.json, whole or not at all; if it is decided, then its line of the chain.
+
+        Raises EngineError when the disk refuses.
+        """
+        data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
+        self._closed.pop(record.number, None)
+        if record.status != STARTED:
+            self.chain.enter(digests(record.number, data))
+
+    def enter(self, path: Path) -> None:
+        """Enter a file of runs/ into the chain. OSError where it is none; EngineError when the disk refuses."""
+        self.chain.enter({path.relative_to(self.runs_dir).as_posix(): sha256(read_file(path))})
 
     def close(self, record: Record) -> None:
         """Write the final record and its row. Raises EngineError when the disk refuses."""
@@ -147,36 +163,47 @@ class Ledger:
         self.sync_tsv()
 
     def records(self) -> list[Record]:
-        """All readable records in order. A folder without one (power cut in `reserve`) is passed over."""
+        """All records in order. UsageError for a damaged one: a belief without it would be another.
+
+        A folder without one (power cut in `reserve`) is passed over.
+        """
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
+
+    def readable(self) -> tuple[list[Record], list[str]]:
+        """As `records` for who only looks: all that can be read, and a line for each that is damaged."""
+        records, damaged = [], []
+        for number in self.numbers():
+            try:
+                records += [record] if (record := self.read(number)) else []
+            except UsageError as error:
+                damaged.append(error.cause)
+        return records, damaged
 
     def record(self, number: int) -> Record:
         """One record. EngineError when there is none."""
-        record = self.read(number)
+        numbers = self.numbers()
+        record = self.read(number) if number in numbers else None
         if record is None:
-            last = max(self.numbers(), default=0)
+            last = max(numbers, default=0)
             raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record
 
     def read(self, number: int) -> Record | None:
         """One record; None when it was never written. Raises UsageError when its text is damaged."""
-        path = self.run_dir(number) / RECORD_NAME
+        if (known := self._closed.get(number)) is not None:
+            return known
+        path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
         try:
-            status = path.lstat()
-            version = status.st_ino, status.st_mtime_ns, status.st_size
-            known = self._known.get(number)
-            if known is None or known[0] != version:  # every start asks several times for all of them
-                known = version, _record(read_file(path))
-                if known[1].number != number:
-                    raise ValueError(f"it is a copy of the record of experiment {known[1].number:04d}")
-                self._known[number] = known
-            return known[1]
+            record = _record(read_file(path), number)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            fix = f"Move {path.parent} out of runs/ to go on without it."
+            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
+        if record.status != STARTED:
+            self._closed[number] = record
+        return record
 
     def sweep(self) -> None:
         """Delete the temporary files of writers that were killed (call as the head)."""
@@ -211,11 +238,17 @@ class Ledger:
 
     def sync_tsv(self) -> None:
         """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
-        lines = ["\t".join(COLUMNS), *(row(record) for record in self.records() if record.status != STARTED)]
+        decided = [record for record in self.records() if record.status != STARTED]
+        rows = {r.number: r for r in decided if self._rows.get(r.number, (None,))[0] is not r}
+        self._rows |= {number: (record, row(record)) for number, record in rows.items()}
+        lines = ["\t".join(COLUMNS), *(self._rows[record.number][1] for record in decided)]
         try:
             write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:
             raise disk_error(error, self.tsv_path) from None
+
+
+_DECODER = msgspec.json.Decoder(Record)
 
 
 def read_progress(run_dir: Path) -> Progress | None:
@@ -226,55 +259,16 @@ def read_progress(run_dir: Path) -> Progress | None:
         return None
 
 
-def _record(text: bytes) -> Record:
-    data = msgspec.json.decode(text)
-    return msgspec.convert(from_version_1(data) if data["version"] == 1 else data, Record)
-
-
-def figures(record: Record) -> dict[str, Any]:
-    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
-
-    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them. The
-    standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
-    """
-    judgement, squares = record.judgement, [e.eval_stderr**2 for e in record.evaluations]
-    return {
-        "commit": record.kept_commit and record.kept_commit[:7],
-        "eval_score": record.score,
-        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
-        "status": record.status,
-        "description": record.description,
-        "run": f"{record.number:04d}",
-        "parent": f"{record.parent:04d}" if record.parent is not None else None,
-        "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
-        "incumbent_score": judgement.incumbent_score if judgement else None,
-        "delta": judgement.delta if judgement else None,
-        "p_better": judgement.p_better if judgement else None,
-        "why": judgement.why if judgement else None,
-        "num_runs": len(record.runs),
-        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
-        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
-        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
-        "total_seconds": record.total_seconds,
-        "engine": record.engine,
-        "rules": record.rules_hash,
-        "started": record.started,
-    }
-
-
-def row(record: Record) -> str:
-    """One line of results.tsv; an empty cell is "not measured"."""
-    cells = figures(record)
-    return "\t".join(_cell(cells[column]) for column in COLUMNS)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return combine(known) if known else None
+def _record(text: bytes, number: int) -> Record:
+    try:
+        record = _DECODER.decode(text)
+    except msgspec.ValidationError:
+        data = msgspec.json.decode(text)
+        if not isinstance(data, dict) or data.get("version") != 1:
+            raise
+        record = msgspec.convert(from_version_1(data), Record)
+    if record.number != number:
+        raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
+    if record.status not in (STARTED, *Verdict):
+        raise ValueError(f"its status is {record.status!r}")
+    return record

@@ -70,6 +70,7 @@ class Certificate:
     estimator: str
     sealed_looks: int
     notes: tuple[str, ...] = ()
+    chain: str = ""  # the head of the chain when its runs were made (campaign/chain.py)
     version: Literal[1] = 1
 
 
@@ -124,6 +125,7 @@ def summary(certificate: Certificate) -> str:
         ("num_examples", str(certificate.num_examples)),
         ("sealed_looks", str(certificate.sealed_looks)),
         ("estimator", certificate.estimator),
+        ("chain", certificate.chain),
         *(("note", note) for note in certificate.notes),
     )
     return "---\n" + "\n".join(f"{key + ':':18}{value}" for key, value in lines)

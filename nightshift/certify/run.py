@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,9 +79,12 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
     with setup.ledger.lock():
         sealed.count(setup.ledger.runs_dir, plan.look, setup.pool.look_key)
-    result = _conclude(plan, _make_runs(plan, setup), setup)
-    write_json(plan.folder / CERTIFICATE_NAME, result)
-    write_json(setup.ledger.runs_dir / CERTIFICATE_NAME, result)
+        setup.ledger.enter(setup.ledger.runs_dir / sealed.LOOKS_NAME)
+    result = replace(_conclude(plan, _make_runs(plan, setup), setup), chain=setup.ledger.chain.head)
+    with setup.ledger.lock():
+        for folder in (setup.ledger.runs_dir, plan.folder):  # the second one says that the look is finished
+            write_json(folder / CERTIFICATE_NAME, result)
+            setup.ledger.enter(folder / CERTIFICATE_NAME)
     return result
 
 

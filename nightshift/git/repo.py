@@ -1,4 +1,4 @@
-"""The few git facts and actions, and what a verdict does. Only train.toml is ever touched; nothing is reset or cleaned.
+"""The few git facts and actions. Only train.toml is ever touched; nothing is reset or cleaned.
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
 submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
@@ -14,16 +14,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from subprocess import PIPE
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
 from nightshift.git.objects import FOLDER, SUBMODULE, Blob, entries_of, object_id
-from nightshift.records import Failure, Record, Verdict
 
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
@@ -281,33 +280,3 @@ class Repo:
 def _program() -> str | None:
     """The system's own git where there is one: PATH is the caller's, and the caller may be the agent."""
     return (shutil.which("git", path=os.defpath) if sys.platform == "linux" else None) or shutil.which("git")
-
-
-def settle(record: Record, repo: Repo, source: Callable[[int], bytes]) -> Record:
-    """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
-
-    Never fails a measured experiment: `settled` says what was done, or why nothing was.
-
-    `source`: the train.toml that an experiment ran, by its number; UsageError where that cannot be had.
-    """
-    head = Head(record.branch, record.commit)
-    if not head.is_campaign:
-        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
-        return replace(record, settled=f"not settled: {where} is no campaign (git switch -c autoresearch/<tag>)")
-    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
-        return replace(record, settled="train.toml left as it is: nothing was decided")
-    if record.parent is None:
-        return replace(record, settled="baseline: nothing to commit")
-    assert record.judgement is not None
-    message = f"{record.description}\n\n{record.judgement.why}\n\nNightshift-Run: {record.number:04d}\n"
-    try:
-        candidate = source(record.number)
-        if record.judgement.verdict is Verdict.KEEP:
-            commit, settled = repo.keep(head, candidate, message)
-            return replace(record, kept_commit=commit, settled=settled)
-        parent, back = source(record.parent), record.judgement.taken_back_to
-        incumbent = parent if back is None else source(back)
-        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, parent))
-    except (EngineError, UsageError, OSError) as error:
-        return replace(record, settled=f"not settled: {error}")

@@ -25,7 +25,8 @@ def write_summary(state: NightState, setup: Setup) -> str:
     """The night's summary, written beside the morning page."""
     from nightshift.report.page import write_report  # jinja2 and matplotlib load with the first page
 
-    text = summary(state, state.own(setup.ledger.records()), setup.campaign(state.branch), setup.now())
+    own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
+    text = summary(state, own, campaign, setup.now(), setup.ledger.chain.head)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     try:
         write_report(setup.root, setup.now(), branch=state.branch)
@@ -36,8 +37,8 @@ def write_summary(state: NightState, setup: Setup) -> str:
     return text
 
 
-def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime) -> str:
-    """The night in a dozen lines of plain text."""
+def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, chain: str) -> str:
+    """The night in a dozen lines of plain text. `chain`: its head."""
     counted = decided(own)
     judged = [r for r in counted if r.parent is not None or r.status == "crash"]
     counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
@@ -58,7 +59,7 @@ def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: d
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )
-    return "\n".join([*lines, *map(one_line, own[-_NUM_SHOWN:])])
+    return "\n".join([*lines, f"chain:        {chain}", *map(one_line, own[-_NUM_SHOWN:])])
 
 
 def one_line(record: Record) -> str:

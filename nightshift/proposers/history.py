@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.index import fold_last
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
@@ -176,14 +179,16 @@ def of_last_campaign(ledger: Ledger) -> str:
     """`describe` for the campaign of the last experiment; untried are keys of train.toml alone, as its engine is not
     asked which it uses. Raises UsageError before the baseline.
     """
-    campaign = Campaign.last(ledger.records())
+    records, damaged = ledger.readable()
+    campaign = fold_last(ledger, records)
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
-    return "\n".join(describe(histories, untried(histories, now, used_keys)))
+    lines = describe(histories, untried(histories, now, used_keys))
+    return "\n".join([*(f"damaged: {cause}" for cause in damaged), *lines])
 
 
 def clean(text: str, limit: int) -> str:
@@ -192,7 +197,15 @@ def clean(text: str, limit: int) -> str:
 
 
 def _value_of(config: Config, key: str) -> str:
-    return spelled(config.resolved[key]) if key in config.resolved else ABSENT
+    value = config.resolved.get(key, ABSENT)
+    if isinstance(value, dict | list):
+        return spelled(value)
+    return _text(str(type(value)), value)  # 1 is 1.0, and spelled otherwise
+
+
+@lru_cache(maxsize=10_000)  # thousands of experiments share a few values a key
+def _text(kind: str, value: Any) -> str:
+    return spelled(value)
 
 
 def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Iterator[Span]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift.campaign.campaign import Campaign, Standing
+from nightshift.campaign.campaign import Campaign, Standing, ordered
+from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
@@ -136,7 +137,8 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
 
     Raises UsageError for a named branch without experiments. Damaged records become notes.
     """
-    records, notes = _read(ledger)
+    records, damaged = ledger.readable()
+    notes = [f"Not counted: {cause}." for cause in damaged]
     branches = list(dict.fromkeys(r.branch for r in records))
     if branch is not None and branch not in branches:
         known = ", ".join(name or "a detached HEAD" for name in branches) or "no experiment at all"
@@ -151,33 +153,33 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
     if others := len(records) - len(ours):
         notes.append(f"{counted(others)} of other branches: not shown.")
-    campaign, standings = Campaign(), dict[int, Standing | None]()
-    for record in sorted((r for r in shown if r.decided is not None), key=lambda r: r.decided or 0):
-        try:
-            campaign = campaign.step(record)
-        except UsageError as error:
-            notes.append(f"Not counted: {error.cause}.")
-            shown.remove(record)
-        else:
-            standings[record.number] = campaign.standing if record.status in MEASURED else None
+    campaign = _campaign(ledger, shown, notes)
+    decided = zip(campaign.decided, campaign.standings, strict=True)
+    standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
     stands = {r.number for r in campaign.lineage}
     experiments = tuple(Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands) for r in shown)
-    certified, damage = _certificate(ledger.runs_dir)
+    certified, unread = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
-    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *damage))
+    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *unread))
 
 
-def _read(ledger: Ledger) -> tuple[list[Record], list[str]]:
-    records, notes = [], []
-    for number in ledger.numbers():
-        try:
-            record = ledger.read(number)
-        except UsageError as error:
-            notes.append(f"Not counted: {error.cause}.")
-        else:
-            records += [record] if record else []
-    return records, notes
+def _campaign(ledger: Ledger, shown: list[Record], notes: list[str]) -> Campaign:
+    """The shown experiments, folded. Those that fit nothing are taken out of `shown`, into `notes`."""
+    if not shown:
+        return Campaign()
+    branch, rules_hash = shown[0].branch, shown[0].rules_hash
+    try:
+        return fold(ledger, shown, branch, rules_hash)
+    except UsageError:
+        campaign = Campaign()
+        for record in ordered(shown, branch, rules_hash):
+            try:
+                campaign = campaign.step(record)
+            except UsageError as error:
+                notes.append(f"Not counted: {error.cause}.")
+                shown.remove(record)
+        return campaign
 
 
 def counted(count: int, noun: str = "experiment") -> str:

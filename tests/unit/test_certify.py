@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
+from nightshift.campaign.verify import verify
 from nightshift.certify import certificate
 from nightshift.certify.run import FIRST_SEED_INDEX, certify, describe, make_plan
 from nightshift.errors import Interrupted, NightshiftError, UsageError
 from nightshift.experiment import run_experiment
 from nightshift.records import Request
 from nightshift.rules import ARITHMETIC_TRL
-from nightshift.sealed import counted_looks
+from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.stand_in_setup import SilentReporter, furnish, make_setup
@@ -202,3 +203,18 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     )
     assert counted_looks(kept.ledger.runs_dir) == []
     assert not (kept.ledger.runs_dir / "certify").exists()
+
+
+def test_a_certificate_and_its_look_stand_in_the_chain_and_it_names_the_head(kept: Setup) -> None:
+    made = certify(kept, 1)
+    assert made.chain
+    assert f"chain:            {made.chain}" in certificate.summary(made)
+    assert verify(kept.ledger, made.chain) == verify(kept.ledger)
+    assert verify(kept.ledger).problems == []
+    for name in ("certificate.json", "certify/0001/certificate.json", LOOKS_NAME):
+        path = kept.ledger.runs_dir / name
+        path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
+        assert f"runs/{name} was changed since line" in verify(kept.ledger).problems[-1]
+        path.unlink()
+        assert f"runs/{name} was deleted" in verify(kept.ledger).problems[-1]
+        kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing

@@ -12,8 +12,10 @@ import pytest
 
 from nightshift import experiment
 from nightshift.campaign import closing
+from nightshift.campaign.chain import sha256
 from nightshift.campaign.closing import keep_model
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.verify import verify
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import run_experiment
 from nightshift.records import Failure, Outcome, Record, Request
@@ -254,6 +256,69 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at(settled.kept_commit) == good
     assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
+
+
+def held(setup: Setup) -> Path:
+    """What git leaves of the branch's lock when it is killed, or holds while somebody else commits."""
+    path = setup.root / ".git" / "refs" / "heads" / f"{setup.repo.head().branch}.lock"
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize("num_between", [0, 1])
+def test_a_keep_that_met_a_held_ref_is_committed_by_a_later_start(setup: Setup, num_between: int) -> None:
+    baseline(setup, POOR)
+    good, lock = write(setup, GOOD), held(setup)
+    record = run(setup)
+    assert (record.status, record.kept_commit) == ("keep", None)
+    assert record.settled.startswith("not settled: git update-ref failed")
+    for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
+        write(setup, rate)
+        assert run(setup).status == "discard"
+        assert (setup.root / "train.toml").read_bytes() == good
+    lock.unlink()
+    write(setup, BAD)
+    assert run(setup).status == "discard"
+    settled = setup.ledger.read(record.number)
+    assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
+    assert subjects(setup)[0] == record.description
+    assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.chain.head)
+    assert verify(Ledger(setup.root)).problems == []
+
+
+def test_a_keep_that_could_not_be_committed_never_undoes_a_newer_one(setup: Setup) -> None:
+    baseline(setup, POOR)
+    write(setup, "1e-6")
+    record = run(setup)
+    assert record.status == "keep"
+    good = write(setup, GOOD)
+    assert run(setup).status == "keep"
+    for settled in (None, "not settled: git update-ref failed"):
+        setup.ledger.write(replace(record, kept_commit=None, settled=settled))
+        write(setup, BAD)
+        run(setup, again=True)
+        assert setup.repo.config_at("HEAD") == good
+
+
+@pytest.mark.parametrize("description", ["\udcff\udcfe lr up", "a\0b", "\x1b]0;x\x07 lr \u202e up", "\ud800"])
+def test_no_text_keeps_a_verdict_from_being_settled(setup: Setup, description: str) -> None:
+    baseline(setup, POOR, then=GOOD)
+    record = run(setup, description=description)
+    assert record.status == "keep"
+    assert record.kept_commit is not None
+    assert all(c.isprintable() for c in subjects(setup)[0])
+    write(setup, BAD)
+    assert run(setup).status == "discard"
+
+
+def test_a_commit_names_the_head_of_the_chain_that_has_its_verdict(setup: Setup) -> None:
+    baseline(setup, POOR, then=GOOD)
+    run(setup)
+    head = git(setup.root, "log", "-1", "--format=%(trailers:key=Nightshift-Chain,valueonly)").strip()
+    lines = setup.ledger.chain.lines()
+    (place,) = (place for place, line in enumerate(lines) if sha256(line).startswith(head))
+    assert b'"0002":' in lines[place]
+    assert verify(setup.ledger, head).problems == []
 
 
 @pytest.mark.parametrize("victim", ["keep_model", "close"])

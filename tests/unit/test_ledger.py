@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.closing import keep_model
-from nightshift.campaign.ledger import COLUMNS, Ledger, figures, row
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.records import Judgement, Record, Verdict
 from tests.campaigns import a_record, a_result
@@ -115,7 +116,7 @@ def test_a_kill_while_a_number_is_reserved_leaves_no_gap(
     monkeypatch.undo()
     assert ledger.numbers() == [1]
     assert closed(ledger).number == 2
-    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002"]
+    assert sorted(path.name for path in ledger.runs_dir.iterdir()) == ["0001", "0002", "chain.jsonl"]
 
 
 def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> None:
@@ -125,12 +126,16 @@ def test_a_number_is_never_one_that_something_in_runs_has(ledger: Ledger) -> Non
     assert ledger.numbers() == [42]
 
 
-def test_a_record_is_read_again_when_its_file_has_changed(ledger: Ledger) -> None:
+def test_what_is_decided_is_read_once_by_a_process_and_anew_by_the_next(ledger: Ledger) -> None:
     record = closed(ledger)
     assert ledger.read(1) is ledger.read(1)
     Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
-    (again,) = ledger.records()
-    assert again.description == "changed by another process"
+    assert ledger.records() == [record]
+    assert Ledger(ledger.tsv_path.parent).records()[0].description == "changed by another process"
+    ledger.run_dir(1).rename(ledger.tsv_path.parent / "moved-out")
+    assert ledger.records() == []
+    assert closed(ledger, description="another one").number == 1
+    assert ledger.records()[0].description == "another one"
 
 
 def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> None:
@@ -178,7 +183,7 @@ def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
         path.write_bytes(data[:100] if how == "torn" else data.replace(b'"eval_score":0.5', b'"eval_score":"0.5"'))
     version = r".*99 - at `\$\.version`" if how == "another version" else ""
     with pytest.raises(UsageError, match=rf"record\.json is damaged{version}"):
-        ledger.records()
+        Ledger(ledger.tsv_path.parent).records()
 
 
 def test_scores_of_several_runs() -> None:

@@ -76,7 +76,7 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 def test_keys_of_the_summary_exist() -> None:
     record = a_record(number=1, status="discard", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps")
-    printed = set(re.findall(r"^(\w+):", summary(record), re.MULTILINE))
+    printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed
     assert {"eval_score", "delta", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"} <= printed

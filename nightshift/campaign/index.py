@@ -1,0 +1,167 @@
+"""`runs/.index`: what a campaign was folded into, so that a start folds what came since and not thousands of records.
+
+Never needed: without it everything is folded anew. Used only where its bytes are those that the chain entered last,
+and what is folded of each record (number, status, parent, constants, scores) hashes to what was folded then.
+`nightshift verify` folds everything anew and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import reduce
+
+import msgspec
+import numpy as np
+
+from nightshift.campaign.campaign import Campaign, Standing, ordered
+from nightshift.campaign.chain import sha256
+from nightshift.campaign.decision import Array, Belief
+from nightshift.campaign.ledger import Ledger
+from nightshift.errors import UsageError
+from nightshift.files import read_file, write_atomically
+from nightshift.records import Record
+
+INDEX_NAME = ".index"
+_MIN_STEPS = 50  # so many are folded in less time than an index takes to be read
+_MIN_NEW = 10  # and so many than it takes to be written
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A belief, arrays as bytes of float64. `kept`: places among the `num_decided` records that hash to `digest`."""
+
+    branch: str
+    rules_hash: str
+    num_decided: int
+    digest: str
+    kept: tuple[int, ...]
+    means: bytes
+    covariance: bytes
+    incumbent: int
+    squares: float
+    num_baseline_runs: int
+    pairing_variance: float
+    standings: tuple[Standing | None, ...]
+
+
+def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
+    """As `Campaign.of`, from where this process or an earlier head has folded to. UsageError as that says."""
+    ours = ordered(records, branch, rules_hash)
+    known = ledger.folded.get((branch, rules_hash), Campaign())
+    if any(a is not b for a, b in zip(known.decided, ours, strict=False)) or len(known.decided) > len(ours):
+        known = Campaign()
+    if len(ours) - len(known.decided) > _MIN_STEPS:
+        index = _read(ledger)
+        known = (index and (index.branch, index.rules_hash) == (branch, rules_hash) and _restored(index, ours)) or known
+    campaign = reduce(Campaign.step, ours[len(known.decided) :], known)
+    ledger.folded[branch, rules_hash] = campaign
+    return campaign
+
+
+def fold_last(ledger: Ledger, records: Sequence[Record]) -> Campaign:
+    """The campaign of the last experiment that came to a verdict."""
+    closed = [record for record in records if record.judgement is not None]
+    return fold(ledger, records, closed[-1].branch, closed[-1].rules_hash) if closed else Campaign()
+
+
+def save(ledger: Ledger) -> None:
+    """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
+    try:
+        campaign = fold_last(ledger, ledger.records())
+    except UsageError:  # who needs the belief will hear of it
+        return
+    belief, decided, old = campaign.belief, campaign.decided, _read(ledger)
+    num_known = old.num_decided if old and (old.branch, old.rules_hash) == _whose(decided) else 0
+    if belief is None or num_known <= len(decided) < num_known + (_MIN_NEW if num_known else _MIN_STEPS):
+        return
+    places = {record.number: place for place, record in enumerate(decided)}
+    index = Index(
+        *_whose(decided),
+        len(decided),
+        _digest(decided),
+        tuple(places[record.number] for record in campaign.kept),
+        belief.means.tobytes(),
+        belief.covariance.tobytes(),
+        int(belief.incumbent),
+        float(belief.squares),
+        belief.num_baseline_runs,
+        float(belief.pairing_variance),
+        campaign.standings,
+    )
+    data, path = msgspec.msgpack.encode(index), ledger.runs_dir / INDEX_NAME
+    if ledger.chain.enter({INDEX_NAME: sha256(data)}):
+        with suppress(OSError):  # it costs the next start some time, and no more
+            write_atomically(path, data, sync=False)
+
+
+def contradictions(ledger: Ledger, records: Sequence[Record]) -> list[str]:
+    """What an index that would be used believes, and its records do not say."""
+    index = _read(ledger)
+    ours = ordered(records, index.branch, index.rules_hash) if index else []
+    restored = _restored(index, ours)
+    try:
+        if restored is None or _same(restored, reduce(Campaign.step, restored.decided, Campaign())):
+            return []
+    except UsageError as error:
+        return [error.cause]
+    return [f"runs/{INDEX_NAME} believes what the records do not say: delete it"]
+
+
+def _whose(decided: Sequence[Record]) -> tuple[str, str]:
+    return (decided[0].branch, decided[0].rules_hash) if decided else ("", "")
+
+
+def _same(one: Campaign, other: Campaign) -> bool:
+    pairs = zip(_numbers(one), _numbers(other), strict=True)
+    return one.kept == other.kept and all(a.shape == b.shape and np.allclose(a, b, atol=1e-9) for a, b in pairs)
+
+
+def _numbers(campaign: Campaign) -> list[Array]:
+    belief = campaign.belief
+    assert belief is not None
+    rest = belief.squares, belief.num_baseline_runs, belief.pairing_variance, belief.incumbent
+    return [belief.means, belief.covariance, np.array(rest, dtype=np.float64)]
+
+
+def _read(ledger: Ledger) -> Index | None:
+    try:
+        data = read_file(ledger.runs_dir / INDEX_NAME)
+        return msgspec.msgpack.decode(data, type=Index) if ledger.chain.holds(INDEX_NAME, sha256(data)) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
+    """The campaign of an index over the first of these records; None if it is not of them."""
+    if index is None or index.num_decided > len(ours):
+        return None
+    decided, size = tuple(ours[: index.num_decided]), len(index.kept)
+    if index.digest != _digest(decided):
+        return None
+    try:
+        kept = tuple(decided[place] for place in index.kept)
+        means = np.frombuffer(index.means)
+        covariance = np.frombuffer(index.covariance).reshape(size, size)
+        belief = Belief(
+            means,
+            covariance,
+            index.incumbent,
+            index.squares,
+            index.num_baseline_runs,
+            np.float64(index.pairing_variance),
+        )
+        return Campaign(decided, kept, belief, kept[index.incumbent], index.standings)
+    except (ValueError, IndexError):
+        return None
+
+
+def _digest(decided: Sequence[Record]) -> str:
+    """Of all that `Campaign.step` looks at."""
+    found = hashlib.sha256()
+    for r in decided:
+        scores = [evaluation.scores for evaluation in r.evaluations]
+        found.update(msgspec.msgpack.encode((r.number, r.status, r.parent, r.decision, scores)))
+    return found.hexdigest()

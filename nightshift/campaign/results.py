@@ -1,0 +1,70 @@
+"""What one experiment came to, by the names of results.tsv and of the summary; and its row there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from statistics import fmean
+from typing import Any
+
+from nightshift.records import Record
+
+# The first five are those that readers of the format know; then ours.
+COLUMNS = (
+    *("commit", "eval_score", "memory_gb", "status", "description"),
+    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("training_seconds", "total_seconds", "engine", "rules", "started"),
+)
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """What one experiment came to, by the names of results.tsv and of the summary; None is "not measured".
+
+    Scores, steps and rewards are means over the runs of a baseline; seconds and memory cover all of them. The
+    standard error treats runs as independent given the examples: sqrt(mean of squares / runs).
+    """
+    judgement, squares = record.judgement, [e.eval_stderr**2 for e in record.evaluations]
+    return {
+        "commit": record.kept_commit and record.kept_commit[:7],
+        "eval_score": record.score,
+        "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
+        "status": record.status,
+        "description": record.description,
+        "run": f"{record.number:04d}",
+        "parent": f"{record.parent:04d}" if record.parent is not None else None,
+        "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
+        "incumbent_score": judgement.incumbent_score if judgement else None,
+        "delta": judgement.delta if judgement else None,
+        "p_better": judgement.p_better if judgement else None,
+        "why": judgement.why if judgement else None,
+        "num_runs": len(record.runs),
+        "num_steps": _of_known(fmean, (r.training.num_steps for r in record.runs)),
+        "reward_mean": _of_known(fmean, (r.training.reward_mean for r in record.runs)),
+        "training_seconds": _of_known(sum, (r.training.training_seconds for r in record.runs)),
+        "total_seconds": record.total_seconds,
+        "engine": record.engine,
+        "rules": record.rules_hash,
+        "started": record.started,
+    }
+
+
+def row(record: Record) -> str:
+    """One line of results.tsv; an empty cell is "not measured"."""
+    cells = figures(record)
+    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if text.isascii() and text.isalnum():
+        return text
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return combine(known) if known else None

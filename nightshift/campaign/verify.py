@@ -1,0 +1,216 @@
+"""What differs from the chain, in plain lines; and what a start does about a chain that a kill or a hand has cut.
+
+A record may lack its line only since the last decision: a kill came between. `mend` enters those, as not witnessed,
+if their beginning is entered; a record that was never begun is never entered.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nightshift.campaign.chain import Entry, digests, entry_of, sha256
+from nightshift.campaign.index import contradictions
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.errors import listed
+from nightshift.files import read_file
+from nightshift.git.repo import CONFIG_NAME
+from nightshift.records import Record
+
+LOOKS_NAME = "sealed-looks.jsonl"
+_CERTIFIED = (LOOKS_NAME, "certificate.json", "certify/*/certificate.json")
+_ASIDE = "chain.damaged"
+_ABSENT = "absent"
+_OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
+
+
+def mend(ledger: Ledger, note: Callable[[str], None]) -> None:
+    """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out.
+
+    Call as the head, with the lock held. EngineError when the disk refuses, UsageError for a damaged record.
+    """
+    try:
+        lines = ledger.chain.lines()
+        _ = [entry_of(line) for line in lines[-1:]]
+    except (OSError, ValueError) as error:
+        number = sum(1 for _ in ledger.runs_dir.glob(f"{_ASIDE}-*")) + 1
+        aside = ledger.chain.path.rename(ledger.runs_dir / f"{_ASIDE}-{number}")
+        note(f"{ledger.chain.path} is damaged: {error}. Kept as {aside}; a new chain begins (nightshift verify)")
+        lines = []
+    records = ledger.records()
+    if lines:
+        for record in _open(records):
+            begun = f"{record.number:04d}/{CONFIG_NAME}"
+            is_begun = any(f'"{begun}":'.encode() in line for line in lines)
+            if record.status == STARTED or is_begun:
+                _enter(ledger, _files(record, ledger))
+    else:
+        files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
+        _enter(ledger, files | {name: _hash(ledger, name) for name in _certified(ledger)})
+
+
+def _enter(ledger: Ledger, files: Mapping[str, str]) -> None:
+    ledger.chain.enter({name: sha for name, sha in files.items() if sha != _ABSENT}, witnessed=False)
+
+
+def _number(name: str) -> int | None:
+    """Of the experiment that an entry of this name is of; None for looks and certificates."""
+    match = _OF_A_RECORD.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _open(records: Sequence[Record]) -> list[Record]:
+    """The last decided record and those after it: what a head that was killed may have had in its hands."""
+    last = max((index for index, record in enumerate(records) if record.decided is not None), default=0)
+    return list(records[last:])
+
+
+def _files(record: Record, ledger: Ledger) -> dict[str, str]:
+    """What the chain should hold of an experiment as it lies there: _ABSENT for what cannot be read any more."""
+    folder = ledger.run_dir(record.number)
+    name = f"{folder.name}/{CONFIG_NAME}"
+    try:
+        decided = digests(record.number, read_file(folder / RECORD_NAME))
+    except (OSError, ValueError):
+        decided = {folder.name: _ABSENT}
+    return {name: _hash(ledger, name), **(decided if record.status != STARTED else {})}
+
+
+def _hash(ledger: Ledger, name: str) -> str:
+    """Of a file in runs/; _ABSENT where it is none that can be read."""
+    try:
+        return sha256(read_file(ledger.runs_dir / name))
+    except OSError:
+        return _ABSENT
+
+
+def _certified(ledger: Ledger) -> list[str]:
+    paths = (path for pattern in _CERTIFIED for path in ledger.runs_dir.glob(pattern))
+    return sorted(path.relative_to(ledger.runs_dir).as_posix() for path in paths)
+
+
+@dataclass
+class Findings:
+    """What `verify` says: `problems` are none of the harness's doing, `notes` may be."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    head: str = ""
+    num_lines: int = 0
+
+
+def verify(ledger: Ledger, head: str | None = None) -> Findings:
+    """Compare runs/ with its chain, and the chain with a `head` (its first digits) that was noted elsewhere."""
+    found = Findings(head=ledger.chain.head)
+    try:
+        lines = ledger.chain.lines()
+    except OSError as error:
+        lines = []
+        found.problems.append(f"{ledger.chain.path.name} cannot be read: {error.strerror}")
+    found.num_lines = len(lines)
+    if head is not None and not any(sha256(line).startswith(head.lower()) for line in lines):
+        found.problems.append(f"no line of the chain has the hash {head}: it was cut or rewritten since that was noted")
+    entered: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by name: where, and its sha256
+    for place, entry in _walk(lines, found):
+        for name, digest in entry.files.items():
+            entered[name].append((place, digest))
+        if not entry.witnessed:
+            names = dict.fromkeys(
+                name if (n := _number(name)) is None else f"experiment {n:04d}" for name in entry.files
+            )
+            found.notes.append(f"line {place}: {listed([*names])} entered by a later start, witnessed by nobody")
+    records, damaged = ledger.readable()
+    found.problems += damaged
+    _compare_records(ledger, records, entered, found)
+    _compare_files(ledger, entered, found)
+    found.problems += contradictions(ledger, records)
+    with os.scandir(ledger.runs_dir) as entries:
+        known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
+        strange = sorted(e.name for e in entries if e.name.strip().isdigit() and e.name not in known)
+    found.problems += [
+        f"runs/{name!a} looks like an experiment and has no record: nothing reads it" for name in strange
+    ]
+    found.problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
+    return found
+
+
+def _walk(lines: Sequence[bytes], found: Findings) -> Iterator[tuple[int, Entry]]:
+    """The entries, with their line numbers; what is wrong with their order goes into `found`."""
+    seen: dict[bytes, int] = {}
+    expected, before = 1, ""
+    for place, line in enumerate(lines, 1):
+        try:
+            entry = entry_of(line)
+        except ValueError as error:
+            found.problems.append(f"line {place} of the chain is no entry: {error}")
+            before, expected = sha256(line), expected + 1
+            continue
+        if line in seen:
+            found.problems.append(f"line {place} of the chain repeats line {seen[line]}")
+        elif entry.index > expected:
+            found.problems.append(f"before line {place} of the chain {entry.index - expected} are missing")
+        elif entry.index < expected:
+            found.problems.append(f"line {place} of the chain stands in the wrong place: it was line {entry.index}")
+        elif entry.before != before:
+            found.problems.append(f"line {place - 1} of the chain was changed after line {place} was written, or both")
+        seen.setdefault(line, place)
+        before, expected = sha256(line), entry.index + 1
+        yield place, entry
+
+
+def _compare_records(
+    ledger: Ledger, records: Sequence[Record], entered: Mapping[str, list[tuple[int, str]]], found: Findings
+) -> None:
+    say = found.problems.append
+    there, is_open = set(ledger.numbers()), {record.number for record in _open(records)}
+    for number in sorted({n for name in entered if (n := _number(name)) is not None} - there):
+        say(f"experiment {number:04d} was deleted, or moved out of runs/")
+    for record in records:
+        name = f"{record.number:04d}"
+        begun, decided = entered.get(f"{name}/{CONFIG_NAME}", []), entered.get(name, [])
+        if len(begun) > 1:
+            say(f"experiment {name} was begun {len(begun)} times: an earlier one of this number was deleted")
+        if len(decided) > 1:
+            say(f"experiment {name} was decided {len(decided)} times: lines {', '.join(str(p) for p, _ in decided)}")
+        if record.status == STARTED and decided:
+            say(f"experiment {name} was decided, and says now that it was not")
+        if not begun and (record.status != STARTED or record.number not in is_open):
+            say(f"experiment {name} is not in the chain: invented, or copied into runs/")
+            continue
+        for entry, digest in _files(record, ledger).items():
+            was = entered.get(entry, [])
+            if not was and record.number in is_open:
+                found.notes.append(f"experiment {name}: {entry} is not entered yet: the next start does that")
+            elif not was:
+                say(f"experiment {name}: {entry} was never entered")
+            elif was[-1][1] != digest and entry.endswith(" late") and record.number in is_open:
+                found.notes.append(
+                    f"experiment {name}: its settlement or lesson is not entered: the next start does that"
+                )
+            elif was[-1][1] != digest:
+                what = {name: "its record", f"{name} late": "its settlement or lesson"}.get(entry, entry)
+                say(f"experiment {name}: {what} was changed since line {was[-1][0]} of the chain")
+
+
+def _compare_files(ledger: Ledger, entered: Mapping[str, list[tuple[int, str]]], found: Findings) -> None:
+    """Looks and certificates. The file of looks grows, by a line that a kill may have kept out of the chain."""
+    there = _certified(ledger)
+    for name in sorted({*there, *(n for n in entered if _number(n) is None and not n.startswith("."))}):
+        was = entered.get(name)
+        if was is None:
+            found.problems.append(f"runs/{name} is not in the chain: invented, or copied into runs/")
+        elif name not in there:
+            found.problems.append(f"runs/{name} was deleted")
+        elif _hash(ledger, name) != was[-1][1] and not (name == LOOKS_NAME and _began_as(was[-1][1], ledger)):
+            found.problems.append(f"runs/{name} was changed since line {was[-1][0]} of the chain")
+
+
+def _began_as(digest: str, ledger: Ledger) -> bool:
+    try:
+        data = read_file(ledger.runs_dir / LOOKS_NAME)
+    except OSError:
+        return False
+    return digest in {sha256(data[: match.end()]) for match in re.finditer(rb"\n", data)}

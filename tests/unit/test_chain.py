@@ -1,0 +1,374 @@
+"""`nightshift verify` names what somebody changed under runs/, and no kill makes it cry wolf."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from nightshift import command, sealed
+from nightshift.campaign import chain as chains
+from nightshift.campaign import verify as verifying
+from nightshift.campaign.chain import Chain, Entry
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.verify import mend, verify
+from nightshift.cli import commands
+from nightshift.errors import EngineError, UsageError
+from nightshift.records import Judgement, Record, Verdict
+from nightshift.sealed import Look
+from tests.campaigns import a_record, a_result, campaign
+
+LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", 1, 2, 3)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """Four experiments, two looks, one certificate."""
+    ledger = Ledger(tmp_path)
+    campaign(ledger, ["3e-6", "5e-6", "7e-6"])
+    for number in (1, 2):
+        sealed.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
+        ledger.enter(ledger.runs_dir / sealed.LOOKS_NAME)
+    for folder in (ledger.runs_dir, ledger.runs_dir / "certify" / "0001"):
+        (folder / "certificate.json").write_text('{"difference":0.01}\n')
+        ledger.enter(folder / "certificate.json")
+    assert verify(ledger).problems == verify(ledger).notes == []
+    return ledger
+
+
+def again(ledger: Ledger) -> Ledger:
+    """As the next process sees it."""
+    return Ledger(ledger.tsv_path.parent)
+
+
+def problems(ledger: Ledger) -> list[str]:
+    return verify(again(ledger)).problems
+
+
+def edit(ledger: Ledger, experiment: int, /, **changes: object) -> None:
+    path = ledger.run_dir(experiment) / "record.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def lines(ledger: Ledger) -> list[bytes]:
+    return ledger.chain.path.read_bytes().splitlines(keepends=True)
+
+
+def rewrite(ledger: Ledger, entries: list[Entry]) -> None:
+    """A chain without a fault over these entries, as whoever has read chain.py writes it."""
+    before, data = "", b""
+    for index, entry in enumerate(entries, 1):
+        line = msgspec.json.encode(replace(entry, index=index, before=before))
+        before, data = chains.sha256(line), data + line + b"\n"
+    ledger.chain.path.write_bytes(data)
+
+
+def reorder(ledger: Ledger, order: Callable[[list[bytes]], list[bytes]]) -> None:
+    ledger.chain.path.write_bytes(b"".join(order(lines(ledger))))
+
+
+def a_better_score(ledger: Ledger) -> None:
+    path = ledger.run_dir(3) / "record.json"
+    path.write_text(path.read_text().replace('"eval_score":0.55', '"eval_score":0.95'))
+
+
+def a_record_with_its_times(ledger: Ledger) -> None:
+    path = ledger.run_dir(3) / "record.json"
+    before = path.stat()
+    path.write_text(path.read_text().replace('"eval_score":0.55', '"eval_score":0.95'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def doubled(ledger: Ledger) -> None:
+    shutil.copytree(ledger.run_dir(2), ledger.run_dir(5))
+    edit(ledger, 5, number=5, decided=5)
+
+
+def in_place_of_another(ledger: Ledger) -> None:
+    shutil.rmtree(ledger.run_dir(3))
+    shutil.copytree(ledger.run_dir(2), ledger.run_dir(3))
+    edit(ledger, 3, number=3, decided=3)
+
+
+def swapped(ledger: Ledger) -> None:
+    for number, name in ((3, "aside"), (4, "0003")):
+        ledger.run_dir(number).rename(ledger.runs_dir / name)
+    (ledger.runs_dir / "aside").rename(ledger.run_dir(4))
+    edit(ledger, 3, number=3)
+    edit(ledger, 4, number=4)
+
+
+def deleted_and_begun_again(ledger: Ledger) -> None:
+    shutil.rmtree(ledger.run_dir(4))
+    ledger.reserve(a_record(), {"train.toml": b"seq_len = 2048\n"})
+
+
+def decided_again(ledger: Ledger) -> None:
+    """Said to be open, so that the next start closes it once more, as interrupted."""
+    edit(ledger, 4, status="started", judgement=None, decided=None)
+    record = replace(again(ledger).record(4), status="crash", judgement=Judgement(Verdict.CRASH, "interrupted"))
+    again(ledger).write(record)
+
+
+def a_look_less(ledger: Ledger) -> None:
+    path = ledger.runs_dir / sealed.LOOKS_NAME
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+
+def invented_and_entered_by_a_start(ledger: Ledger) -> None:
+    doubled(ledger)
+    mend(again(ledger), lambda text: None)
+
+
+def over_a_link(ledger: Ledger) -> None:
+    ledger.run_dir(3).rename(ledger.runs_dir.parent / "elsewhere")
+    ledger.run_dir(3).symlink_to(ledger.runs_dir.parent / "elsewhere")
+
+
+UNICODE = "\u0660\u0660\u0660\u0661"  # int() takes these for 1
+
+ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
+    "a better score": (a_better_score, "0003: its record was changed since line"),
+    "a better score, times restored": (a_record_with_its_times, "0003: its record was changed since line"),
+    "another verdict": (lambda x: edit(x, 3, status="keep"), "0003: its record was changed"),
+    "another parent": (lambda x: edit(x, 3, parent=1), "0003: its record was changed"),
+    "another branch": (lambda x: edit(x, 3, branch="autoresearch/other"), "0003: its record was changed"),
+    "undecided": (lambda x: edit(x, 3, decided=None), "0003: its record was changed"),
+    "open again": (lambda x: edit(x, 3, status="started"), "0003 was decided, and says now that it was not"),
+    "another lesson": (lambda x: edit(x, 2, lesson="ignore all others"), "0002: its settlement or lesson was changed"),
+    "another commit": (lambda x: edit(x, 2, kept_commit="f" * 40), "0002: its settlement or lesson was changed"),
+    "decided again": (decided_again, "0004 was decided 2 times"),
+    "deleted": (lambda x: shutil.rmtree(x.run_dir(2)), "0002 was deleted"),
+    "the last deleted": (lambda x: shutil.rmtree(x.run_dir(4)), "0004 was deleted"),
+    "only its record deleted": (lambda x: (x.run_dir(3) / "record.json").unlink(), "'0003' looks like"),
+    "deleted and begun again": (deleted_and_begun_again, "0004 was begun 2 times"),
+    "doubled": (doubled, "0005 is not in the chain"),
+    "in place of another": (in_place_of_another, "0003: its record was changed"),
+    "swapped": (swapped, "0004: its record was changed"),
+    "renamed": (lambda x: x.run_dir(3).rename(x.runs_dir / "0007"), "0003 was deleted"),
+    "invented, then a start": (invented_and_entered_by_a_start, "0005 is not in the chain"),
+    "a link in its place": (over_a_link, "0003 was deleted"),
+    "one digit more": (lambda x: shutil.copytree(x.run_dir(1), x.runs_dir / "00001"), "'00001' looks like"),
+    "Unicode digits": (lambda x: shutil.copytree(x.run_dir(1), x.runs_dir / UNICODE), "looks like"),
+    "a file in its place": (lambda x: (x.runs_dir / "0009").write_text("x"), "'0009' looks like"),
+    "another train.toml": (lambda x: (x.run_dir(2) / "train.toml").write_text("x"), "0002/train.toml was changed"),
+    "no train.toml": (lambda x: (x.run_dir(2) / "train.toml").unlink(), "0002/train.toml was changed"),
+    "a look less": (a_look_less, "sealed-looks.jsonl was changed"),
+    "no looks": (lambda x: (x.runs_dir / sealed.LOOKS_NAME).unlink(), "sealed-looks.jsonl was deleted"),
+    "another certificate": (
+        lambda x: (x.runs_dir / "certificate.json").write_text('{"difference":0.1}\n'), "certificate.json was changed"
+    ),
+    "no certificate": (
+        lambda x: shutil.rmtree(x.runs_dir / "certify" / "0001"), "certify/0001/certificate.json was deleted"
+    ),
+    "a certificate more": (
+        lambda x: shutil.copytree(x.runs_dir / "certify" / "0001", x.runs_dir / "certify" / "0009"),
+        "certify/0009/certificate.json is not in the chain",
+    ),
+    "a line changed": (lambda x: reorder(x, lambda o: [*o[:2], o[2].replace(b"a", b"b"), *o[3:]]), "line 3"),
+    "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4 of the chain 1 are missing"),
+    "the first line deleted": (lambda x: reorder(x, lambda o: o[1:]), "before line 1 of the chain 1 are missing"),
+    "a line doubled": (lambda x: reorder(x, lambda o: [*o[:3], *o[2:]]), "line 4 of the chain repeats line 3"),
+    "lines swapped": (lambda x: reorder(x, lambda o: [o[0], o[2], o[1], *o[3:]]), "stands in the wrong place"),
+    "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 of the chain is no entry"),
+    "a line of brackets": (lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "is no entry"),
+    "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "is not in the chain"),
+    "no chain": (lambda x: x.chain.path.unlink(), "is not in the chain"),
+    "a pipe for a chain": (lambda x: (x.chain.path.unlink(), os.mkfifo(x.chain.path)), "chain.jsonl cannot be read"),
+    "a link for a chain": (
+        lambda x: (x.chain.path.rename(x.runs_dir / "c"), x.chain.path.symlink_to("c")), "it is a symbolic link"
+    ),
+    "a folder for a chain": (lambda x: (x.chain.path.unlink(), x.chain.path.mkdir()), "chain.jsonl cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ATTACKS)
+def test_what_was_changed_is_named(ledger: Ledger, how: str) -> None:
+    attack, words = ATTACKS[how]
+    attack(ledger)
+    assert words in "\n".join(problems(ledger))
+
+
+@pytest.mark.parametrize("how", ["honest", "a better score", "a line changed", "a pipe for a chain"])
+def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    if how != "honest":
+        ATTACKS[how][0](ledger)
+    done = CliRunner().invoke(commands, ["verify"])
+    assert done.exit_code == (how != "honest"), done.output
+    assert ("wrong:" in done.output) == (how != "honest")
+    assert f"chain:    {ledger.chain.head}" in done.output
+    for head in ("", "abc", "x" * 12, "A" * 12):
+        assert CliRunner().invoke(commands, ["verify", "--head", head]).exit_code == 2
+
+
+@pytest.mark.parametrize("how", ["honest", "rewritten", "cut", "deleted"])
+def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_noted_does(
+    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = [chains.sha256(line[:-1])[: chains.HEAD_DIGITS] for line in lines(ledger)]
+    entries = [chains.entry_of(line) for line in lines(ledger)]
+    if how == "rewritten":
+        a_better_score(ledger)
+        new = chains.digests(3, (ledger.run_dir(3) / "record.json").read_bytes())
+        swap = {name: new[name] for name in ("0003",)}
+        rewrite(ledger, [replace(e, files={n: swap.get(n, f) for n, f in e.files.items()}) for e in entries])
+    elif how == "cut":
+        shutil.rmtree(ledger.run_dir(4))
+        kept = [{n: f for n, f in e.files.items() if not n.startswith("0004")} for e in entries]
+        rewrite(ledger, [replace(e, files=files) for e, files in zip(entries, kept, strict=True) if files])
+    elif how == "deleted":
+        a_better_score(ledger)
+        ledger.chain.path.unlink()
+        mend(again(ledger), lambda text: None)
+    assert problems(ledger) == []
+    told = verify(again(ledger), noted[-1]).problems
+    assert bool(told) == (how != "honest")
+    assert all("no line of the chain has the hash" in line for line in told)
+    assert (verify(again(ledger), noted[0]).problems != []) == (how == "deleted")  # before the change it is the same
+    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    done = CliRunner().invoke(commands, ["verify", "--head", noted[-1]])
+    assert done.exit_code == (how != "honest")
+
+
+def test_records_that_are_older_than_the_chain_enter_as_not_witnessed(ledger: Ledger) -> None:
+    ledger.chain.path.unlink()
+    for _ in range(2):
+        mend(again(ledger), lambda text: None)
+    assert len(lines(ledger)) == 1
+    found = verify(again(ledger))
+    assert found.problems == []
+    assert len(found.notes) == 1
+    assert "witnessed by nobody" in found.notes[0]
+    assert "experiment 0001" in found.notes[0]
+    a_better_score(ledger)
+    assert "0003: its record was changed" in problems(ledger)[0]
+
+
+class Killed(BaseException):
+    """Instead of SIGKILL."""
+
+
+def a_life(ledger: Ledger) -> Record:
+    """What an experiment writes, from its number to the lesson that its successor draws."""
+    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "effective.json": b"{}"})
+    record = replace(record, status="keep", judgement=Judgement(Verdict.KEEP, "why"), runs=(a_result(),), decided=5)
+    ledger.write(record)
+    ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
+    ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
+    return record
+
+
+@pytest.mark.parametrize("torn", [0, 1, 60])
+@pytest.mark.parametrize("line", [1, 2, 3, 4])
+def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
+    ledger: Ledger, line: int, torn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_before, enter, count = len(lines(ledger)), Chain.enter, 0
+
+    def killed(self: Chain, files: dict[str, str], **named: bool) -> bool:
+        nonlocal count
+        count += 1
+        if count < line:
+            return enter(self, files, **named)
+        before = self.path.read_bytes()
+        enter(self, files, **named)
+        self.path.write_bytes(self.path.read_bytes()[: len(before) + torn])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "enter", killed)
+        with pytest.raises(Killed):
+            a_life(ledger)
+    assert problems(ledger) == []  # before any start
+    heir = again(ledger)
+    mend(heir, pytest.fail)
+    assert problems(ledger) == []
+    assert len(lines(ledger)) == num_before + line
+    assert any("0005" in note for note in verify(again(ledger)).notes)
+    mend(again(ledger), pytest.fail)
+    assert len(lines(ledger)) == num_before + line
+
+
+@pytest.mark.parametrize("how", ["a pipe for a chain", "a link for a chain", "a folder for a chain", "text", "huge"])
+def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_nothing(
+    ledger: Ledger, how: str
+) -> None:
+    if how in ATTACKS:
+        ATTACKS[how][0](ledger)
+    elif how == "text":
+        reorder(ledger, lambda old: [*old, b"[" * 200_000 + b"\n"])
+    else:
+        os.truncate(ledger.chain.path, 1 << 40)
+    with pytest.raises(EngineError, match=r"chain\.jsonl"):
+        a_life(again(ledger))
+    notes: list[str] = []
+    mend(again(ledger), notes.append)
+    assert "chain.damaged-1" in notes[0]
+    assert "\n" not in notes[0]
+    a_life(again(ledger))
+    assert problems(ledger) == ["runs/chain.damaged-1: a damaged chain was set aside"]
+
+
+def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Ledger) -> None:
+    sealed.count(ledger.runs_dir, replace(LOOK, number=3), b"key")
+    assert problems(ledger) == []
+    assert verifying.LOOKS_NAME == sealed.LOOKS_NAME
+
+
+DAMAGE = {
+    "null": b"null",
+    "text": b'"x"',
+    "brackets": b"[" * 200_000,
+    "brackets in a field": b'{"version":1,"rules_name":' + b"[" * 200_000 + b"}",
+    "version 1 of nothing": b'{"version":1}',
+    "version 1 with runs of text": b'{"version":1,"rules_name":"arithmetic-trl","runs":["x"],"judgement":null}',
+    "no bytes": b"",
+    "no UTF-8": b'{"description":"\xff\xfe"}',
+}
+CHANGES = {
+    "NaN": ('"eval_score":0.55', '"eval_score":NaN'),
+    "infinite": ('"eval_score":0.55', '"eval_score":1e999'),
+    "a score of text": ('"scores":[1.0', '"scores":["1"'),
+    "a score above 1": ('"scores":[1.0', '"scores":[1.5'),
+    "a score below 0": ('"scores":[1.0', '"scores":[-1e-9'),
+    "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
+    "a place without end": ('"decided":3', '"decided":9223372036854775807'),
+    "another's number": ('"number":3', '"number":2'),
+    "an unknown status": ('"status":"discard"', '"status":"best"'),
+}
+
+
+@pytest.mark.parametrize("how", [*DAMAGE, *CHANGES, "a pipe", "a link", "a folder", "huge"])
+def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
+    ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ledger.run_dir(3) / "record.json"
+    if how in CHANGES:
+        assert CHANGES[how][0] in path.read_text()
+        path.write_text(path.read_text().replace(*CHANGES[how], 1))
+    else:
+        path.unlink()
+        {
+            "a pipe": lambda: os.mkfifo(path),
+            "a link": lambda: path.symlink_to("/etc/passwd"),
+            "a folder": path.mkdir,
+            "huge": lambda: (path.touch(), os.truncate(path, 1 << 40)),
+        }.get(how, lambda: path.write_bytes(DAMAGE[how]))()
+    with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/") as refused:
+        again(ledger).records()
+    assert "\n" not in str(refused.value)
+    assert "0003" in "\n".join(problems(ledger))
+    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    for words in (["status"], ["history"], ["show", "2"], ["verify"]):
+        done = CliRunner().invoke(commands, words)
+        assert done.exit_code == (words == ["verify"]), (words, done.output)
+        assert ("0003/record.json is damaged" in done.output) == (words != ["show", "2"])
