@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment.py."""
-    sys.exit(run(ROOT, Request(" ".join(description.split()), **flags)))
+    sys.exit(run(ROOT, Request(description, **flags)))
 
 
 if __name__ == "__main__":

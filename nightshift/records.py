@@ -11,6 +11,8 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any, Literal
 
+from nightshift.text import clean
+
 CURVE_POINTS = 32
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
@@ -74,6 +76,12 @@ class Request:
     prediction: str | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """The front door of all that people and agents say: nothing that records it has to clean it again."""
+        object.__setattr__(self, "description", clean(self.description))
+        object.__setattr__(self, "prediction", self.prediction and clean(self.prediction))
+        object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -106,11 +114,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What `Session.train` came to.
-
-    `cause` (one line) and `failure` are set when the outcome is no success. `reward_mean` is the mean reward of all
-    training rollouts, `num_steps` counts policy updates.
-    """
+    """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success.
+    `reward_mean` is the mean reward of all training rollouts, `num_steps` counts policy updates."""
 
     outcome: Outcome
     num_steps: int
@@ -242,11 +247,8 @@ class DecisionRules:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything known of one experiment: `runs/NNNN/record.json`.
-
-    `status` is `started` until the verdict is written; a record still `started` whose process is
-    gone is closed as a crash (interrupted) by the next start.
-    """
+    """Everything known of one experiment: `runs/NNNN/record.json`. `status` is `started` until the verdict is written;
+    a record still `started` whose process is gone is closed as a crash (interrupted) by the next start."""
 
     number: int
     status: str  # started | keep | discard | crash

@@ -30,11 +30,12 @@ from nightshift.environments import Environment
 Settings = Mapping[str, Any]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
-CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
+MICRO_BATCH = {"cuda": 16, "cpu": 512}  # rollouts a forward and backward pass, at most
+SAMPLE_BATCH = 512  # rollouts that are sampled together, at most, and one group at least
 
 
 class _BudgetEnd(Exception):
-    """Unwinds the trainer between generation and update."""
+    """Unwinds the trainer between two tokens of generation, or between two passes of an update, which is dropped."""
 
 
 class Trainer(GRPOTrainer):  # type: ignore[misc]
@@ -59,6 +60,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
+        # Of more examples than there are TRL's sampler would make no batch at all, for ever.
+        repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
@@ -66,7 +69,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             processing_class=tokenizer,
             reward_funcs=self._reward,
             args=_config(spec, limit, model.device.type == "cuda"),
-            train_dataset=Dataset.from_dict({"prompt": prompts, "index": list(range(len(prompts)))}),
+            train_dataset=Dataset.from_dict({"prompt": prompts * repeats, "index": [*range(len(prompts))] * repeats}),
             optimizers=(optimizer, scheduler),
         )
         self.remove_callback(PrinterCallback)
@@ -112,23 +115,33 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         group_size = self.num_generations
+        prompts, num = prompt_ids[::group_size], max(SAMPLE_BATCH // group_size, 1)
+        samples: list[Any] = []
         self.model.eval()
         with self.accelerator.autocast():
-            samples = self._sample(
-                self.accelerator.unwrap_model(self.model), prompt_ids[::group_size], group_size,
-                self.max_completion_length, self.temperature, set(self.eos_token_ids),
-            )  # fmt: skip
+            for start in range(0, len(prompts), num):
+                samples += self._sample(
+                    self.accelerator.unwrap_model(self.model), prompts[start : start + num], group_size,
+                    self.max_completion_length, self.temperature, set(self.eos_token_ids), self._end_in_time,
+                )  # fmt: skip
         self.model.train()
         return [one.ids for one in samples], None
 
+    def _end_in_time(self) -> None:
+        if time.monotonic() >= self._ends:
+            raise _BudgetEnd
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Before and after generation, and before every pass of an update."""
+        self._end_in_time()
+        inputs = super()._prepare_inputs(generation_batch)
+        self._end_in_time()
+        return inputs
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         began = time.monotonic()
-        if began >= self._ends:
-            raise _BudgetEnd
         batch = super()._generate_and_score_completions(inputs)
         now = time.monotonic()
-        if now >= self._ends:
-            raise _BudgetEnd
         metrics = self._metrics["train"]
         self._row |= {
             "completion_tokens_mean": metrics["completions/mean_length"][-1],
@@ -246,7 +259,8 @@ def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
     settings = spec["settings"]
     batch_size = settings["batch_size"]
-    micro_batch = math.gcd(batch_size, CUDA_MICRO_BATCH) if cuda else batch_size
+    most = MICRO_BATCH["cuda" if cuda else "cpu"]
+    micro_batch = max(size for size in range(1, most + 1) if batch_size % size == 0)
     max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
         output_dir=spec["weights_dir"],
