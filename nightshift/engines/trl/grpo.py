@@ -9,6 +9,7 @@ What differs from a bare GRPOTrainer, and why:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -51,6 +52,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
+        self._num_collated = itertools.count()
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
             tokenizer.apply_chat_template(self._episode(example).ask(), tokenize=False, add_generation_prompt=True)
@@ -62,6 +64,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
         # Of more examples than there are TRL's sampler would make no batch at all, for ever.
         repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
+        rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
@@ -69,9 +72,10 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             processing_class=tokenizer,
             reward_funcs=self._reward,
             args=_config(spec, limit, model.device.type == "cuda"),
-            train_dataset=Dataset.from_dict({"prompt": prompts * repeats, "index": [*range(len(prompts))] * repeats}),
+            train_dataset=Dataset.from_list(rows),
             optimizers=(optimizer, scheduler),
         )
+        self.train_dataset, self.data_collator = rows, self._collate  # as a list it costs nothing to look rows up
         self.remove_callback(PrinterCallback)
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
@@ -130,6 +134,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def _end_in_time(self) -> None:
         if time.monotonic() >= self._ends:
             raise _BudgetEnd
+
+    def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """TRL's loader brings a whole batch once for every part of it that is passed over; it looks at the first."""
+        self._end_in_time()
+        return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Before and after generation, and before every pass of an update."""
