@@ -101,6 +101,7 @@ def run(root: Path, request: Request) -> int:
     if request.detach:
         return detach(root)
     from nightshift.experiment import admit, next_seed, require_ready, run_experiment
+    from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
@@ -114,6 +115,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
+            end_leftovers(root, reporter.note)
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
     print_text(summary(record))

@@ -31,6 +31,7 @@ import psutil
 
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import open_regular
+from nightshift.processes import leftovers
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.text import ANSI, clean
 
@@ -182,7 +183,7 @@ class ProcessGroup:
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
                         stdout=log if stdout is None else stdout,
                         stderr=log,
-                        env={**env, MARKER_NAME: self.marker},
+                        env={**env, MARKER_NAME: self.marker, **leftovers.mark()},
                         cwd=cwd,
                         start_new_session=True,
                     )
@@ -201,6 +202,7 @@ class ProcessGroup:
         Also looks at the whole tree: remembers its processes, and reaps orphans.
         """
         self._tree.sample()
+        leftovers.remember(process for group in _open_groups for process in group._tree.seen)
         return [child for child in self.children if child.poll() is not None]
 
     def stop(self) -> list[str]:
@@ -218,6 +220,7 @@ class ProcessGroup:
                         pipe.close()
             _open_groups.discard(self)
             if not _open_groups:
+                leftovers.remember(())
                 _dismiss_watchdog()
             return left
 
