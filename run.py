@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from nightshift.command import moment, refuse_max_runs, run
+from nightshift.command import in_one_line, moment, refuse_max_runs, run
 from nightshift.engines import ENGINES
 from nightshift.records import Request
 
@@ -46,4 +46,4 @@ def main(description: str, **flags: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)()

@@ -151,8 +151,8 @@ def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
     parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
     for step in steps:
         if step.time is not None and step.reward_mean is not None:
-            part = int(step.time / budget_seconds * CURVE_POINTS)  # an engine's clock may be set back
-            parts[min(max(part, 0), CURVE_POINTS - 1)].append(step.reward_mean)
+            part = step.time / budget_seconds * CURVE_POINTS  # an engine's clock may be set back
+            parts[int(min(max(part, 0), CURVE_POINTS - 1))].append(step.reward_mean)
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
