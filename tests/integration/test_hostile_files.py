@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.night_checkout import finish, furnish, leftovers, start_run
+from tests.night_checkout import finish, furnish, leftovers, start_run, until_training
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
@@ -150,3 +152,24 @@ def test_no_file_in_place_of_another_hangs_a_reader_or_ends_it_with_a_traceback(
 
 def test_no_content_does(measured: Path) -> None:
     assert read_all(measured, [(name, [change]) for name, change in CONTENT.items()]) == {}
+
+
+def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(
+    measured: Path, tmp_path: Path
+) -> None:
+    (measured / "stand-in.json").write_text('{"fault": "hold"}')
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    with start_run(measured, "--engine=trl", "--budget-seconds=1", "--again") as process:
+        until_training(measured, process)
+        folder = wait_for(lambda: next(measured.glob("runs/0003/run-1/attempt-0/metrics.jsonl"), None)).parent
+        os.mkfifo(folder / "evaluation.jsonl")
+        for name in ("result.json", "rollouts.jsonl", "weights"):
+            (folder / name).symlink_to(outside)
+        (folder / "progress.json").unlink()
+        (folder / "progress.json").symlink_to(outside)
+        (measured / "stand-in.json").unlink()
+        code, _, stderr = finish(process)
+    assert "Traceback" not in stderr
+    assert code == 1  # there is no place for its weights
+    assert outside.read_text() == "precious"

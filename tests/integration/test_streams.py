@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -76,6 +77,16 @@ def test_an_experiment_is_recorded_whole_whatever_its_streams_take(root: Path) -
         code, said = run(root, "", "--again", **variables)
         assert (code, "Traceback" in said) == (0, False), (variables, said)
     assert all(record.settled for record in Ledger(root).records())
+
+
+@pytest.mark.parametrize("streams", [">/dev/full 2>&1", ">&- 2>&-", "2>&1 | true"])
+def test_a_night_that_nobody_hears_goes_on_and_says_so_at_its_end(root: Path, streams: str) -> None:
+    asked = json.dumps({"agent": "lr", "proposer": "lr", "experiments": 3, "engine": "trl", "budget_seconds": 1.0})
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), asked]
+    code, said = shell(root, command, streams, TMPDIR=str(root.parent / "temporary"))
+    assert (code, said) == (ExitCode.UNSAID, "")
+    assert len(Ledger(root).records()) == 3
+    assert "3 experiments are done" in (root / "runs" / "night.txt").read_text()
 
 
 def test_what_was_wrong_keeps_its_exit_code(root: Path) -> None:

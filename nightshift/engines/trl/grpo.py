@@ -83,7 +83,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._started = self._last_row = time.monotonic()
         self._ends = self._started + budget_seconds
         try:
-            self.train()
+            # Made here and held open: nothing that others put in its place later is written to.
+            with self._metrics_path.open("x", buffering=1) as self._metrics_file:
+                self.train()
             outcome = "finished" if self.state.global_step == self._settings["max_steps"] else "budget"
         except _BudgetEnd:
             outcome = "budget"
@@ -200,8 +202,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "train_seconds": seconds - row["generate_seconds"],
         }
         self._reward_means.append(row["reward_mean"])
-        with self._metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._metrics_file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})
 
 
