@@ -4,7 +4,7 @@
     uv run run.py -m "lr 3e-6 -> 5e-6: expect +1 pp, more progress per step" > run.log 2>&1
 
 stdout carries the summary block only, progress goes to stderr.
-Exit code: 0 measured, 1 crash, 2 wrong use or config, 130 interrupted.
+Exit code: 0 measured, 1 crash, 2 wrong use or config, 74 measured but not all could be said, 130 interrupted.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from nightshift.command import moment, refuse_max_runs, run
+from nightshift.command import in_one_line, moment, refuse_max_runs, run
 from nightshift.engines import ENGINES
 from nightshift.records import Request
 
@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment.py."""
-    sys.exit(run(ROOT, Request(" ".join(description.split()), **flags)))
+    sys.exit(run(ROOT, Request(description, **flags)))
 
 
 if __name__ == "__main__":
-    main()
+    in_one_line(main)()

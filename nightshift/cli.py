@@ -121,6 +121,7 @@ def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str |
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
     from nightshift.certify.certificate import summary
     from nightshift.certify.run import certify, describe, make_plan
+    from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
@@ -130,6 +131,7 @@ def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str |
             console.print_text("\n".join(describe(make_plan(setup, seeds), setup)))
             return
         with setup.ledger.head():
+            end_leftovers(setup.root, reporter.note)
             setup.engine.prepare_at_start(reporter.note)
             certificate = certify(setup, seeds)
     console.print_text(summary(certificate))

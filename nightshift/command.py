@@ -15,9 +15,19 @@ from typing import ParamSpec
 import click
 
 from nightshift.campaign.ledger import Ledger, read_progress
-from nightshift.console import TerminalReporter, dry_run, print_error, print_text, printable, reading_text, summary
+from nightshift.console import (
+    TerminalReporter,
+    dry_run,
+    print_error,
+    print_text,
+    printable,
+    reading_text,
+    summary,
+    told,
+)
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
+from nightshift.files import read_file
 from nightshift.records import ATTEMPT, Record, Request
 from nightshift.rules import ARITHMETIC_TRL, num_gpus, pick_rules
 from nightshift.train_toml.config import load
@@ -55,12 +65,20 @@ def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | Non
 
 
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
-    """Its errors are shown as one line, without a traceback; the exit code is theirs."""
+    """Its errors are shown as one line, without a traceback; the exit code is theirs.
+
+    Where all went well but stdout or stderr did not take it, the code is UNSAID.
+    """
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass  # a standard stream that is closed: its number would go to the next file that is opened
+        os.close(descriptor)
         try:
-            return command(*args, **kwargs)
+            return int(told(command(*args, **kwargs)))
+        except SystemExit as end:  # how click returns
+            raise SystemExit(told(end.code)) from None
         except NightshiftError as error:
             shown = error
         except OSError as error:  # a refusal of the operating system that nothing further down has words for
@@ -83,6 +101,7 @@ def run(root: Path, request: Request) -> int:
     if request.detach:
         return detach(root)
     from nightshift.experiment import admit, next_seed, require_ready, run_experiment
+    from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
     from nightshift.setup import open_setup
 
@@ -96,6 +115,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
+            end_leftovers(root, reporter.note)
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
     print_text(summary(record, setup.ledger.chain.head))
@@ -153,7 +173,7 @@ def detach(root: Path) -> int:
     deadline = time.monotonic() + _DETACH_SECONDS
     while time.monotonic() < deadline and max(ledger.numbers(), default=0) == before:
         if (code := child.poll()) is not None:
-            sys.stderr.write(log.read_text(errors="replace"))
+            print_error(read_file(log).decode(errors="replace").rstrip())
             return code
         time.sleep(_POLL_SECONDS)
     print_text(f"running in process {child.pid}; its output: {log}\nuv run nightshift wait --timeout 540")

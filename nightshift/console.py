@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nightshift.campaign.results import figures
-from nightshift.errors import NightshiftError
+from nightshift.errors import ExitCode, NightshiftError
 from nightshift.records import Phase, Progress, Record
 
 _PLAIN_INTERVAL_SECONDS = 10.0
+_deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
 
 
 class TerminalReporter:
@@ -29,24 +31,24 @@ class TerminalReporter:
     def note(self, text: str) -> None:
         """One line of news on stderr."""
         self.close()
-        print(printable(text), file=sys.stderr, flush=True)
+        _say("stderr", printable(text))
 
     def show(self, folder: Path, reading: Progress) -> None:
         """How far the run in `folder` is: on a terminal the live line, in a pipe a line now and then."""
         line = f"{folder.parent.name} {folder.name.replace('-', ' ')}: {reading_text(reading)}"
         phase, when = self._last.get(folder, (None, 0.0))
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            print(f"\r\x1b[2K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+            _say("stderr", f"\r\x1b[2K{line[: width - 1]}", end="")
             self._has_live_line = True
         elif reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
-            print(line, file=sys.stderr, flush=True)
+            _say("stderr", line)
             self._last[folder] = reading.phase, time.monotonic()
 
     def close(self) -> None:
         """End the live line."""
         if self._has_live_line:
-            print(file=sys.stderr, flush=True)
+            _say("stderr", "")
             self._has_live_line = False
 
 
@@ -104,17 +106,33 @@ def dry_run(record: Record, starts: Sequence[str]) -> str:
 
 def print_text(text: str) -> None:
     """Plain text on stdout."""
-    print(text, flush=True)
+    _say("stdout", text)
 
 
-def print_error(error: NightshiftError) -> None:
-    """One line on stderr: cause, then fix."""
+def print_error(error: NightshiftError | str) -> None:
+    """One line on stderr: cause, then fix; or what another process said there."""
+    _say("stderr", str(error))
+
+
+def told(code: Any) -> Any:
+    """The exit code, but UNSAID for a success of which stdout or stderr did not take all that was said."""
+    return ExitCode.UNSAID if _deaf and code in (None, ExitCode.MEASURED) else code
+
+
+def _say(name: str, text: str, end: str = "\n") -> None:
+    """Print on stdout or stderr, whatever they are: closed, a pipe without a reader, on a full disk, of few characters.
+
+    What one has refused once is given nothing more: the flush at the interpreter's end would make the exit code 120.
+    """
+    stream = getattr(sys, name)
     try:
-        print(printable(str(error)), file=sys.stderr, flush=True)
-    except OSError:
-        # stderr is a file on the very disk that is full: the exit code has to say it, and the flush at the
-        # interpreter's end must not replace that by 120.
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        if stream is None:  # it was closed when this process began
+            raise BrokenPipeError
+        encoding = stream.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
+    except (OSError, ValueError):
+        _deaf.add(name)
+        setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
 
 
 def _number(value: float | None, spec: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from nightshift.text import MAX_TEXT, clean
+
 
 class ExitCode(IntEnum):
     """What run.py tells the shell."""
@@ -15,6 +17,7 @@ class ExitCode(IntEnum):
     MEASURED = 0
     CRASH = 1
     USAGE = 2
+    UNSAID = 74  # it went well, but stdout or stderr did not take all of it: EX_IOERR of sysexits.h
     INTERRUPTED = 130
 
 
@@ -28,7 +31,7 @@ class NightshiftError(Exception):
         self.cause = cause
         self.fix = fix
         line = f"{cause.rstrip('.')}. {fix}" if fix else cause
-        super().__init__(" ".join(line.split()))
+        super().__init__(clean(line, 4 * MAX_TEXT))
 
 
 class UsageError(NightshiftError):

@@ -16,6 +16,7 @@ from pathlib import Path
 from nightshift.engines import ProgressCallback, Session
 from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError
+from nightshift.files import write_atomically
 from nightshift.records import Completion, Evaluation
 from nightshift.rules import Rules
 
@@ -32,12 +33,12 @@ def selection_set(rules: Rules, root: Path) -> list[Posed]:
 
 
 def evaluate(
-    session: Session, examples: Sequence[Posed], rules: Rules, path: Path, progress: ProgressCallback
+    session: Session, examples: Sequence[Posed], rules: Rules, path: Path | None, progress: ProgressCallback
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    `eval_score` is the mean over examples. Raises EngineError when the policy cannot be loaded or answers
-    another number of questions than it was asked.
+    Without `path` no answer is written. `eval_score` is the mean over examples. Raises EngineError when the policy
+    cannot be loaded or answers another number of questions than it was asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
@@ -52,18 +53,20 @@ def evaluate(
             said[index].append(completion)
     scores = tuple(episode.score() for episode in episodes)
     n, mean = len(scores), sum(scores) / len(scores)
-    with path.open("w", encoding="utf-8") as file:
-        for (environment, example), turns, score in zip(examples, said, scores, strict=True):
-            line = {
-                "environment": environment.package,
-                "key": example.key,
-                "score": score,
-                "answer": example.answer,
-                "completion": "\n".join(turn.text for turn in turns),
-                "num_tokens": sum(turn.num_tokens for turn in turns),
-                "truncated": any(turn.truncated for turn in turns),
-            }
-            file.write(json.dumps(line) + "\n")
+    lines = [
+        {
+            "environment": environment.package,
+            "key": example.key,
+            "score": score,
+            "answer": example.answer,
+            "completion": "\n".join(turn.text for turn in turns),
+            "num_tokens": sum(turn.num_tokens for turn in turns),
+            "truncated": any(turn.truncated for turn in turns),
+        }
+        for (environment, example), turns, score in zip(examples, said, scores, strict=True)
+    ]
+    if path is not None:
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
     keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
     return Evaluation(
         eval_score=mean,

@@ -8,10 +8,11 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 import psutil
@@ -19,18 +20,19 @@ import psutil
 from nightshift.errors import EngineError, UsageError
 
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
-_NAME = re.compile(r"\.(.+)\.(\d{1,9})\.tmp")
+_NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the last part up to version 0.2.0
 T = TypeVar("T")
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
-    Without `sync` a loss of power may bring back what was there before; a kill does not.
+    Nobody can foretell its name, and nothing is opened that lies there already. Without `sync` a loss of power may
+    bring back what was there before; a kill does not.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             if sync:
                 file.flush()
@@ -64,9 +66,22 @@ def disk_error(error: OSError, path: Path) -> EngineError:
     return EngineError(f"cannot write {path}: {error.strerror or error}", "Free disk space or fix its permissions.")
 
 
+def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
+    """A regular file, opened for reading or with "ab" to be added to. Never follows a link, never waits for a pipe.
+
+    Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
+    is no regular file.
+    """
+    file = cast(BinaryIO, open(path, mode, opener=_open))  # noqa: SIM115  (the caller closes it)
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+
+
 def _open(name: str, flags: int) -> int:
     try:
-        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:  # the kernel's words for it are "Too many levels of symbolic links"
             raise OSError(errno.ELOOP, "it is a symbolic link", name) from None
@@ -74,18 +89,11 @@ def _open(name: str, flags: int) -> int:
 
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file. Never follows a link, never waits for a pipe.
-
-    Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
-    is no regular file, EFBIG for one that is larger than `max_bytes`.
-    """
-    with open(path, "rb", opener=_open) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-        if status.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes", os.fspath(path))
-        return file.read(status.st_size)  # a buffer of max_bytes takes longer than most files
+    """The bytes of a regular file. Raises OSError as `open_regular`, and EFBIG for more than `max_bytes`."""
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes", os.fspath(path))
+        return file.read(size)  # a buffer of max_bytes takes longer than most files
 
 
 def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:

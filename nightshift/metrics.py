@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from nightshift.files import read_rows
+from nightshift.files import read_rows, write_atomically
 
 METRICS_NAME, PROGRESS_NAME = "metrics.jsonl", "progress.json"
 
@@ -47,7 +47,7 @@ class Step:
 
 def write_steps(path: Path, steps: list[Step]) -> None:
     """Write the whole file; what was not measured, or is no finite number, is null."""
-    path.write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in steps))
+    write_atomically(path, b"".join(msgspec.json.encode(step) + b"\n" for step in steps), sync=False)
 
 
 def read_steps(path: Path) -> list[Step]:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from nightshift.text import clean
+
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
@@ -77,6 +79,12 @@ class Request:
     prediction: str | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """The front door of all that people and agents say: nothing that records it has to clean it again."""
+        object.__setattr__(self, "description", clean(self.description))
+        object.__setattr__(self, "prediction", self.prediction and clean(self.prediction))
+        object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -109,11 +117,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What `Session.train` came to.
-
-    `cause` (one line) and `failure` are set when the outcome is no success. `reward_mean` is the mean reward of all
-    training rollouts, `num_steps` counts policy updates.
-    """
+    """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success.
+    `reward_mean` is the mean reward of all training rollouts, `num_steps` counts policy updates."""
 
     outcome: Outcome
     num_steps: int

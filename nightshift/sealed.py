@@ -13,12 +13,13 @@ import hmac
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import disk_error, read_file
+from nightshift.files import disk_error, open_regular, read_file
 from nightshift.rules import Rules
 
 LOOKS_NAME = "sealed-looks.jsonl"
@@ -31,13 +32,13 @@ class Look:
     `key_sha256` is of the key that the look's head gives to its workers; "" for a look of version 1.
     """
 
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     time: str  # ISO 8601, UTC
     branch: str
     rules_hash: str
     baseline: int
     incumbent: int
-    num_seeds: int
+    num_seeds: Annotated[int, msgspec.Meta(ge=1, le=100)]
     key_sha256: str = ""
 
     def is_same(self, other: Look) -> bool:
@@ -76,7 +77,7 @@ def count(runs_dir: Path, look: Look, key: bytes) -> Look:
     look, path = replace(look, key_sha256=hashlib.sha256(key).hexdigest()), runs_dir / LOOKS_NAME
     try:
         folder(runs_dir, look).mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        with open_regular(path, "ab") as file:
             file.write(msgspec.json.encode(look) + b"\n")
             file.flush()
             os.fsync(file.fileno())

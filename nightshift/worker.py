@@ -98,7 +98,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         _require_same(job, rules, root, engine)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
-            examples, answers = sealed_set(rules, root, job.look, look_key), Path(os.devnull)
+            examples, answers = sealed_set(rules, root, job.look, look_key), None
         else:
             examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
         result = replace(result, hardware=engine.hardware(), versions=engine.versions())
@@ -110,6 +110,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             steps = read_steps(attempt / METRICS_NAME)
             result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
             if result.training.outcome.is_success:
+                _require_step(result.training, job)
                 evaluation = evaluate(session, examples, rules, answers, progress)
                 result = replace(result, evaluation=evaluation)
         finally:
@@ -135,13 +136,21 @@ def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
             raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
 
 
+def _require_step(training: Training, job: Job) -> None:
+    """Refuse to evaluate the model as it came: that is no result of this config."""
+    if training.num_steps < 1:
+        cause = f"no step fitted into the budget of {job.budget_seconds:g} s"
+        fix = "Lower orchestrator.batch_size or max_completion_tokens."
+        raise EngineError(cause, fix, is_config_fault=True)
+
+
 def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
     """Mean reward of the steps that ended in each of CURVE_POINTS equal parts of the budget; None where none did."""
     parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
     for step in steps:
         if step.time is not None and step.reward_mean is not None:
-            part = int(step.time / budget_seconds * CURVE_POINTS)  # an engine's clock may be set back
-            parts[min(max(part, 0), CURVE_POINTS - 1)].append(step.reward_mean)
+            part = step.time / budget_seconds * CURVE_POINTS  # an engine's clock may be set back
+            parts[int(min(max(part, 0), CURVE_POINTS - 1))].append(step.reward_mean)
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 

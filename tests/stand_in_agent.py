@@ -85,6 +85,7 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
         "real results.tsv": lambda: (real / "results.tsv").write_text("forged\n"),
         "real harness": lambda: (real / "rules.toml").write_text("environments = 1\n"),
         "real record": lambda: (real / "runs" / "0001" / "record.json").write_text("{}"),
+        "stop": lambda: (real / "STOP").touch(),
         "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),
         "unreadable": lambda: (Path("deep/er").mkdir(parents=True), Path("deep/er/x").touch(), Path("deep").chmod(0)),
     }

@@ -2,7 +2,8 @@
 
 Its "policy" answers a share of the selection set right: a made-up function of the learning rate, plus
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
-{"fault": "exit_at_start" | "silent_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers", "once": true}
+{"fault": "exit_at_start" | "silent_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers" | "no_step",
+"once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there.
 """
 
@@ -89,6 +90,7 @@ def main() -> None:
         command = json.loads(line)
         if command["command"] == "train":
             most = min(settings["max_steps"] or math.inf, math.ceil(command["budget_seconds"] / STEP_SECONDS))
+            most = 0 if fault == "no_step" else most
             outcome = "finished" if most == settings["max_steps"] else "budget"
             held_by = asked if fault == "hold" else None
             steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]))

@@ -16,6 +16,7 @@ from nightshift.files import disk_error
 from nightshift.git.repo import Repo
 from nightshift.git.settlement import is_unsettled, settle
 from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
+from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
 MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
@@ -35,7 +36,7 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
     """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, cause))
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, clean(cause)))
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load
+from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
 from nightshift.setup import Setup, open_setup
@@ -30,6 +31,7 @@ def night(root: Path, request: NightRequest) -> int:
     Interrupted where it was stopped now.
     """
     with closing(console.TerminalReporter()) as reporter, Ledger(root).head():
+        end_leftovers(root, reporter.note)  # first: they may still write
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
         require_ready(setup.engine)  # a person is still there to put it right

@@ -22,6 +22,7 @@ from nightshift.night.interrupt import Interrupt
 from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule
 from nightshift.night.text import write_summary
 from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Record, Request
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
@@ -53,6 +54,7 @@ class Night:
         self._tell = tell
         self._pauses = pauses
         self._num_failures = 0  # of machinery, in a row
+        self._is_stop_new = False  # the file came while an agent was at work
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -105,8 +107,13 @@ class Night:
     def _why_stop(self) -> Stop | None:
         if self._interrupt.asked:
             return Stop("stopped by Ctrl-C")
-        if (self._setup.root / STOP_NAME).exists():
-            return Stop(f"file {STOP_NAME} found")
+        if self._is_stop_found():
+            by = (
+                f"appeared while {self._proposer.name} was at work, and may be its own"
+                if self._is_stop_new
+                else "found"
+            )
+            return Stop(f"file {STOP_NAME} {by}", is_planned=not self._is_stop_new)
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
@@ -133,6 +140,7 @@ class Night:
         context = self._context(campaign, incumbent, source)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
+        self._is_stop_new = isinstance(self._proposer, AgentProposer) and self._is_stop_found()
         if self._interrupt.asked:
             return None
         if proposal.lesson and last.lesson is None:
@@ -215,9 +223,12 @@ class Night:
         """Sleep after so many failures in a row, unless a stop is asked for."""
         until = self._setup.clock() + self._pauses[min(num_failures, len(self._pauses)) - 1]
         while (left := until - self._setup.clock()) > 0 and not self._interrupt.asked:
-            if (self._setup.root / STOP_NAME).exists():
+            if self._is_stop_found():
                 return
             time.sleep(min(_NAP_SECONDS, left))
+
+    def _is_stop_found(self) -> bool:
+        return (self._setup.root / STOP_NAME).exists()
 
     def _close(self, stop: Stop | None) -> None:
         """The last traces of the night; it can be gone on with where `stop` is None."""

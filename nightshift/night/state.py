@@ -10,6 +10,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Annotated
+
+from msgspec import Meta
 
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
@@ -32,7 +35,7 @@ class NightRequest:
     """
 
     agent: str
-    hours: float | None = None
+    hours: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     experiments: int | None = None
     plateau: int | None = None
     budget_seconds: float | None = None
@@ -64,8 +67,14 @@ class NightState:
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cause: str | None = None
-    pid: int = field(default_factory=os.getpid)
+    pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
     version: int = STATE_VERSION
+
+    def __post_init__(self) -> None:
+        """ValueError for a start with which nothing can be reckoned: the file lies where agents write."""
+        start = datetime.fromisoformat(self.started)
+        if start.tzinfo is None or not 2000 < start.year < 9000:
+            raise ValueError(f"started = {self.started[:40]!r} is no time with its zone")
 
     @property
     def deadline(self) -> datetime | None:

@@ -12,9 +12,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import Interrupted
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, load, num_since_keep
-from nightshift.proposers.history import clean
 from nightshift.records import Record
 from nightshift.setup import Setup
+from nightshift.text import clean
 
 SUMMARY_NAME = "night.txt"
 _NUM_SHOWN = 5

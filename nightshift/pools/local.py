@@ -23,7 +23,7 @@ import msgspec
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
-from nightshift.processes.supervise import Child, ProcessGroup
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Job, Result
 from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Signed, signature
 
@@ -66,7 +66,7 @@ class LocalPool:
                 "worker",
                 isolated(*PROGRAM, str(self.root), str(folder)),
                 log_path=folder / LOG_NAME,
-                env=self.environ,
+                env=engine_environment(self.environ, {}),
                 cwd=self.root,
                 stdin=PIPE,
             )

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import signal
 import subprocess
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +30,10 @@ from typing import IO
 import psutil
 
 from nightshift.errors import EngineError, Interrupted
+from nightshift.files import open_regular
+from nightshift.processes import leftovers
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
+from nightshift.text import ANSI, clean
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TAIL_BYTES = 64 * 1024
@@ -42,18 +43,14 @@ TAIL_LINE_LENGTH = 200
 # Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
 ENVIRONMENT_NAMES = """
     PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TMP TEMP LD_LIBRARY_PATH
+    LC_ALL LC_COLLATE LC_CTYPE LC_MESSAGES LC_MONETARY LC_NUMERIC LC_TIME XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME
     CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_CACHE_PATH CUDA_CACHE_DISABLE
     NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES
     HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_ASSETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
     TORCH_HOME TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR VLLM_CACHE_ROOT
     OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS
-    NIGHTSHIFT_GSM8K
+    NIGHTSHIFT_GSM8K NIGHTSHIFT_PRIME_RL
 """
-ENVIRONMENT_PREFIXES = ("LC_", "XDG_")
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-
-# Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and the two-character ones.
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
@@ -63,12 +60,7 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
     GIT_*), and proxies, because an engine talks to the loopback only.
     """
     names = frozenset(ENVIRONMENT_NAMES.split())
-    kept = {
-        name: value
-        for name, value in base.items()
-        if name in names or (name.startswith(ENVIRONMENT_PREFIXES) and not SECRET_NAME.search(name))
-    }
-    return {**kept, **extra}
+    return {**{name: value for name, value in base.items() if name in names}, **extra}
 
 
 @contextmanager
@@ -139,20 +131,14 @@ class Child(subprocess.Popen[bytes]):
         Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
         """
         try:
-            with self.log_path.open("rb") as log:
+            with open_regular(self.log_path) as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
                 text = log.read(TAIL_BYTES).decode(errors="replace")
         except OSError:
             return []
-        lines = (_plain(line) for line in text.split("\n"))
+        shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+        lines = (clean(line, TAIL_LINE_LENGTH) for line in shown)
         return [line for line in lines if line][-num_lines:]
-
-
-def _plain(line: str) -> str:
-    """One line without escape sequences and without control, format and surrogate characters."""
-    shown = ANSI.sub("", line).rstrip("\r").rpartition("\r")[2].replace("\t", " ")
-    shown = "".join(character for character in shown if unicodedata.category(character)[0] != "C").strip()
-    return shown if len(shown) <= TAIL_LINE_LENGTH else shown[: TAIL_LINE_LENGTH - 3] + "..."
 
 
 class ProcessGroup:
@@ -191,13 +177,13 @@ class ProcessGroup:
             _open_groups.add(self)
             try:
                 _keep_watchdog()
-                with log_path.open("ab") as log:
+                with open_regular(log_path, "ab") as log:
                     child = Child(
                         [os.fspath(word) for word in argv],
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
                         stdout=log if stdout is None else stdout,
                         stderr=log,
-                        env={**env, MARKER_NAME: self.marker},
+                        env={**env, MARKER_NAME: self.marker, **leftovers.mark()},
                         cwd=cwd,
                         start_new_session=True,
                     )
@@ -216,6 +202,7 @@ class ProcessGroup:
         Also looks at the whole tree: remembers its processes, and reaps orphans.
         """
         self._tree.sample()
+        leftovers.remember(process for group in _open_groups for process in group._tree.seen)
         return [child for child in self.children if child.poll() is not None]
 
     def stop(self) -> list[str]:
@@ -233,6 +220,7 @@ class ProcessGroup:
                         pipe.close()
             _open_groups.discard(self)
             if not _open_groups:
+                leftovers.remember(())
                 _dismiss_watchdog()
             return left
 

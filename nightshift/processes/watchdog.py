@@ -107,7 +107,7 @@ class ProcessTree:
             for process in ended:
                 self.reap(process)
             if num_quiet == NUM_QUIET_SWEEPS or time.monotonic() > kill_at + KILL_SECONDS:
-                return sorted(_describe(process) for process in left)
+                return sorted(describe(process) for process in left)
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
 
@@ -138,10 +138,15 @@ class ProcessTree:
 
 def marker_of(process: psutil.Process) -> str | None:
     """The run that a process of this user was started for, None if it does not tell."""
+    return environment_of(process).get(MARKER_NAME)
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """What a process of this user was started with; empty if it does not tell."""
     try:
-        return process.environ().get(MARKER_NAME) if process.uids().real == os.getuid() else None
+        return process.environ() if process.uids().real == os.getuid() else {}
     except psutil.Error:  # it ended meanwhile, or may not be read
-        return None
+        return {}
 
 
 def session_of(process: psutil.Process) -> int | None:
@@ -178,7 +183,8 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-def _describe(process: psutil.Process) -> str:
+def describe(process: psutil.Process) -> str:
+    """For a line to a person."""
     try:
         return f"pid {process.pid} {process.name()!r} ({process.status()})"
     except psutil.Error:

@@ -32,7 +32,7 @@ from nightshift.guard.surroundings import Surroundings
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.brief import MAX_SENTENCE, compose
-from nightshift.proposers.history import clean
+from nightshift.text import clean
 from nightshift.train_toml.text import read_source
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
-from nightshift.proposers.history import clean
 from nightshift.records import Record
+from nightshift.text import clean
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.values import value_text
 

@@ -17,7 +17,7 @@ from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, changed_keys, parse, spelled
 from nightshift.train_toml.keys import KEYS, variants
-from nightshift.train_toml.values import Kind, shorten, value_text
+from nightshift.train_toml.values import Kind, value_text
 
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
@@ -189,11 +189,6 @@ def of_last_campaign(ledger: Ledger) -> str:
     histories = history(campaign, found)
     lines = describe(histories, untried(histories, now, used_keys))
     return "\n".join([*(f"damaged: {cause}" for cause in damaged), *lines])
-
-
-def clean(text: str, limit: int) -> str:
-    """One line of foreign text: no control or format characters, no line of its own, at most `limit` long."""
-    return shorten(" ".join("".join(c if c.isprintable() else " " for c in text).split()), limit)
 
 
 def _value_of(config: Config, key: str) -> str:

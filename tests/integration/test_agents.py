@@ -69,6 +69,14 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert "call 0 tries another rate" in briefs[1]
 
 
+def test_a_stop_that_comes_while_the_agent_works_is_told_from_a_persons(root: Path) -> None:
+    code, stdout, stderr = drive(root, [["edit", "answer", "stop"]], experiments=4)
+    assert code == 1, stderr
+    assert "stopped:      file STOP appeared while python" in stdout
+    assert "may be its own" in json.loads((root / "runs" / "night.json").read_text())["cause"]
+    assert [record.number for record in records(root)] == [1]
+
+
 def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
     good = ["edit", "answer"]
     steps = [

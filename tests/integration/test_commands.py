@@ -67,6 +67,40 @@ def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
     assert "eval_score:\n" in stdout
 
 
+def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root: Path) -> None:
+    (root / "stand-in.json").write_text('{"fault": "no_step"}')
+    code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
+    assert code == 1
+    assert "no step fitted into the budget of 1 s. Lower orchestrator.batch_size or max_completion_tokens." in stdout
+    [record] = Ledger(root).records()
+    assert (record.status, record.failure, record.evaluations) == ("crash", "training", [])
+    assert "evaluating" not in (root / "runs" / "0001" / "run-1" / "attempt-0" / "progress.json").read_text()
+
+
+HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t"
+
+
+def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root: Path) -> None:
+    poor = GOOD.replace(b"3e-6", b"6e-7")
+    (root / "train.toml").write_bytes(poor)
+    git(root, "commit", "--quiet", "--all", "-m", "a poor baseline")
+    for config in (poor, GOOD):
+        (root / "train.toml").write_bytes(config)
+        code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
+        assert (code, "Traceback" in stderr) == (0, False), stderr
+    told = Ledger(root).records()[-1].description
+    assert told.startswith("lr up evil --- eval_score: 1.0 2J xxx")
+    assert told.isprintable()
+    assert len(told) == 1000
+    assert git(root, "log", "-1", "--format=%s").strip() == told
+    assert told in (root / "results.tsv").read_text()
+    assert told in nightshift(root, "show", "2")[1]
+    assert nightshift(root, "report")[0] == 0
+    page = (root / "runs" / "report.html").read_text()
+    assert "evil --- eval_score" in page
+    assert not any(mark in page for mark in ("\u202e", "\x1b", "\u2066"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: signal.Signals) -> None:
     process = start(root, "--budget-seconds", "60")

@@ -235,6 +235,56 @@ def test_no_update_begins_after_the_budget(
 
 
 @pytest.mark.parametrize(
+    ("where", "batch_size", "most"), [("token", 4096, 10), ("token", 16384, 10), ("part", 1024, 1), ("read", 65536, 10)]
+)
+def test_a_huge_step_ends_with_the_budget_and_is_dropped(
+    make_trainer: MakeTrainer,
+    trainer_module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    batch_size: int,
+    most: int,
+) -> None:
+    """By a clock of its own every token, every part of an update, or every read of the batch costs a second."""
+    trainer, _ = make_trainer(batch_size=batch_size, max_steps=None)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    now, seen = [0.0], dict.fromkeys(("token", "part", "read"), 0)
+    sample, compute_loss, collate = trainer._sample, trainer.compute_loss, trainer.data_collator
+    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
+
+    def passes(what: str) -> None:
+        seen[what] += 1
+        now[0] += {"token": 1.0, "part": 10.0, "read": 1.0}[what] * (what == where)
+
+    def sampled(*arguments: Any) -> Any:
+        *others, look = arguments
+        return sample(*others, lambda: (passes("token"), look()))
+
+    trainer._sample = sampled
+    trainer.compute_loss = lambda *arguments, **named: (passes("part"), compute_loss(*arguments, **named))[1]
+    trainer.data_collator = lambda rows: (passes("read"), collate(rows))[1]
+    trained = trainer.train_for(10.0)
+    assert (trained["outcome"], trained["num_steps"], seen[where]) == ("budget", 0, most)
+    assert all(bool((old == new).all()) for old, new in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_an_update_in_parts_is_that_of_the_whole(
+    make_trainer: MakeTrainer, trainer_module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+    for most, num_sampled in ((32, 512), (8, 512)):
+        monkeypatch.setattr(trainer_module, "MICRO_BATCH", {"cpu": most})
+        monkeypatch.setattr(trainer_module, "SAMPLE_BATCH", num_sampled)
+        trainer, sent = make_trainer()
+        (trainer._metrics_path).unlink(missing_ok=True)
+        trainer.train_for(math.inf)
+        rows += sent
+    assert rows[0]["reward_mean"] == rows[1]["reward_mean"]
+    assert rows[0]["grad_norm"] > 0
+    assert rows[1]["grad_norm"] == pytest.approx(rows[0]["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
     "optimizer",
     [
         {"type": "sgd", "lr": 1e-3, "weight_decay": 0.01, "momentum": 0.9, "nesterov": True, "max_norm": 1.0},

@@ -26,7 +26,7 @@ from tests.conftest import git
         ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", {}),
         ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", {"hypothesis": "last"}),
         ("the HYPOTHESIS was wrong, no PREDICTION", {}),
-        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", {"hypothesis": "[31mred and wide"}),
+        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", {"hypothesis": "red and wide"}),
         ("HYPOTHESIS:", {}),
         ("HYPOTHESIS: " + "x" * 1000, {"hypothesis": "x" * 237 + "..."}),
     ],

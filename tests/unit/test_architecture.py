@@ -34,6 +34,7 @@ LINE = """
     records
     files
     entry errors
+    text
 """
 STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 # Only these are told of the whole set-up; what lies below is given the parts that it needs.

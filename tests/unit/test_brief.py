@@ -13,9 +13,9 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.proposers import Context
 from nightshift.proposers.brief import MAX_CHARACTERS, compose, describe, fit
-from nightshift.proposers.history import clean
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.rules import ARITHMETIC_TRL
+from nightshift.text import clean
 from tests import campaigns
 from tests.campaigns import BASELINE, campaign
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from nightshift.errors import EngineError
+from nightshift.files import read_file
+from nightshift.text import clean
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.keys import is_inner, variants
 from nightshift.train_toml.locks import SHARED, lock
 from nightshift.train_toml.text import line_of
-from nightshift.train_toml.values import shorten, value_text
+from nightshift.train_toml.values import value_text
 
 # The variants of unions that the engine fills; those of train.toml are looked up there.
 _ENGINE_TAGS = frozenset({"single_node", "filesystem", "zmq", "static", "elastic", "subprocess", "default"})
@@ -38,7 +40,7 @@ class _Verdict(msgspec.Struct):
 
 def read_verdict(path: Path) -> tuple[Refusal, ...]:
     """What the validator refuses. OSError or msgspec.DecodeError where it came to no verdict."""
-    return msgspec.json.decode(path.read_bytes(), type=_Verdict).errors
+    return msgspec.json.decode(read_file(path), type=_Verdict).errors
 
 
 def explain(errors: Sequence[Refusal], config: Config | None) -> EngineError:
@@ -60,8 +62,7 @@ def _is_machinery(error: Refusal) -> bool:
 
 
 def _cause(error: Refusal, config: Config | None) -> str:
-    message = "".join(char if char.isprintable() else " " for char in error.message)
-    message = shorten(" ".join(message.removeprefix("Value error, ").split()), 300)
+    message = clean(error.message.removeprefix("Value error, "), 300)
     path = _path(error.loc, config)
     name = ".".join(path)
     if _is_machinery(error):

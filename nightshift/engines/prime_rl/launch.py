@@ -18,6 +18,7 @@ from typing import Any
 
 from nightshift.engines.prime_rl.effective import HOST
 from nightshift.engines.prime_rl.ports import Ports
+from nightshift.files import write_json
 from nightshift.processes.gpus import GpuIds
 
 VALIDATOR = Path(__file__).with_name("validator.py")
@@ -104,8 +105,8 @@ class Launch:
         configs_dir = self.run_dir / CONFIGS_DIR
         configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
-        self.tree_path.write_text(json.dumps(self.tree, indent=1))
-        (configs_dir / "inference.json").write_text(json.dumps(self.inference_json, indent=1))
+        write_json(self.tree_path, self.tree)
+        write_json(configs_dir / "inference.json", self.inference_json)
 
 
 def plan(

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from nightshift.files import open_regular
 from nightshift.metrics import Step
 
 # Raw key -> field of Step, or a name of our own, with _. reward_std has no raw key: prime-rl writes mean, extremes and
@@ -96,7 +97,7 @@ class MetricsTail:
 
     def _new_rows(self, path: Path) -> Iterator[dict[str, Any]]:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(self._offsets[path])
                 data = file.read()
         except FileNotFoundError:

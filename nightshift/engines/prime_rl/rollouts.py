@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from nightshift.files import open_regular
+
 MAX_TEXT = 4000  # characters of a problem or completion that are kept
 _MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rollouts of 2,048 tokens
 # As verifiers: limits of the framework; else the last answer's finish reason decides.
@@ -28,7 +30,7 @@ def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
     files = rollouts_dir.glob("step_*/train/all/traces.jsonl")
     steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
     for step in sorted(steps, reverse=True):
-        with steps[step].open("rb") as file:
+        with open_regular(steps[step]) as file:
             lines = file.read(_MAX_READ).splitlines()
         wanted = min(num - len(samples), len(lines))
         found = (_rollout(lines[index * len(lines) // wanted]) for index in range(wanted))

@@ -22,6 +22,7 @@ import msgspec
 from nightshift.engines import Message
 from nightshift.errors import EngineError
 from nightshift.records import Completion, Decoding
+from nightshift.text import clean
 
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in
 # its engine/arg_utils.py): 512 keep the first full with as many waiting, and stay below the usual limit of 1,024
@@ -110,7 +111,9 @@ class Server:
         except httpx.HTTPError as error:
             raise EngineError(f"the server cannot be asked for {path}: {type(error).__name__} {error}") from None
         if response.status_code != 200:
-            raise EngineError(f"the server answered {path} with {response.status_code}: {_printable(response.text)}")
+            raise EngineError(
+                f"the server answered {path} with {response.status_code}: {clean(response.text[:4096], 200)}"
+            )
 
     def complete(
         self,
@@ -199,13 +202,13 @@ async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
         except httpx.HTTPError as error:
             raise ValueError(f"{type(error).__name__} {error}") from None
     if response.status_code != 200:
-        raise ValueError(f"status {response.status_code}: {_printable(response.text)}")
+        raise ValueError(f"status {response.status_code}: {clean(response.text[:4096], 200)}")
     try:
         answer = msgspec.json.decode(response.content, type=_Answer)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"{error}: no completion in {_printable(response.text)}") from None
+        raise ValueError(f"{error}: no completion in {clean(response.text[:4096], 200)}") from None
     if answer.model != body["model"]:
-        raise ValueError(f"answered by model {_printable(answer.model)} instead of {body['model']}")
+        raise ValueError(f"answered by model {clean(answer.model, 200)} instead of {body['model']}")
     (choice,) = answer.choices
     text, num_tokens = choice.message.content or "", answer.usage.completion_tokens
     return Completion(text=text, num_tokens=num_tokens, truncated=choice.finish_reason == "length")
@@ -227,8 +230,3 @@ def _run_beside(work: Coroutine[Any, Any, None], tick: Callable[[], None]) -> No
             if not future.done():
                 loop.call_soon_threadsafe(task.cancel)
         future.result()
-
-
-def _printable(text: str) -> str:
-    """The first 200 printable characters, on one line."""
-    return "".join(c for c in " ".join(text[:4096].split()) if c.isprintable())[:200]

@@ -29,6 +29,7 @@ from nightshift.engines.prime_rl.rollouts import sample_rollouts
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
+from nightshift.files import read_file, write_atomically
 from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
@@ -102,9 +103,7 @@ class PrimeRlSession:
             "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
         )
         # Before that it asks the server for the model by its name.
-        self._wait_for(
-            "the orchestrator's loop was not ready", "orchestrator", lambda: LOOP_STARTED in log.read_bytes()
-        )
+        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: LOOP_STARTED in read_file(log))
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
@@ -171,7 +170,7 @@ class PrimeRlSession:
             rollouts = sample_rollouts(self._launch.rollouts_dir, NUM_ROLLOUTS)
             if rollouts:
                 text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
-                (self._run_dir / "rollouts.jsonl").write_text(text)
+                write_atomically(self._run_dir / "rollouts.jsonl", text.encode(), sync=False)
             if not self._keep_all:
                 for gigabytes in (self._launch.broadcasts_dir, self._launch.rollouts_dir):
                     shutil.rmtree(gigabytes, ignore_errors=True)

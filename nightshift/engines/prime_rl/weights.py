@@ -17,7 +17,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from nightshift.errors import EngineError
-from nightshift.files import disk_error
+from nightshift.files import disk_error, read_file
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -118,7 +118,7 @@ def _compare_with_index(listed: dict[str, str], weights: dict[str, set[str]]) ->
 
 def _json(path: Path, kind: type[Content]) -> Content:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_file(path), type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 

@@ -22,7 +22,7 @@ from nightshift.engines.downloads import data_problem, prepare_data, prepare_mod
 from nightshift.engines.trl.session import TrlSession
 from nightshift.entry import isolated
 from nightshift.errors import ConfigError, UsageError
-from nightshift.files import free_disk_gb
+from nightshift.files import free_disk_gb, write_json
 from nightshift.processes.supervise import engine_environment
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
@@ -162,7 +162,7 @@ class TrlEngine:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
-        spec_path.write_text(json.dumps(self._spec(settings, seed, run_dir), indent=1))
+        write_json(spec_path, self._spec(settings, seed, run_dir))
         session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, _OFFLINE), deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)

@@ -9,6 +9,7 @@ What differs from a bare GRPOTrainer, and why:
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -30,11 +31,12 @@ from nightshift.environments import Environment
 Settings = Mapping[str, Any]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
-CUDA_MICRO_BATCH = 16  # rollouts a forward pass on a GPU
+MICRO_BATCH = {"cuda": 16, "cpu": 512}  # rollouts a forward and backward pass, at most
+SAMPLE_BATCH = 512  # rollouts that are sampled together, at most, and one group at least
 
 
 class _BudgetEnd(Exception):
-    """Unwinds the trainer between generation and update."""
+    """Unwinds the trainer between two tokens of generation, or between two passes of an update, which is dropped."""
 
 
 class Trainer(GRPOTrainer):  # type: ignore[misc]
@@ -50,6 +52,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
+        self._num_collated = itertools.count()
         self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
         prompts = [
             tokenizer.apply_chat_template(self._episode(example).ask(), tokenize=False, add_generation_prompt=True)
@@ -59,6 +62,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
         if limit < 1:
             raise ValueError(f"seq_len = {settings['seq_len']} leaves no room after a prompt of {longest} tokens")
+        # Of more examples than there are TRL's sampler would make no batch at all, for ever.
+        repeats = math.ceil(settings["batch_size"] / settings["group_size"] / len(prompts))
+        rows = [{"prompt": prompt, "index": index} for index, prompt in enumerate(prompts)] * repeats
         optimizer = make_optimizer(settings["optimizer"], list(model.named_parameters()))
         scheduler = make_scheduler(settings["scheduler"], optimizer, settings["max_steps"], settings["optimizer"]["lr"])
         super().__init__(
@@ -66,9 +72,10 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             processing_class=tokenizer,
             reward_funcs=self._reward,
             args=_config(spec, limit, model.device.type == "cuda"),
-            train_dataset=Dataset.from_dict({"prompt": prompts, "index": list(range(len(prompts)))}),
+            train_dataset=Dataset.from_list(rows),
             optimizers=(optimizer, scheduler),
         )
+        self.train_dataset, self.data_collator = rows, self._collate  # as a list it costs nothing to look rows up
         self.remove_callback(PrinterCallback)
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
@@ -76,7 +83,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._started = self._last_row = time.monotonic()
         self._ends = self._started + budget_seconds
         try:
-            self.train()
+            # Made here and held open: nothing that others put in its place later is written to.
+            with self._metrics_path.open("x", buffering=1) as self._metrics_file:
+                self.train()
             outcome = "finished" if self.state.global_step == self._settings["max_steps"] else "budget"
         except _BudgetEnd:
             outcome = "budget"
@@ -112,23 +121,38 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         group_size = self.num_generations
+        prompts, num = prompt_ids[::group_size], max(SAMPLE_BATCH // group_size, 1)
+        samples: list[Any] = []
         self.model.eval()
         with self.accelerator.autocast():
-            samples = self._sample(
-                self.accelerator.unwrap_model(self.model), prompt_ids[::group_size], group_size,
-                self.max_completion_length, self.temperature, set(self.eos_token_ids),
-            )  # fmt: skip
+            for start in range(0, len(prompts), num):
+                samples += self._sample(
+                    self.accelerator.unwrap_model(self.model), prompts[start : start + num], group_size,
+                    self.max_completion_length, self.temperature, set(self.eos_token_ids), self._end_in_time,
+                )  # fmt: skip
         self.model.train()
         return [one.ids for one in samples], None
 
+    def _end_in_time(self) -> None:
+        if time.monotonic() >= self._ends:
+            raise _BudgetEnd
+
+    def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """TRL's loader brings a whole batch once for every part of it that is passed over; it looks at the first."""
+        self._end_in_time()
+        return rows if next(self._num_collated) % self.args.steps_per_generation == 0 else []
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Before and after generation, and before every pass of an update."""
+        self._end_in_time()
+        inputs = super()._prepare_inputs(generation_batch)
+        self._end_in_time()
+        return inputs
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         began = time.monotonic()
-        if began >= self._ends:
-            raise _BudgetEnd
         batch = super()._generate_and_score_completions(inputs)
         now = time.monotonic()
-        if now >= self._ends:
-            raise _BudgetEnd
         metrics = self._metrics["train"]
         self._row |= {
             "completion_tokens_mean": metrics["completions/mean_length"][-1],
@@ -178,8 +202,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "train_seconds": seconds - row["generate_seconds"],
         }
         self._reward_means.append(row["reward_mean"])
-        with self._metrics_path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._metrics_file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})
 
 
@@ -246,7 +269,8 @@ def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
     settings = spec["settings"]
     batch_size = settings["batch_size"]
-    micro_batch = math.gcd(batch_size, CUDA_MICRO_BATCH) if cuda else batch_size
+    most = MICRO_BATCH["cuda" if cuda else "cpu"]
+    micro_batch = max(size for size in range(1, most + 1) if batch_size % size == 0)
     max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
         output_dir=spec["weights_dir"],

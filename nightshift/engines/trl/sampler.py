@@ -7,7 +7,7 @@ keys and values are written in place, and finished rows leave the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,11 @@ class Sample:
 
 @torch.no_grad()
 def sample(
-    model: Any, prompts: Sequence[list[int]], group_size: int, max_tokens: int, temperature: float, end_ids: set[int]
-) -> list[Sample]:
-    """`group_size` completions of each prompt, in the order of the prompts; greedy at temperature 0."""
+    model: Any, prompts: Sequence[list[int]], group_size: int, max_tokens: int, temperature: float, end_ids: set[int],
+    look: Callable[[], None] = lambda: None,
+) -> list[Sample]:  # fmt: skip
+    """`group_size` completions of each prompt, in the order of the prompts; greedy at temperature 0. `look` is called
+    before every token, and may raise."""
     decoder = _Decoder(model, prompts, group_size, max_tokens)
     logits = decoder.logits
     ends = torch.tensor(sorted(end_ids), device=logits.device)
@@ -39,6 +41,7 @@ def sample(
     tokens = torch.full((len(logits), max_tokens), ends[0].item(), device=logits.device)
     alive = torch.ones_like(rows, dtype=torch.bool)
     for position in range(max_tokens):
+        look()
         chosen = _choose(logits, temperature)
         tokens[rows, position] = chosen
         alive &= ~torch.isin(chosen, ends)

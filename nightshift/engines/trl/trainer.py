@@ -92,6 +92,7 @@ class Trainer:
         final = Path(self._spec["weights_dir"])
         unfinished = final.with_name(f"{final.name}.partial")
         shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()  # no link to another place
         model.save_pretrained(unfinished, max_shard_size="1TB")
         self._tokenizer.save_pretrained(unfinished)
         for path in (unfinished / "model.safetensors", unfinished):

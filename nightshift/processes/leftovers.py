@@ -1,0 +1,87 @@
+"""Processes that an earlier head of this checkout left running, because its watchdog was killed with it.
+
+Two traces lead to them. What a head starts carries the checkout's path in its environment, and so does what that
+starts. And what a head has seen below its agent stands in a file, with the moment at which each began, for those that
+clear their environment. Who was never seen (looked at: twice a second) and carries nothing is not found; neither is
+what another program (cron, at, tmux, docker) started for an agent.
+
+The file lies where agents can write. So nobody is ended because of it who began at another moment, is another user's,
+sits at a terminal, works for another checkout, or is this process or one that it descends from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from nightshift.errors import NightshiftError, UsageError
+from nightshift.files import read_json, write_json
+from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, is_alive
+
+CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
+SEEN_NAME = "runs/agent/processes.json"
+GRACE_SECONDS = 5.0
+SAME_SECONDS = 2.0  # the clock on the wall, by which psutil tells when a process began, is set now and then
+_Rows = list[tuple[int, float]]  # process id, and when it began, as psutil tells
+
+_seen_path: Path | None = None  # set by the head
+_rows: _Rows = []  # what stands there
+
+
+def mark() -> dict[str, str]:
+    """What a child of this process carries; nothing before `end_leftovers`, and in a worker what its head gave it."""
+    return {CHECKOUT_NAME: os.environ[CHECKOUT_NAME]} if CHECKOUT_NAME in os.environ else {}
+
+
+def remember(processes: Iterable[psutil.Process]) -> None:
+    """Note what lives below the head now, for the head after it. Does nothing in other processes."""
+    global _rows
+    rows = []
+    for process in processes if _seen_path else ():
+        with suppress(psutil.Error):  # gone meanwhile
+            rows.append((process.pid, process.create_time()))
+    if _seen_path is None or sorted(rows) == sorted(_rows):
+        return
+    with suppress(OSError, NightshiftError):  # a full disk, or what somebody put in its place: the marks are left
+        _seen_path.parent.mkdir(exist_ok=True)
+        write_json(_seen_path, rows)
+        _rows = rows
+
+
+def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
+    """End what earlier heads of the checkout at `root` left running, and say so. Call as the head, which then knows
+    its checkout; takes a few hundredths of a second where there is nothing."""
+    global _seen_path
+    checkout, _seen_path = os.fspath(root.resolve()), root / SEEN_NAME
+    os.environ[CHECKOUT_NAME] = checkout
+    marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == checkout}
+    found = (marked | _noted(_seen_path, checkout)) - {psutil.Process(), *psutil.Process().parents()}
+    if not found:
+        return
+    tree = ProcessTree(None, lambda process: False)
+    tree.seen |= found
+    tree.markers |= {environment_of(process).get(MARKER_NAME, checkout) for process in marked}
+    names = ", ".join(sorted(map(describe, found)))
+    left = tree.end(GRACE_SECONDS)
+    ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
+    note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
+
+
+def _noted(path: Path, checkout: str) -> set[psutil.Process]:
+    found = set[psutil.Process]()
+    try:
+        rows = read_json(path, _Rows, "") or []
+    except UsageError:
+        return found
+    for pid, began in rows:
+        with suppress(psutil.Error, OverflowError, ValueError):
+            process = psutil.Process(pid)
+            is_it = is_alive(process) and abs(process.create_time() - began) < SAME_SECONDS
+            is_own = process.uids().real == os.getuid() and process.terminal() is None
+            if is_it and is_own and environment_of(process).get(CHECKOUT_NAME, checkout) == checkout:
+                found.add(process)
+    return found

@@ -1,0 +1,175 @@
+"""Whatever stands in place of a file below runs/: nothing hangs, nothing is a traceback, nothing is written through."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.night_checkout import finish, furnish, leftovers, start_run, until_training
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
+_ATTEMPT = "runs/0002/run-1/attempt-0/"
+_LOOK = {
+    "number": 1, "time": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline": 1,
+    "incumbent": 2, "num_seeds": 3,
+}  # fmt: skip
+_CERTIFICATE = {
+    "created": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline_score": 0.1,
+    "incumbent_score": 0.2, "difference": 0.1, "interval": [0.0, 0.2], "num_seeds": {"baseline": 3, "incumbent": 3},
+    "num_examples": 100, "estimator": "x", "sealed_looks": 1,
+}  # fmt: skip
+_NIGHT = {
+    "request": {"agent": "claude", "hours": 8.0}, "branch": "autoresearch/test", "rules_hash": "0",
+    "started": "2026-11-22T07:00:00+00:00", "first": 1, "pid": 1, "version": 2, "cause": None,
+}  # fmt: skip
+_ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "answer": "1", "completion": "#### 1"}
+# Those of one line are replaced together: no command reads two of them, or else one that is damaged ends nothing.
+FILES = (
+    ["runs/0002/record.json"],
+    ["runs/0002/train.toml"],
+    ["runs/.lock", "runs/.head", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
+    [
+        *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/result.json")),
+        *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),
+        *(f"{_ATTEMPT}{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
+        *(f"runs/{name}" for name in ("night.json", "certificate.json", "sealed-looks.jsonl", "agent/processes.json")),
+        *(f"runs/{name}" for name in ("report.html", "report.md", "progress.png", "night.txt", "detached.log")),
+    ],
+)
+INSTEAD: dict[str, dict[str, Any]] = {
+    "a FIFO": {"fifo": None},
+    "a link to /dev/zero": {"link": "/dev/zero"},
+    "a link to nowhere": {"link": "nowhere"},
+    "a link to itself": {"link": "record.json"},
+    "a folder": {"folder": None},
+    "a terabyte": {"bytes": 1 << 40},
+    "200,000 brackets": {"text": "[" * 200_000},
+    "200,000 braces": {"text": '{"a":' * 200_000},
+    "NaN": {"text": "NaN\n"},
+    "null": {"text": "null\n"},
+    "a text": {"text": '"x"\n'},
+    "no UTF-8": {"text": "\udcff\udcfe\x00"},
+    "nothing": {"text": ""},
+}
+
+
+def rows(*many: dict[str, Any]) -> dict[str, Any]:
+    return {"text": "".join(json.dumps(row) + "\n" for row in many)}
+
+
+# Right in form, and not in content.
+CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}: {index}": (name, rows(*each))
+    for name, contents in {
+        "runs/night.json": [
+            [_NIGHT | {"started": "yesterday"}],
+            [_NIGHT | {"started": "2026-11-22T07:00:00"}],
+            [_NIGHT | {"started": "0001-01-01T00:00:00+00:00"}],
+            [_NIGHT | {"request": {"agent": "claude", "hours": 1e300}}],
+            [_NIGHT | {"pid": 2**62}],
+            [_NIGHT | {"pid": -(2**62)}],
+            [_NIGHT | {"cause": "\x1b[2J" + "x" * 100_000}],
+            [_NIGHT | {"pending": {"source": "////", "hypothesis": 1}}],
+        ],
+        "runs/certificate.json": [
+            [_CERTIFICATE | {"created": "now"}],
+            [_CERTIFICATE | {"interval": [-1e308, 1e308], "difference": 1e308}],
+            [_CERTIFICATE | {"num_seeds": {}}],
+            [_CERTIFICATE | {"num_examples": 2**62, "sealed_looks": -1}],
+        ],
+        "runs/sealed-looks.jsonl": [
+            [_LOOK | {"number": 0}],
+            [_LOOK | {"number": 2**62}],
+            [_LOOK | {"num_seeds": 10**15}],
+            [_LOOK | {"time": "\x1b[2J"}],
+            [_LOOK, _LOOK | {"number": -1}],
+        ],
+        f"{_ATTEMPT}metrics.jsonl": [
+            [{"step": n, "time": 1e308, "reward_mean": 1e308, "entropy": -1e308, "kl": 1e308} for n in range(9)],
+            [{"step": n, "grad_norm": 1e-320, "loss": -1e308, "completion_tokens_mean": 1e308} for n in range(9)],
+            [{"step": n, "generate_seconds": 1e308, "train_seconds": 1e308} for n in range(9)],
+            [{"step": 2**53}, {"step": 2**53 + 1}, {"step": -1}],
+            [{"step": n} for n in range(200_000)],
+        ],
+        f"{_ATTEMPT}evaluation.jsonl": [
+            [_ANSWER | {"completion": "</script><script>\u202e\x1b[2J" * 1000, "num_tokens": 2**62, "key": "\x00"}],
+            [_ANSWER | {"score": 1e308}, _ANSWER | {"score": -1e308, "truncated": True}],
+            [_ANSWER | {"environment": "../../x"}],
+        ],
+        f"{_ATTEMPT}progress.json": [
+            [{"phase": "training", "num_steps": 2**62, "seconds_left": 1e308, "reward": -1e308}],
+        ],
+    }.items()
+    for index, each in enumerate(contents)
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A campaign of a baseline and a keep, in a checkout that the stand-in can run in."""
+    from tests import checkouts
+
+    root = tmp_path_factory.mktemp("hostile") / "checkout"
+    root.mkdir()
+    (root / "rules.toml").write_text("environments = []\n")
+    (root / "prepare.py").touch()
+    (root / "environments").symlink_to(ROOT / "environments")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
+    (root / "train.toml").write_bytes(GOOD)
+    checkouts.commit_all(root, "autoresearch/test", "start")
+    furnish(root, GOOD)
+    for config in (GOOD, GOOD.replace(b"6e-7", b"3e-6")):
+        (root / "train.toml").write_bytes(config)
+        code, _, stderr = finish(start_run(root, "--engine=trl", "--budget-seconds=1"))
+        assert code == 0, stderr
+    yield root
+    for process in leftovers(root):
+        process.kill()
+
+
+def read_all(root: Path, cases: list[tuple[str, list[tuple[str, dict[str, Any]]]]]) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_reader.py"), str(root)]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
+def test_no_file_in_place_of_another_hangs_a_reader_or_ends_it_with_a_traceback(measured: Path, instead: str) -> None:
+    content = INSTEAD[instead]
+    assert read_all(measured, [(files[0], [(file, content) for file in files]) for files in FILES]) == {}
+
+
+def test_no_content_does(measured: Path) -> None:
+    assert read_all(measured, [(name, [change]) for name, change in CONTENT.items()]) == {}
+
+
+def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(
+    measured: Path, tmp_path: Path
+) -> None:
+    (measured / "stand-in.json").write_text('{"fault": "hold"}')
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    with start_run(measured, "--engine=trl", "--budget-seconds=1", "--again") as process:
+        until_training(measured, process)
+        folder = wait_for(lambda: next(measured.glob("runs/0003/run-1/attempt-0/metrics.jsonl"), None)).parent
+        os.mkfifo(folder / "evaluation.jsonl")
+        for name in ("result.json", "rollouts.jsonl", "weights"):
+            (folder / name).symlink_to(outside)
+        (folder / "progress.json").unlink()
+        (folder / "progress.json").symlink_to(outside)
+        (measured / "stand-in.json").unlink()
+        code, _, stderr = finish(process)
+    assert "Traceback" not in stderr
+    assert code == 1  # there is no place for its weights
+    assert outside.read_text() == "precious"

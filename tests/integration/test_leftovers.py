@@ -1,0 +1,129 @@
+"""An agent that kills the head and its watchdog lives until the next start, and nobody else is ended in its stead."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.processes import leftovers as module
+from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, end_leftovers
+from nightshift.processes.watchdog import is_alive
+from tests.night_checkout import finish, furnish, leftovers, start, start_run
+from tests.waiting import wait_for
+
+STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+AT_TERMINAL = f"import pty, sys; pty.spawn([sys.executable, '-c', {STUBBORN!r}])"
+# One child keeps its environment, one has none and is seen by the head before the head is killed.
+KILLER = f"""
+import json, os, psutil, signal, subprocess, sys, time
+from pathlib import Path
+folder, seen = map(Path, sys.argv[1:])
+def daemon(env):
+    return subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, str(folder)], start_new_session=True, env=env, cwd="/")
+pids = [os.getpid(), daemon(None).pid, daemon({{}}).pid]
+while not (seen.exists() and all(str(pid) in seen.read_text() for pid in pids)):
+    time.sleep(0.02)
+(folder / "pids").write_text(json.dumps(pids))
+head = psutil.Process(os.getppid())
+for child in head.children():
+    if any("watchdog.py" in word for word in child.cmdline()):
+        child.kill()
+head.kill()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout)
+    for process in leftovers(checkout):
+        process.kill()
+
+
+def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) -> None:
+    script = root.parent / "killer.py"
+    script.write_text(KILLER)
+    command = shlex.join([sys.executable, str(script), str(root.parent), str(root / SEEN_NAME)])
+    code, _, _ = finish(start(root, agent=command, experiments=2))
+    assert code == -9
+    alive = [psutil.Process(pid) for pid in json.loads((root.parent / "pids").read_text())]
+    assert all(map(is_alive, alive))
+    code, _, stderr = finish(start_run(root, "--engine", "trl", "--budget-seconds", "30", "--again"))
+    assert code == 0, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("processes of an earlier start")]
+    assert all(f"pid {process.pid} " in line for process in alive)
+    wait_for(lambda: not any(map(is_alive, alive)))
+    assert leftovers(root) == []
+    code, _, stderr = finish(start_run(root, "--engine", "trl", "--budget-seconds", "30", "--again"))
+    assert (code, "earlier start" in stderr) == (0, False)
+
+
+@pytest.fixture
+def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
+    """A process in a session of its own, without a terminal."""
+    monkeypatch.setenv(CHECKOUT_NAME, "")
+    monkeypatch.setattr(module, "_seen_path", None)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+    started = []
+
+    def make(env: dict[str, str] | None = None, code: str = STUBBORN) -> psutil.Process:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, start_new_session=True, env=env or {}, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return psutil.Process(process.pid)
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_file_names_is_ended_only_if_it_can_be_what_the_head_saw(
+    tmp_path: Path, sleeper: Callable[..., psutil.Process]
+) -> None:
+    told: list[str] = []
+    seen, marked, later, foreign = (
+        sleeper(),
+        sleeper({CHECKOUT_NAME: str(tmp_path)}),
+        sleeper(),
+        sleeper({CHECKOUT_NAME: str(tmp_path / "other")}),
+    )
+    [at_terminal] = sleeper(code=AT_TERMINAL).children()
+    assert at_terminal.terminal() is not None
+    rows = [(each.pid, each.create_time()) for each in (seen, foreign, at_terminal, psutil.Process(1))]
+    rows += [(later.pid, later.create_time() - 100), (os.getpid(), psutil.Process().create_time())]
+    rows += [(os.getppid(), psutil.Process(os.getppid()).create_time()), (-1, 0.0), (2**70, 1e300), (0, 0.0)]
+    path = tmp_path / SEEN_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(rows))
+    end_leftovers(tmp_path, told.append)
+    wait_for(lambda: not is_alive(seen) and not is_alive(marked))
+    assert all(map(is_alive, (later, foreign, at_terminal)))
+    assert len(told) == 1
+    assert f"pid {seen.pid} " in told[0]
+    assert f"pid {later.pid} " not in told[0]
+
+
+@pytest.mark.parametrize("text", ["", "null", "[" * 200_000, '[["1", 2]]', "[[1, NaN]]", "fifo", "link", "folder"])
+def test_a_file_that_is_none_ends_nobody_and_hangs_nothing(
+    tmp_path: Path, text: str, sleeper: Callable[..., psutil.Process]
+) -> None:
+    process, path = sleeper(), tmp_path / SEEN_NAME
+    path.parent.mkdir(parents=True)
+    make = {"fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}
+    make.get(text, lambda: path.write_text(text))()
+    told: list[str] = []
+    end_leftovers(tmp_path, told.append)
+    module.remember([process])
+    assert told == []
+    assert is_alive(process)
