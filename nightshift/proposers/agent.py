@@ -268,10 +268,9 @@ def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
             agent = open_agent(name, "auto", root, environ, _QUESTION_SECONDS, Clone(repo, Path(folder)))
             agent.clone.open(read_source(root / CONFIG_NAME))
             ending = agent.run(_QUESTION, Path(folder) / "log", lambda: False, None)
-        told = agent.shortfall or "behind the OS wall"
-        return Check(
-            ALL, "agent", ending.cause and f"{name}: {ending.cause} ({told})", f"{name}: {ending.said!r} ({told})"
-        )
+        told = f"({agent.shortfall or 'behind the OS wall'})"
+        problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
+        return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")
     except NightshiftError as error:
         return Check(ALL, "agent", error)
 

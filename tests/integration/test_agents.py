@@ -41,7 +41,7 @@ def script(root: Path, steps: list[list[str]]) -> Path:
 def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) -> tuple[int, str, str]:
     command = shlex.join([sys.executable, str(AGENT), str(script(root, steps))]) + ending
     leaps = str(root.parent / "agent")  # an agent that hangs is given up at once
-    asked = {"sandbox": "none", **asked}  # test_wall.py has those behind a wall
+    asked = {"sandbox": "none", **asked}  # test_behind_wall.py has those behind a wall
     return whole_night(root, agent=command, agent_timeout_seconds=HANG_SECONDS, leaps=leaps, **asked)
 
 
