@@ -84,6 +84,13 @@ def history() -> None:
     help="Seconds for one proposal.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of tpe and random.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["auto", "bwrap", "none"]),
+    default="auto",
+    show_default=True,
+    help="The OS wall around an agent: bubblewrap, whole; or (auto) what works of it here.",
+)
 def night(**flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
@@ -100,7 +107,8 @@ def night(**flags: Any) -> None:
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
 @click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
-def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
+@click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
+def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
     from nightshift.engines.doctor import checks, is_ready, table
     from nightshift.environments import chosen
@@ -108,6 +116,10 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None) -> None:
     root = command.process_root()
     rules = pick_rules(engine, num_gpus(os.environ), chosen(root))
     found = checks(root, rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
+    if agent:
+        from nightshift.proposers.agent import check_agent
+
+        found.append(check_agent(agent, root, dict(os.environ)))
     console.print_text(table(found, rules))
     sys.exit(ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE)
 

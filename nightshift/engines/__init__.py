@@ -29,6 +29,7 @@ _ENGINES = {
     "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
 }
 ENGINES = tuple(_ENGINES)
+ALL = "all"  # of a check that decides the readiness of every engine
 
 
 def open_engine(

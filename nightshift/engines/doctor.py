@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightshift.engines import ENGINES, Check, PrepareFlags, open_engine
+from nightshift.engines import ALL, ENGINES, Check, PrepareFlags, open_engine
 from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.rules import Rules, pick_rules
 from nightshift.train_toml.config import load
-
-ALL = "all"  # a check that decides the readiness of every engine
 
 
 def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:

@@ -41,15 +41,19 @@ class Clone:
 
     def open(self, source: bytes) -> dict[str, str]:
         """Clone the branch afresh and put `source` there as train.toml; what every file is now."""
+        self.make()
+        self._repo.clone(self._repo.head(), self.path)
+        (self.path / CONFIG_NAME).write_bytes(source)
+        return self._listing()
+
+    def make(self) -> None:
+        """Make the folder afresh, for this user alone. Raises EngineError where somebody else has it."""
         self.clear()
         self._own.mkdir(mode=0o700, exist_ok=True)
         status = self._own.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise EngineError(f"{self._own} is not a folder of this user alone", "Remove it, or set TMPDIR.")
         self.folder.mkdir()
-        self._repo.clone(self._repo.head(), self.path)
-        (self.path / CONFIG_NAME).write_bytes(source)
-        return self._listing()
 
     def changes(self, before: Mapping[str, str]) -> tuple[str, ...]:
         """What is not as `open` left it, beside train.toml and the answer: one note each for files and for git."""

@@ -19,7 +19,7 @@ from nightshift.night.loop import Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
-from nightshift.proposers.agent import PRESETS, AgentProposer, command_of
+from nightshift.proposers.agent import AgentProposer, open_agent
 from nightshift.setup import Setup, open_setup
 from nightshift.train_toml.text import read_source
 
@@ -73,14 +73,9 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
         from nightshift.proposers.search import SearchProposer  # Optuna takes half a second to load
 
         return SearchProposer(request.agent, request.seed)
-    command = command_of(request.agent)
-    return AgentProposer(
-        request.agent if request.agent in PRESETS else Path(command[0]).name,
-        command,
-        Checkout(setup.root, setup.rules, setup.ledger, setup.repo),
-        dict(os.environ),
-        request.agent_timeout_seconds,
-        Clone(setup.repo),
-        setup.surroundings,
-        setup.clock,
-    )
+    clone, environ = Clone(setup.repo), dict(os.environ)
+    timeout_seconds = request.agent_timeout_seconds
+    agent = open_agent(request.agent, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock)
+    if agent.shortfall:
+        setup.reporter.note(agent.shortfall)
+    return AgentProposer(agent, Checkout(setup.root, setup.rules, setup.ledger, setup.repo), setup.surroundings)

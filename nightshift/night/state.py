@@ -43,6 +43,7 @@ class NightRequest:
     gpus: str | None = None
     agent_timeout_seconds: float = 900.0
     seed: int = 0
+    sandbox: str = "auto"
 
     @property
     def request(self) -> Request:

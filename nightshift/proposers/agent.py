@@ -1,10 +1,11 @@
 """Asks a coding agent for the next train.toml: any program that reads a prompt and edits files.
 
-Each proposal is a fresh process with a bounded brief, in a throw-away clone (guard/clone.py), as a process
-group that leaves nothing behind (supervise.py). Taken over are its train.toml, if that is a regular file of sane
-size, and up to three lines of text: hypothesis, prediction, and the lesson of the experiment before. Whatever else it
-did is named in the notes. The checkout itself is compared before and after (guard/seal.py), and so is the Python
-environment (guard/surroundings.py): what an agent does past its clone cannot be prevented, only detected.
+Each proposal is a fresh process with a bounded brief, in a throw-away clone (guard/clone.py), behind the OS wall where
+this machine has one (guard/wall.py), as a process group that leaves nothing behind (supervise.py). Taken over are its
+train.toml, if that is a regular file of sane size, and up to three lines of text: hypothesis, prediction, and the
+lesson of the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and
+after (guard/seal.py), and so is the Python environment (guard/surroundings.py): what an agent does past its clone
+where there is no wall cannot be prevented, only detected.
 """
 
 from __future__ import annotations
@@ -13,46 +14,87 @@ import os
 import re
 import shlex
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import IO
+from typing import IO, NamedTuple
 
-from nightshift.errors import ConfigError, UsageError, listed
+from nightshift.engines import ALL, Check
+from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
 from nightshift.files import write_atomically
-from nightshift.git.repo import CONFIG_NAME
+from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard import seal
 from nightshift.guard.clone import ANSWER_NAME, Clone
+from nightshift.guard.login import Login
 from nightshift.guard.seal import Checkout
 from nightshift.guard.surroundings import Surroundings
+from nightshift.guard.wall import Wall, choose, hidden_places
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.brief import MAX_SENTENCE, compose
 from nightshift.text import clean
 from nightshift.train_toml.text import read_source
 
-# Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.329, Codex CLI 0.169.0 and Gemini CLI
-# 0.61.0, all of which read the prompt on stdin. Without --skip-trust Gemini refuses to work in a new folder.
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """An agent's command, the same for behind the wall (where no program can build a sandbox of its own), its login."""
+
+    command: str
+    walled: str
+    login: Login
+
+
+# Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.197, Codex CLI 0.169.0 and Gemini CLI
+# 0.61.0, all of which read the prompt on stdin, and their packages for what they keep where. Without --skip-trust
+# Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag.
 PRESETS = {
-    "claude": "claude -p --permission-mode acceptEdits",
-    "codex": "codex exec --sandbox workspace-write --skip-git-repo-check",
-    "gemini": "gemini --skip-trust --approval-mode auto_edit",
+    "claude": Preset(
+        "claude -p --permission-mode acceptEdits",
+        """claude -p --permission-mode acceptEdits --settings '{"sandbox":{"enabled":false}}'""",
+        Login(
+            ("ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*", "AWS_REGION", "AWS_BEARER_TOKEN_BEDROCK"),
+            (".claude", "CLAUDE_CONFIG_DIR"),
+            ".credentials.json",
+            ("settings.json",),
+        ),
+    ),
+    "codex": Preset(
+        "codex exec --sandbox workspace-write --skip-git-repo-check",
+        "codex exec --sandbox danger-full-access --skip-git-repo-check",
+        Login(("OPENAI_*", "CODEX_API_KEY"), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",)),
+    ),
+    "gemini": Preset(
+        "gemini --skip-trust --approval-mode auto_edit",
+        "gemini --skip-trust --approval-mode auto_edit --sandbox=false",
+        Login(
+            ("GEMINI_API_KEY", "GEMINI_MODEL", "GOOGLE_API_KEY", "GOOGLE_CLOUD_*", "GOOGLE_GENAI_*"),
+            (".gemini", ""),
+            "oauth_creds.json",
+            ("settings.json", "google_accounts.json", "gemini-credentials.json", ".env"),
+        ),
+    ),
 }
+_OWN_LOGIN = Login(("*_API_KEY",))  # of a person's own command: only the person knows whose key it needs
 PROMPT_FILE = "{prompt_file}"
 GRACE_SECONDS = 5.0
 MAX_LOG_BYTES = 1_000_000
 _POLL_SECONDS = 0.5
+_QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready.\n"
+_QUESTION_SECONDS = 120.0
 _ANSWER = re.compile(r"\b(HYPOTHESIS|PREDICTION|LESSON)\b[ \t]*\**[ \t]*:[ \t]*\**[ \t]*")
 
 
-def command_of(agent: str) -> tuple[str, ...]:
+def command_of(agent: str, *, is_walled: bool = False) -> tuple[str, ...]:
     """The words of a preset's or of the person's own command. UsageError if its program is not to be found."""
+    preset = PRESETS.get(agent)
     try:
-        words = tuple(shlex.split(PRESETS.get(agent, agent)))
+        words = tuple(shlex.split(agent if preset is None else preset.walled if is_walled else preset.command))
     except ValueError as error:
         raise UsageError(f"--agent {agent!r} is no command ({error})", "Close its quotes.") from None
     if not words or shutil.which(words[0]) is None:
@@ -64,8 +106,25 @@ def command_of(agent: str) -> tuple[str, ...]:
     return words
 
 
+def open_agent(
+    name: str,
+    sandbox: str,
+    root: Path,
+    environ: Mapping[str, str],
+    timeout_seconds: float,
+    clone: Clone,
+    clock: Callable[[], float] = time.monotonic,
+) -> Agent:
+    """The agent that is called `name`, with the wall that `sandbox` asks for (guard/wall.py). UsageError without it."""
+    command, login = command_of(name), PRESETS[name].login if name in PRESETS else _OWN_LOGIN
+    walled = command_of(name, is_walled=True)
+    wall, shortfall = choose(sandbox, walled, login, hidden_places(root, environ), environ, clone)
+    title = name if name in PRESETS else Path(command[0]).name
+    return Agent(title, command if wall is None else walled, environ, timeout_seconds, clone, wall, shortfall, clock)
+
+
 def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
-    """The person's environment, keys and all, less what points git or a shell at another place than the clone."""
+    """`base`, keys and all, less what points git or a shell at another place than the clone."""
     kept = {name: value for name, value in base.items() if not name.startswith("GIT_") and name != "OLDPWD"}
     # Should it delete .git, git must not find another repository further up.
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
@@ -84,58 +143,51 @@ def parse_answer(text: str) -> dict[str, str]:
     return found
 
 
+class Ending(NamedTuple):
+    """How a process of an agent went: what went wrong, if anything; notes; the last line that it said."""
+
+    cause: str | None
+    notes: tuple[str, ...]
+    said: str
+
+
 @dataclass(frozen=True, slots=True)
-class AgentProposer:
-    """A coding agent's command, run once for each proposal."""
+class Agent:
+    """A coding agent's command, run in a clone. `shortfall`: what its wall does not keep, or that it has none."""
 
     name: str
     command: tuple[str, ...]
-    checkout: Checkout
     environment: Mapping[str, str]
     timeout_seconds: float
     clone: Clone
-    surroundings: Surroundings
+    wall: Wall | None = None
+    shortfall: str = ""
     clock: Callable[[], float] = time.monotonic
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
-        """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
-        before = seal.take(self.checkout)
-        self.surroundings.look()
-        try:
-            listing = self.clone.open(context.source)
-            cause = self._run(context, is_stopping)
-            notes = self.clone.changes(listing)
-            proposal = self._take_over(context, cause)
-        finally:
-            self.clone.clear()
-        notes += seal.restore(before, self.checkout)
-        if changed := self.surroundings.changed():
-            raise UsageError(
-                f"{listed(changed)} changed while the agent worked: workers would import it",
-                "Look at the change and undo it (uv sync --reinstall); then start the night again.",
-            )
-        return replace(proposal, notes=(*proposal.notes, *notes))
-
-    def _run(self, context: Context, is_stopping: Callable[[], bool]) -> str | None:
-        """One process from start to end; what went wrong, if anything."""
+    def run(self, prompt: str, log_path: Path, is_stopping: Callable[[], bool], seconds_left: float | None) -> Ending:
+        """One process from start to end, in the clone that is open."""
         prompt_path = self.clone.folder / "prompt.txt"
-        write_atomically(prompt_path, compose(context).encode())
-        log_path = context.ledger.runs_dir / "agent" / f"{context.number:04d}-{len(context.refusals) + 1}.log"
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        log_path.unlink(missing_ok=True)
+        write_atomically(prompt_path, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
-        group = ProcessGroup(f"agent-{context.number:04d}-{uuid.uuid4().hex}", GRACE_SECONDS)
-        with prompt_path.open("rb") as prompt, log_path.open("ab") as log:
+        stdin = prompt_path.open("rb") if words == list(self.command) else None
+        environment, credential = self.environment, None
+        if self.wall is not None:
+            credential = self.wall.furnish(self.clone.folder)
+            words, environment = self.wall.enclose(words, self.clone, prompt_path)
+        group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
+        log_path.unlink(missing_ok=True)
+        log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
+        with stdin or nullcontext(), log_path.open("ab") as log:
             try:
                 child = group.start(
                     "agent",
                     words,
                     log_path=log_path,
-                    env=agent_environment(self.environment, self.clone.path),
+                    env=agent_environment(environment, self.clone.path),
                     cwd=self.clone.path,
-                    stdin=prompt if words == list(self.command) else None,
+                    stdin=stdin,
                 )
-                timeout = min(self.timeout_seconds, context.seconds_left or self.timeout_seconds)
+                timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
                 deadline, cause = self.clock() + timeout, None
                 while child.poll() is None and cause is None:
                     if is_stopping():
@@ -148,18 +200,55 @@ class AgentProposer:
                         child.wait(_POLL_SECONDS)
             finally:
                 left = group.stop()
+            said = clean(next(iter(child.tail(1)), ""), 120)
             if left:
-                cause = f"could not be stopped: {', '.join(left)}"
-            elif cause is None and child.poll() != 0:
+                return Ending(f"could not be stopped: {', '.join(left)}", (), said)
+            if cause is None and child.poll() != 0:
                 cause = child.exit_cause()
-            if cause is not None and (last := child.tail(1)):
-                cause += f"; its last words: {clean(last[0], 120)}"
+            if cause is not None and said:
+                cause += f"; its last words: {said}"
             _cut(log)
-        return cause
+        return Ending(cause, self.wall.take_back(self.clone.folder, credential) if self.wall else (), said)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProposer:
+    """Asks an agent, once for each proposal."""
+
+    agent: Agent
+    checkout: Checkout
+    surroundings: Surroundings
+
+    @property
+    def name(self) -> str:
+        """What the person calls it."""
+        return self.agent.name
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
+        before = seal.take(self.checkout)
+        self.surroundings.look()
+        clone, folder = self.agent.clone, context.ledger.runs_dir / "agent"
+        folder.mkdir(parents=True, exist_ok=True)
+        log_path = folder / f"{context.number:04d}-{len(context.refusals) + 1}.log"
+        try:
+            listing = clone.open(context.source)
+            ending = self.agent.run(compose(context), log_path, is_stopping, context.seconds_left)
+            notes = (*filter(None, [self.agent.shortfall]), *clone.changes(listing), *ending.notes)
+            proposal = self._take_over(context, ending.cause)
+        finally:
+            clone.clear()
+        notes += seal.restore(before, self.checkout)
+        if changed := self.surroundings.changed():
+            raise UsageError(
+                f"{listed(changed)} changed while the agent worked: workers would import it",
+                "Look at the change and undo it (uv sync --reinstall); then start the night again.",
+            )
+        return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _take_over(self, context: Context, cause: str | None) -> Proposal:
         """Its train.toml and its answer; a process that did not end well leaves nothing but what it finished."""
-        answer_path, answer, notes = self.clone.path / ANSWER_NAME, dict[str, str](), tuple[str, ...]()
+        answer_path, answer, notes = self.agent.clone.path / ANSWER_NAME, dict[str, str](), tuple[str, ...]()
         try:
             answer = parse_answer(read_source(answer_path).decode(errors="replace"))
         except ConfigError as error:
@@ -168,7 +257,7 @@ class AgentProposer:
         proposal = Proposal(None, notes=notes, **answer)
         ended = None if cause is None else f"{self.name}: {cause}"
         try:
-            source = read_source(self.clone.path / CONFIG_NAME)
+            source = read_source(self.agent.clone.path / CONFIG_NAME)
         except ConfigError as error:
             return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
         if source == context.source:
@@ -176,6 +265,21 @@ class AgentProposer:
         if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work
             return replace(proposal, cause=ended)
         return replace(proposal, source=source, notes=notes if ended is None else (*notes, ended))
+
+
+def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
+    """Ask an agent one question as a night asks: what came, and behind which wall. It costs a few tokens."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            repo = Repo(root)
+            agent = open_agent(name, "auto", root, environ, _QUESTION_SECONDS, Clone(repo, Path(folder)))
+            agent.clone.open(read_source(root / CONFIG_NAME))
+            ending = agent.run(_QUESTION, Path(folder) / "log", lambda: False, None)
+        told = f"({agent.shortfall or 'behind the OS wall'})"
+        problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
+        return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")
+    except NightshiftError as error:
+        return Check(ALL, "agent", error)
 
 
 def _cut(log: IO[bytes]) -> None:

@@ -62,6 +62,8 @@ class Finding:
 class Checkout:
     """The checkout at `folder`/checkout; beside it the agent's own folder `outside`, a home and a temporary folder."""
 
+    sandbox = "none"  # of a night: what the other defences are worth shows without the wall
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.root = self.folder / "checkout"
@@ -136,7 +138,14 @@ class Checkout:
             "Path('hypothesis.txt').write_text('HYPOTHESIS: more weight decay\\nPREDICTION: +1 pp\\n')\n" + action
         )
         command = shlex.join([getattr(sys, "_base_executable", sys.executable), str(agent)])
-        order = ("night", f"--agent={command}", "--agent-timeout=20", "--experiments=1", *FLAGS)
+        order = (
+            "night",
+            f"--agent={command}",
+            "--agent-timeout=20",
+            "--experiments=1",
+            f"--sandbox={self.sandbox}",
+            *FLAGS,
+        )
         return self.call([f"{self.root}/.venv/bin/nightshift", *order], {})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:
@@ -217,8 +226,9 @@ class Checkout:
         if ended.returncode == 2 and any(stop in last_line(ended) for stop in stops):
             return Finding("named", f"the night stopped: {last_line(ended)}")
         finding = self.judge(ended)
-        if finding.outcome == "harmless" and self.notes():
-            return Finding("named", f"noted, and the score is the honest one: {self.notes()}")
+        notes = self.notes().removeprefix("no OS wall around the agent: --sandbox none").strip("; ")
+        if finding.outcome == "harmless" and notes:
+            return Finding("named", f"noted, and the score is the honest one: {notes}")
         return finding
 
     def free_of_places(self, text: str) -> str:

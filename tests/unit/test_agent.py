@@ -35,11 +35,22 @@ def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, s
     assert parse_answer(text) == answer
 
 
-def test_the_presets_are_headless_and_may_edit() -> None:
-    assert PRESETS == {
-        "claude": "claude -p --permission-mode acceptEdits",
-        "codex": "codex exec --sandbox workspace-write --skip-git-repo-check",
-        "gemini": "gemini --skip-trust --approval-mode auto_edit",
+def test_the_presets_are_headless_and_may_edit_and_build_no_sandbox_behind_ours() -> None:
+    assert {name: (preset.command, preset.walled.removeprefix(preset.command)) for name, preset in PRESETS.items()} == {
+        "claude": (
+            "claude -p --permission-mode acceptEdits",
+            """ --settings '{"sandbox":{"enabled":false}}'""",
+        ),
+        "codex": (
+            "codex exec --sandbox workspace-write --skip-git-repo-check",
+            "codex exec --sandbox danger-full-access --skip-git-repo-check",
+        ),
+        "gemini": ("gemini --skip-trust --approval-mode auto_edit", " --sandbox=false"),
+    }
+    assert {name: (preset.login.folder[0], preset.login.credential) for name, preset in PRESETS.items()} == {
+        "claude": (".claude", ".credentials.json"),
+        "codex": (".codex", "auth.json"),
+        "gemini": (".gemini", "oauth_creds.json"),
     }
 
 

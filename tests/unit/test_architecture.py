@@ -46,6 +46,7 @@ CHILDREN = {
     "engines/prime_rl/validator.py": set[str](),
     "engines/trl/grpo.py": {"engines", "environments"},
     "engines/trl/sampler.py": set[str](),
+    "guard/doorstep.py": set[str](),
     "processes/watchdog.py": set[str](),
 }
 PRINTING = {"console.py", "engines/prime_rl/validator.py"}

@@ -1,0 +1,37 @@
+"""Runs an agent's command once behind the wall of a night: `behind_wall.py JSON`, and prints how it went as JSON.
+
+JSON: `agent` (--agent), `sandbox`, `root` (a checkout), `temporary`, `environ` (the person's), `libraries` (to import).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    sys.path[:0] = asked["libraries"]
+    from nightshift.errors import UsageError
+    from nightshift.git.repo import Repo
+    from nightshift.guard.clone import Clone
+    from nightshift.proposers.agent import open_agent
+
+    root, temporary = Path(asked["root"]), Path(asked["temporary"])
+    clone, log = Clone(Repo(root), temporary), temporary / "agent.log"
+    try:
+        agent = open_agent(asked["agent"], asked["sandbox"], root, asked["environ"], 60.0, clone)
+    except UsageError as error:
+        print(json.dumps({"refused": str(error)}))
+        return
+    listing = clone.open(b"lr = 1\n")
+    ending = agent.run("the brief", log, lambda: False, None)
+    told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes, "shortfall": agent.shortfall}
+    told |= {"changes": clone.changes(listing), "config": (clone.path / "train.toml").read_text()}
+    clone.clear()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""What the wall shows and covers, what comes back from behind it, and how it is chosen: without bubblewrap itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import UsageError
+from nightshift.git.repo import Repo
+from nightshift.guard.clone import Clone
+from nightshift.guard.doorstep import key_filter
+from nightshift.guard.login import MAX_BYTES, Login
+from nightshift.guard.places import Places, cover, program_places, system_places
+from nightshift.guard.wall import FORMS, Form, Wall, build_argv, choose, hidden_places
+
+TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
+CODEX = Login(("OPENAI_*",), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",))
+USR: Places = {Path("/usr"): ("--ro-bind", "/usr")}
+
+
+def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def shown(agent: str, search: Path, hidden: tuple[Path, ...] = ()) -> Places:
+    """What a program needs beside /usr."""
+    found = program_places(agent.split(), f"{search}:{os.defpath}", system_places(), hidden)
+    return {path: option for path, option in found.items() if path not in system_places()}
+
+
+def bound(*paths: Path) -> Places:
+    return {path: ("--ro-bind", str(path)) for path in paths}
+
+
+def test_what_lies_in_another_is_mounted_after_it_and_what_is_made_is_closed_at_last() -> None:
+    places: Places = {
+        Path("/usr/src/mine"): ("--tmpfs",),
+        Path("/tmp/n/clone"): ("--bind", "/tmp/n/clone"),
+        Path("/tmp"): ("--bind", "/tmp/n/tmp"),
+        Path("/proc"): ("--proc",),
+        **USR,
+    }
+    argv = build_argv("/bin/bwrap", FORMS[0], places, Path("/tmp/n/clone"))
+    assert argv[0] == "/bin/bwrap"
+    told = " ".join(argv)
+    order = ("--proc /proc", "--bind /tmp/n/tmp /tmp", "--bind /tmp/n/clone /tmp/n/clone", "--ro-bind /usr /usr")
+    order += ("--tmpfs /usr/src/mine", "--remount-ro /usr/src/mine", "--remount-ro /proc", "--remount-ro / ")
+    assert sorted(order, key=told.index) == [*order[:5], *sorted(order[5:], key=told.index)]
+    assert told.index("--remount-ro") > told.index("--tmpfs")
+    assert told.endswith("--chdir /tmp/n/clone --")
+    for option in ("--unshare-user", "--unshare-ipc", "--unshare-pid", "--die-with-parent", "--new-session"):
+        assert option in argv
+    assert argv[argv.index("--cap-drop") + 1] == "ALL"
+    assert "--unshare-net" not in argv
+    weaker = build_argv("bwrap", FORMS[2], {**places, Path("/proc"): FORMS[2].proc}, Path("/"))
+    assert " ".join(weaker).count("--ro-bind /proc /proc") == 1
+    assert "--remount-ro /proc" not in " ".join(weaker)
+
+
+def test_no_form_does_without_a_user_namespace_and_the_first_without_fault_is_whole() -> None:
+    assert all("--unshare-user" in build_argv("bwrap", form, {}, Path("/")) for form in FORMS)
+    assert [bool(form.fallen) for form in FORMS] == [False, False, True, True]
+
+
+def test_a_program_is_shown_with_its_links_its_interpreter_and_its_package_and_nothing_beside(tmp_path: Path) -> None:
+    top = tmp_path / "nvm" / "v22"
+    script = program(top / "lib/node_modules/@openai/codex/bin/codex.js", "#!/usr/bin/env -S node --x\n")
+    node = program(top / "bin/node", "\x7fELF")
+    (top / "bin/codex").symlink_to("../lib/node_modules/@openai/codex/bin/codex.js")
+    (top / "bin/secret").touch()
+    places = shown("codex exec", top / "bin")
+    assert places == {
+        top / "bin/codex": ("--symlink", "../lib/node_modules/@openai/codex/bin/codex.js"),
+        **bound(top / "lib/node_modules", node),
+    }
+    assert script.is_relative_to(top / "lib/node_modules")
+
+
+def test_of_a_single_file_in_home_only_the_file_is_shown(tmp_path: Path) -> None:
+    real = program(tmp_path / "share/claude/versions/2.1", "\x7fELF")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/claude").symlink_to(real)
+    assert shown("claude -p", tmp_path / "bin") == {tmp_path / "bin/claude": ("--symlink", str(real)), **bound(real)}
+
+
+def test_a_tool_of_uv_is_shown_with_its_environment_and_the_python_that_it_was_made_from(tmp_path: Path) -> None:
+    python = program(tmp_path / "python/3.12/bin/python3.12", "\x7fELF")
+    (tmp_path / "python/3.12/lib/python3.12").mkdir(parents=True)
+    tool = tmp_path / "tools/aider"
+    program(tool / "bin/aider", f"#!{tool}/bin/python\n")
+    (tool / "bin/python").symlink_to(python)
+    (tool / "pyvenv.cfg").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/aider").symlink_to(tool / "bin/aider")
+    places = shown("aider --yes", tmp_path / "bin")
+    link: Places = {tmp_path / "bin/aider": ("--symlink", str(tool / "bin/aider"))}
+    assert places == {**link, **bound(tool, python, tmp_path / "python/3.12/lib/python3.12")}
+
+
+def test_of_a_persons_script_the_file_is_shown_and_of_the_checkouts_python_no_library(
+    tmp_path: Path,
+) -> None:
+    root, script = tmp_path / "checkout", program(tmp_path / "mine/agent.py")
+    python = program(tmp_path / "python/bin/python3.11", "\x7fELF")
+    (root / ".venv/bin").mkdir(parents=True)
+    (root / ".venv/bin/python").symlink_to(python)
+    (root / ".venv/pyvenv.cfg").touch()
+    places = shown(f"python {script} --file=/etc/shadow", root / ".venv/bin", (root,))
+    assert places == {root / ".venv/bin/python": ("--symlink", str(python)), **bound(python, script)}
+    inside = program(root / "agent.py")
+    for command in (f"python {inside}", str(inside)):
+        with pytest.raises(UsageError, match="lies where no agent may look"):
+            shown(command, root / ".venv/bin", (root,))
+
+
+def test_what_is_hidden_is_covered_wherever_it_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "usr/src/checkout/runs").mkdir(parents=True)
+    places: Places = {Path("/usr"): ("--ro-bind", str(tmp_path / "usr")), Path("/bin"): ("--symlink", "usr/bin")}
+    covered = cover(places, [tmp_path / "usr/src/checkout", tmp_path / "elsewhere", tmp_path / "usr/none"])
+    assert covered == {**places, Path("/usr/src/checkout"): ("--tmpfs",)}
+
+
+def test_hidden_are_the_checkout_its_git_its_runs_and_its_data_and_what_links_lead_to(tmp_path: Path) -> None:
+    for name in ("main/.git/worktrees/x", "checkout", "disk/runs", "data", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    root = tmp_path / "checkout"
+    (root / ".git").write_text(f"gitdir: {tmp_path}/main/.git/worktrees/x\n")
+    (root / "runs").symlink_to(tmp_path / "disk/runs")
+    environ = {"HOME": str(tmp_path / "home"), "NIGHTSHIFT_GSM8K": str(tmp_path / "data"), "HF_HOME": ""}
+    hidden = hidden_places(root, environ)
+    for path in (root, root / "runs", tmp_path / "disk/runs", tmp_path / "main/.git", tmp_path / "data"):
+        assert path in hidden
+    assert tmp_path / "home/.cache" in hidden
+    assert tmp_path / "home" not in hidden  # programs lie there
+    assert Path("/opt/mine") in hidden_places(root, {"HOME": "/opt/mine"})
+
+
+def login_of(tmp_path: Path, credential: bytes = TOKEN) -> tuple[dict[str, str], Path]:
+    """A person's environment with a login, and the new home."""
+    (tmp_path / "home/.codex").mkdir(parents=True)
+    (tmp_path / "home/.codex/auth.json").write_bytes(credential)
+    (tmp_path / "home/.codex/config.toml").write_text("model = 'x'\n")
+    (tmp_path / "home/.codex/history.jsonl").write_text("private\n")
+    (tmp_path / "inside").mkdir()
+    return {"HOME": str(tmp_path / "home")}, tmp_path / "inside"
+
+
+def test_a_renewed_token_comes_back_and_nothing_else_does(tmp_path: Path) -> None:
+    environ, inside = login_of(tmp_path)
+    before = CODEX.copy_in(environ, inside)
+    assert sorted(path.name for path in (inside / ".codex").iterdir()) == ["auth.json", "config.toml"]
+    assert stat.S_IMODE((inside / ".codex/auth.json").stat().st_mode) == 0o600
+    assert CODEX.take_back(environ, inside, before) == ()
+    (inside / ".codex/auth.json").write_bytes(RENEWED)
+    (inside / ".codex/config.toml").write_text("notify = ['evil']\n")
+    (inside / ".codex/hooks.json").write_text("{}")
+    assert CODEX.take_back(environ, inside, before) == ()
+    own = tmp_path / "home/.codex"
+    assert (own / "auth.json").read_bytes() == RENEWED
+    assert stat.S_IMODE((own / "auth.json").stat().st_mode) == 0o600
+    assert (own / "config.toml").read_text() == "model = 'x'\n"
+    assert sorted(path.name for path in own.iterdir()) == ["auth.json", "config.toml", "history.jsonl"]
+
+
+def test_a_login_elsewhere_and_one_that_is_a_link_are_found_and_written_where_they_are(tmp_path: Path) -> None:
+    environ, inside = login_of(tmp_path)
+    (tmp_path / "home/.codex").rename(tmp_path / "dotfiles")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/auth.json").symlink_to(tmp_path / "dotfiles/auth.json")
+    environ["CODEX_HOME"] = str(tmp_path / "other")
+    before = CODEX.copy_in(environ, inside)
+    (inside / ".codex/auth.json").write_bytes(RENEWED)
+    assert CODEX.take_back(environ, inside, before) == ()
+    assert (tmp_path / "dotfiles/auth.json").read_bytes() == RENEWED
+    assert (tmp_path / "other/auth.json").is_symlink()
+
+
+def replaced(path: Path, make: object) -> None:
+    path.unlink()
+    assert callable(make)
+    make(path)
+
+
+def folder_as_link(path: Path) -> None:
+    """The whole folder leads to where a file of the same keys lies."""
+    elsewhere = path.parents[2] / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / path.name).write_bytes(RENEWED)
+    path.parent.rename(path.parents[2] / "moved")
+    path.parent.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (lambda path: replaced(path, lambda p: p.symlink_to("/etc/passwd")), "behind a link"),
+        (folder_as_link, "behind a link"),
+        (lambda path: replaced(path, os.mkfifo), "no regular file"),
+        (lambda path: replaced(path, Path.mkdir), "no regular file|Is a directory"),
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)), "bytes"),
+        (lambda path: os.truncate(path, 1 << 40), "bytes"),
+        (lambda path: path.write_bytes(b'{"tokens": {}, "apiKeyHelper": "evil"}'), "its keys are others"),
+        (lambda path: path.write_bytes(b"{}"), "its keys are others"),
+        (lambda path: path.write_bytes(b"[1]"), "array"),
+        (lambda path: path.write_bytes(b"[" * 200_000), "."),
+        (lambda path: path.write_bytes(b"\xff{"), "."),
+    ],
+)
+def test_a_credential_that_is_not_one_is_not_taken_back_and_a_note_says_why(
+    tmp_path: Path, spoil: object, cause: str
+) -> None:
+    environ, inside = login_of(tmp_path)
+    before = CODEX.copy_in(environ, inside)
+    assert callable(spoil)
+    spoil(inside / ".codex/auth.json")
+    (note,) = CODEX.take_back(environ, inside, before)
+    assert note.startswith("the auth.json that it left was not taken back: ")
+    assert "\n" not in note
+    assert re.search(cause, note), note
+    own = tmp_path / "home/.codex"
+    assert (own / "auth.json").read_bytes() == TOKEN
+    assert len(list(own.iterdir())) == 3
+
+
+def test_a_token_that_the_person_renewed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    environ, inside = login_of(tmp_path)
+    before = CODEX.copy_in(environ, inside)
+    (inside / ".codex/auth.json").write_bytes(RENEWED)
+    (tmp_path / "home/.codex/auth.json").write_bytes(b'{"tokens": 7}')
+    (note,) = CODEX.take_back(environ, inside, before)
+    assert "has changed meanwhile" in note
+    assert (tmp_path / "home/.codex/auth.json").read_bytes() == b'{"tokens": 7}'
+
+
+def test_without_a_login_nothing_is_copied_and_nothing_comes_back(tmp_path: Path) -> None:
+    environ, inside = {"HOME": str(tmp_path)}, tmp_path / "inside"
+    inside.mkdir()
+    before = CODEX.copy_in(environ, inside)
+    assert list(inside.iterdir()) == []
+    (inside / ".codex").mkdir()
+    (inside / ".codex/auth.json").write_bytes(RENEWED)
+    assert CODEX.take_back(environ, inside, before) == ()
+    assert not (tmp_path / ".codex").exists()
+
+
+def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
+    environ = {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", "HOME": str(tmp_path), "PATH": os.defpath}
+    others = {"ANTHROPIC_API_KEY": "2", "LC_SECRET": "3", "SSH_AUTH_SOCK": "s", "DBUS_SESSION_BUS_ADDRESS": "d"}
+    others |= {"LD_PRELOAD": "x", "NIGHTSHIFT_GSM8K": "data", "HF_TOKEN": "t", "PYTHONPATH": "x", "NODE_OPTIONS": "x"}
+    clone = Clone(Repo(checkout), tmp_path)
+    clone.make()
+    wall = Wall("/bin/bwrap", FORMS[0], CODEX, hidden_places(checkout, environ), {**environ, **others})
+    words, inside = wall.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
+    clone.clear()
+    own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "PATH": inside["PATH"]}
+    assert inside == {"OPENAI_API_KEY": "1", "LANG": "C", "https_proxy": "p", **own}
+    assert set(inside["PATH"].split(":")) <= {"/bin", "/usr/bin", "/usr/local/bin", "/usr/sbin", "/sbin"}
+    assert "2" not in words
+    assert "3" not in " ".join(words).split()
+
+
+REFUSES = """#!/bin/sh
+for word; do
+    case "$word" in {}) echo "bwrap: Can't do $word here" >&2; exit 1;; esac
+done
+exit 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "number", "told"),
+    [
+        ("nothing", 0, ""),
+        ("--disable-userns", 1, ""),
+        ("--proc", 2, "a weaker OS wall around the agent: the agent sees the names of other processes"),
+        ("--proc|--unshare-pid", 3, "a weaker OS wall around the agent: the agent sees other processes, and its"),
+        ("--unshare-user", None, "no OS wall around the agent: bubblewrap: bwrap: Can't do --unshare-user here"),
+    ],
+)
+def test_auto_takes_the_strongest_that_works_and_says_what_falls_and_bwrap_refuses_the_rest(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, number: int | None, told: str
+) -> None:
+    program(tmp_path / "bin/bwrap", REFUSES.format(refused))
+    monkeypatch.setattr(os, "defpath", f"{tmp_path}/bin")
+    clone, environ = Clone(Repo(checkout), tmp_path), {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    asked = (["sh", "-c", "true"], CODEX, hidden_places(checkout, environ), environ, clone)
+    wall, shortfall = choose("auto", *asked)
+    form: Form | None = None if wall is None else wall.form
+    assert form == (None if number is None else FORMS[number])
+    assert shortfall.startswith(told)
+    assert bool(shortfall) == bool(told)
+    assert not clone.folder.exists()
+    if told:
+        with pytest.raises(UsageError, match=r"^--sandbox bwrap: bubblewrap: bwrap: Can't do .* here\. Install"):
+            choose("bwrap", *asked)
+    else:
+        assert choose("bwrap", *asked) == (wall, "")
+    assert choose("none", *asked) == (None, "no OS wall around the agent: --sandbox none")
+
+
+def test_without_bubblewrap_auto_goes_on_and_says_so(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "defpath", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = (["sh"], CODEX, (), {"HOME": str(tmp_path)}, Clone(Repo(checkout), tmp_path))
+    assert choose("auto", *asked) == (None, "no OS wall around the agent: bubblewrap: no program bwrap on PATH")
+    with pytest.raises(UsageError, match="no program bwrap on PATH"):
+        choose("bwrap", *asked)
+
+
+def test_the_filter_for_keys_knows_two_machines() -> None:
+    for machine, length in (("x86_64", 9), ("aarch64", 9)):
+        assert len(key_filter(machine) or b"") == 8 * length
+    assert key_filter("riscv64") is None
