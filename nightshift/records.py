@@ -17,6 +17,7 @@ from nightshift.text import clean
 
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
+Place = Annotated[int, Meta(ge=1, le=2**53)]
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
@@ -139,11 +140,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of one run's final policy on the selection set.
-
-    `scores[i]` belongs to the i-th example of the set; `examples_sha256` hashes the ordered keys, so
-    that two evaluations are paired only if they are over the same examples in the same order.
-    """
+    """Scores of one run's final policy. `scores[i]` is of the i-th example of the set; `examples_sha256` hashes the
+    ordered keys: two evaluations are paired only if they are over the same examples in the same order."""
 
     eval_score: Fraction
     eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
@@ -157,10 +155,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained; a slow run is not read as a bad idea without it.
-
-    `load_average`: runnable processes over the last minute when training ended; `step_seconds`: median time of a step.
-    """
+    """How busy the machine was while a run trained. `load_average`: runnable processes over the last minute when
+    training ended; `step_seconds`: median time of a step."""
 
     num_cores: int
     load_average: float | None = None
@@ -275,9 +271,7 @@ class Record:
     harness_tree: str = ""  # sha256 of the harness's bytes
     runs: tuple[Result, ...] = ()
     judgement: Judgement | None = None
-    decided: Annotated[int, Meta(ge=1, le=2**53)] | None = (
-        None  # its place in the order of decisions; None: it decides nothing
-    )
+    decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
     kept_commit: str | None = None
     failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
