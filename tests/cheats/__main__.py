@@ -29,6 +29,7 @@ from tests.cheats.attempt import Attempt
 from tests.cheats.checkout import Checkout
 
 ATTEMPTS = [a for module in (by_config, by_files, by_python, by_ledger, by_agent) for a in module.attempt.attempts]
+ATTEMPTS += by_agent.walled.attempts
 Row = dict[str, Any]
 
 

@@ -26,8 +26,8 @@ class Attempt:
 
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
     choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
-    clone, with the rights of the person. `expected`: refused, harmless, named, or not defended (then the trick
-    is known to succeed). `check`: how the outcome is told.
+    clone, with the rights of the person; `wall`: the same behind bubblewrap. `expected`: refused, harmless, named, or
+    not defended (then the trick is known to succeed). `check`: how the outcome is told.
     """
 
     name: str

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -124,28 +125,22 @@ class Checkout:
         self.submit(text)
         return self.judge(self.run(*flags, **variables))
 
-    def night(self, action: str) -> Ended:
+    def night(self, action: str, sandbox: str = "none") -> Ended:
         """`nightshift night` for one experiment, with an agent that proposes CANDIDATE and then acts.
 
         `action` is Python with REAL (the checkout), OUTSIDE and MARKER (paths) at hand; the clone is its folder.
+        `sandbox`: with which OS wall. Behind one an error ends the action: what it reaches for is not there.
         """
-        places = [str(self.root), str(self.outside), str(self.marker)]
-        agent = self.outside / "agent.py"
+        if sandbox == "bwrap":
+            action = f"try:\n{textwrap.indent(action, '    ')}\nexcept Exception as error:\n    print(error)\n"
+        agent, toolkit = self.outside / "agent.py", Path(__file__).with_name("toolkit.py").read_text()
         agent.write_text(
-            "import os, shutil, subprocess, sys, time\nfrom pathlib import Path\nbrief = sys.stdin.read()\n"
-            f"REAL, OUTSIDE, MARKER = map(Path, {places!r})\n"
-            f"Path('train.toml').write_text({CANDIDATE!r})\n"
+            f"{toolkit}\n\nimport time\nbrief = sys.stdin.read()\nPath('train.toml').write_text({CANDIDATE!r})\n"
             "Path('hypothesis.txt').write_text('HYPOTHESIS: more weight decay\\nPREDICTION: +1 pp\\n')\n" + action
         )
-        command = shlex.join([getattr(sys, "_base_executable", sys.executable), str(agent)])
-        order = (
-            "night",
-            f"--agent={command}",
-            "--agent-timeout=20",
-            "--experiments=1",
-            f"--sandbox={self.sandbox}",
-            *FLAGS,
-        )
+        words = (getattr(sys, "_base_executable", sys.executable), agent, self.root, self.outside, self.marker)
+        command = shlex.join(map(str, words))
+        order = ("night", f"--agent={command}", f"--sandbox={sandbox}", "--agent-timeout=20", "--experiments=1", *FLAGS)
         return self.call([f"{self.root}/.venv/bin/nightshift", *order], {})
 
     def call(self, command: list[str], variables: Mapping[str, str]) -> Ended:
@@ -200,7 +195,7 @@ class Checkout:
 
     def notes(self) -> str:
         """What the night noted of the last proposal."""
-        return "; ".join(self.records()[-1].notes)
+        return "; ".join(note for note in self.records()[-1].notes if not note.startswith("no OS wall"))
 
     def leftovers(self) -> list[Any]:
         """Living processes that work in this folder or name it."""
