@@ -217,7 +217,7 @@ class Checkout:
 
     def judge_night(self, ended: Ended) -> Finding:
         """Named (the night stops, or a note says what was done) or as `judge`."""
-        stops = ("changed in this checkout while the agent was at work", "changed while the agent worked")
+        stops = ("while the agent was at work", "while the agent worked", "it was overwritten", "no readable commit")
         if ended.returncode == 2 and any(stop in last_line(ended) for stop in stops):
             return Finding("named", f"the night stopped: {last_line(ended)}")
         finding = self.judge(ended)
