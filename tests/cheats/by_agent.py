@@ -135,7 +135,7 @@ if calls < 2:
 _AT_HAND = f"""
 SCORER, EVIL = {SCORER!r}, {EVIL_SCORER!r}
 EVIL_MATH = 'import math; math.exp = lambda x: 2.0'  # what the stand-in's score of any learning rate comes from
-PACKAGES = next(REAL.glob('.venv/lib/*/site-packages'))
+PACKAGES = next(REAL.glob('.venv/lib/*/site-packages'), REAL)
 """
 
 

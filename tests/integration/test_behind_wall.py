@@ -21,7 +21,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nightshift.errors import Interrupted
+from nightshift.git.repo import Repo
+from nightshift.guard.clone import Clone
 from nightshift.guard.doorstep import LANDLOCK_CREATE_RULESET
+from nightshift.guard.wall import choose
+from nightshift.proposers.agent import PRESETS, Agent
 from tests.checkouts import ROOT, commit_all
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import furnish, leftovers, nightshift, problems, records, whole_night
@@ -217,6 +222,30 @@ def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'
     assert sorted(path.name for path in own.iterdir()) == [".credentials.json", "settings.json"]
+
+
+def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path: Path) -> None:
+    person = furnished(tmp_path, (), sys.executable)
+    own = person.write("home/.claude/.credentials.json", TOKEN)
+    person.write("home/.claude/settings.json", "{}")
+    program = person.write("home/bin/claude", RENEWING.format(python=sys.executable) + "import time; time.sleep(600)\n")
+    program.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    environ = {**person.environ, "PATH": f"{program.parent}:{person.environ['PATH']}"}
+    clone = Clone(Repo(person.root), tmp_path / "temporary")
+    wall, _ = choose("bwrap", ["claude"], PRESETS["claude"].login, (), environ, clone)
+    agent = Agent("claude", ("claude",), environ, 600.0, clone, wall)
+
+    def is_stopping() -> bool:
+        if (clone.folder / "home" / ".claude" / "projects").exists():
+            raise Interrupted("stopped")
+        return False
+
+    clone.open(b"lr = 1\n")
+    with pytest.raises(Interrupted):
+        agent.run("", tmp_path / "log", is_stopping, None)
+    clone.clear()
+    assert "renewed" in own.read_text()
 
 
 def test_where_proc_is_refused_the_wall_is_a_weaker_one_that_says_so_and_holds_the_rest(tmp_path: Path) -> None:
