@@ -93,7 +93,7 @@ def cover(places: Places, hidden: Sequence[Path]) -> Places:
         place / path.relative_to(source): ("--tmpfs",)
         for place, source in shown
         for path in hidden
-        if path.is_relative_to(source) and path.is_dir()
+        if path.is_relative_to(source) and os.access(path, os.F_OK) and path.is_dir()
     }
 
 

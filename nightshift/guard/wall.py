@@ -130,7 +130,8 @@ class Wall:
             self.furnish(clone.folder)
             argv, variables = self.enclose(words, clone, prompt)
             places = self._places(words, clone, prompt)
-            names = [name for top in self.hidden if top.is_dir() for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
+            readable = [top for top in self.hidden if os.access(top, os.R_OK | os.X_OK) and top.is_dir()]
+            names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
             looked = [str(name) for name in names if not any(place.is_relative_to(name) for place in places)]
             tried = [*argv[: -len(words)], "/bin/sh", "-c", _LOOK, "sh", *looked]
             done = subprocess.run(

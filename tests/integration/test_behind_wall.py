@@ -269,6 +269,19 @@ def test_where_proc_is_refused_the_wall_is_a_weaker_one_that_says_so_and_holds_t
     assert refused["refused"].startswith("--sandbox bwrap: bubblewrap: bwrap: Can't mount proc")
 
 
+def test_where_user_namespaces_are_forbidden_auto_goes_without_and_bwrap_is_refused(tmp_path: Path) -> None:
+    person = furnished(tmp_path, (), sys.executable)
+    forbidden = ("bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/")
+    if subprocess.run([*forbidden, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this bubblewrap cannot forbid them")
+    ended = person.run("sh -c pwd", *forbidden, sandbox="auto")
+    assert ended["shortfall"].startswith("no OS wall around the agent: bubblewrap: bwrap: ")
+    assert ended["cause"] is None
+    refused = person.run("sh -c pwd", *forbidden, sandbox="bwrap")
+    assert refused["refused"].startswith("--sandbox bwrap: bubblewrap: bwrap: ")
+    assert refused["refused"].endswith("Install bubblewrap and allow it user namespaces; or take --sandbox none.")
+
+
 DAEMON = """
 import os, pathlib, sys
 train = pathlib.Path("train.toml")
