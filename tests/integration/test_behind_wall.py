@@ -29,7 +29,8 @@ from nightshift.guard.wall import choose
 from nightshift.proposers.agent import PRESETS, Agent
 from tests.checkouts import ROOT, commit_all
 from tests.conftest import CAMPAIGN
-from tests.night_checkout import furnish, leftovers, nightshift, problems, records, whole_night
+from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night
+from tests.waiting import wait_for
 
 BURGLAR = ROOT / "tests" / "stand_in_burglar.py"
 LIBRARIES = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
@@ -308,6 +309,18 @@ def test_a_night_behind_the_wall_is_an_ordinary_one_and_leaves_no_daemon(checkou
     assert leftovers(root) == []
     last = records(root)[-1]
     assert (last.description, last.prediction, last.notes) == ("faster", "+1 pp", ())
+
+
+def test_a_killed_night_leaves_no_process_of_an_agent_behind_its_wall(checkout: Path) -> None:
+    root = furnish(checkout)
+    hang = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    night = start(root, agent=shlex.join([sys.executable, "-c", hang]), sandbox="bwrap", experiments=2)
+    log = root / "runs" / "agent" / "0002-1.log"
+    wait_for(lambda: night.poll() is not None or (log.exists() and log.read_text() == "here\n"))
+    assert any("bwrap" in process.name() for process in leftovers(root)), finish(night)
+    night.kill()
+    night.communicate()
+    wait_for(lambda: not leftovers(root))
 
 
 def test_a_wall_that_is_asked_for_and_cannot_be_had_is_refused_before_anything_is_done(checkout: Path) -> None:
