@@ -47,12 +47,16 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
     """
     found, program = dict(places), shutil.which(words[0], path=search)
     waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
+    seen = set[Path]()
     while waiting:
         steps = _steps(waiting.pop())
-        folders = {folder for step in steps for folder in _package(step)}
-        found |= {path: ("--ro-bind", os.fspath(path)) for path in folders if not _is_below(path, hidden)}
+        for folder in [folder for step in steps for folder in _package(step)]:
+            # Not the checkout's .venv; nor a HOME in which somebody made an environment.
+            if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
+                found |= {} if _is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
         found |= expose(steps, found, hidden)
-        waiting += _interpreter(steps[-1], search)
+        waiting += _interpreter(steps[-1], search) if steps[-1] not in seen else []
+        seen.add(steps[-1])
     for word in words[1:]:
         if _is_file(word):
             found |= expose(_steps(Path(word)), found, hidden)
@@ -89,7 +93,7 @@ def cover(places: Places, hidden: Sequence[Path]) -> Places:
         place / path.relative_to(source): ("--tmpfs",)
         for place, source in shown
         for path in hidden
-        if path.is_relative_to(source) and path.is_dir()
+        if path.is_relative_to(source) and os.access(path, os.F_OK) and path.is_dir()
     }
 
 

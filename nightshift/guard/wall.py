@@ -25,7 +25,6 @@ from nightshift.guard.clone import Clone
 from nightshift.guard.login import Login, home_of
 from nightshift.guard.places import Places, cover, file_places, program_places, system_places
 
-SANDBOXES = ("auto", "bwrap", "none")
 HOME = Path("/agent")  # inside; below /tmp, Codex would not keep its helpers
 _VARIABLES = """
     LANG LANGUAGE LC_ALL LC_CTYPE TERM TZ USER LOGNAME
@@ -57,9 +56,7 @@ FORMS = (
     Form(("--unshare-pid", "--disable-userns"), ("--proc",)),
     Form(("--unshare-pid",), ("--proc",)),
     Form(("--unshare-pid",), ("--ro-bind", "/proc"), "the agent sees the names of other processes"),
-    Form(
-        (), ("--ro-bind", "/proc"), "the agent sees other processes, and its daemons do not die with it by themselves"
-    ),
+    Form((), ("--ro-bind", "/proc"), "the agent sees other processes, and its daemons do not die by themselves"),
 )
 
 
@@ -77,12 +74,11 @@ def build_argv(bwrap: str, form: Form, places: Places, folder: Path) -> list[str
 
 def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
     """What no agent may see, wherever it lies: the checkout with its git, runs/ and .venv, caches and data."""
-    found = [root, root / ".git", root / "runs", root / ".venv", home_of(environ) / ".cache"]
+    home = home_of(environ)
+    found = [root, root / ".git", root / "runs", root / ".venv", home / ".cache"]
     if (root / ".git").is_file():  # a work tree beside another
         found.append(Path((root / ".git").read_text().removeprefix("gitdir:").strip()).parents[1])
-    found += (
-        [home_of(environ)] if home_of(environ).is_relative_to("/usr") or home_of(environ).is_relative_to("/opt") else []
-    )
+    found += [home] if home.is_relative_to("/usr") or home.is_relative_to("/opt") else []
     found += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
     found += [Path(environ[name]).expanduser() for name in _CACHES if environ.get(name)]
     return tuple(dict.fromkeys(path for given in found for path in (given.absolute(), given.resolve())))
@@ -133,20 +129,16 @@ class Wall:
             prompt.touch()
             self.furnish(clone.folder)
             argv, variables = self.enclose(words, clone, prompt)
-            shown = self._places(words, clone, prompt)
-            entries = [
-                entry
-                for folder in self.hidden
-                if folder.is_dir()
-                for entry in islice(folder.iterdir(), _MAX_LOOKED_FOR)
-            ]
-            looked = [str(entry) for entry in entries if not any(place.is_relative_to(entry) for place in shown)]
+            places = self._places(words, clone, prompt)
+            readable = [top for top in self.hidden if os.access(top, os.R_OK | os.X_OK) and top.is_dir()]
+            names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
+            looked = [str(name) for name in names if not any(place.is_relative_to(name) for place in places)]
             tried = [*argv[: -len(words)], "/bin/sh", "-c", _LOOK, "sh", *looked]
             done = subprocess.run(
                 tried, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_SECONDS
             )
-        except (subprocess.TimeoutExpired, OSError) as error:
-            return str(error)
+        except subprocess.TimeoutExpired:
+            return f"no end after {_TRIAL_SECONDS:g} s"
         finally:
             clone.clear()
         said = done.stderr.decode(errors="replace").strip().splitlines()
@@ -179,18 +171,16 @@ def choose(
     """
     if asked == "none":
         return None, "no OS wall around the agent: --sandbox none"
-    bwrap, cause = (
-        shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap"),
-        "bubblewrap: no program bwrap on PATH",
-    )
-    for number, form in enumerate(FORMS if bwrap else ()):
+    bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
+    cause = "bubblewrap: no program bwrap on PATH"
+    for form in FORMS if bwrap else ():
         wall = Wall(str(bwrap), form, login, hidden, environ)
         wrong = wall.trial(words, clone)
-        cause = f"bubblewrap: {wrong}" if wrong and number == 0 else cause
         if wrong is None and not form.fallen:
             return wall, ""
         if wrong is None and asked == "auto":
             return wall, f"a weaker OS wall around the agent: {form.fallen} ({cause})"
+        cause = f"bubblewrap: {wrong}" if wrong else cause
     if asked == "bwrap":
         raise UsageError(f"--sandbox bwrap: {cause}", _FIX)
     return None, f"no OS wall around the agent: {cause}"

@@ -170,7 +170,7 @@ class Agent:
         write_atomically(prompt_path, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
         stdin = prompt_path.open("rb") if words == list(self.command) else None
-        environment, credential = self.environment, None
+        environment, credential, notes = self.environment, None, tuple[str, ...]()
         if self.wall is not None:
             credential = self.wall.furnish(self.clone.folder)
             words, environment = self.wall.enclose(words, self.clone, prompt_path)
@@ -200,15 +200,17 @@ class Agent:
                         child.wait(_POLL_SECONDS)
             finally:
                 left = group.stop()
+                if self.wall is not None and not left:  # also when the night is stopped now: a token may be renewed
+                    notes = self.wall.take_back(self.clone.folder, credential)
             said = clean(next(iter(child.tail(1)), ""), 120)
             if left:
-                return Ending(f"could not be stopped: {', '.join(left)}", (), said)
+                return Ending(f"could not be stopped: {', '.join(left)}", notes, said)
             if cause is None and child.poll() != 0:
                 cause = child.exit_cause()
             if cause is not None and said:
                 cause += f"; its last words: {said}"
             _cut(log)
-        return Ending(cause, self.wall.take_back(self.clone.folder, credential) if self.wall else (), said)
+        return Ending(cause, notes, said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def python_variables(c: Checkout) -> Finding:
     return c.hand_in(**variables, PYTHONWARNINGS="error", PYTHONSAFEPATH="")
 
 
-@attempt("conftest.py and pytest plugins", "harmless", NEVER_RUN)
+@attempt("conftest.py and pytest plugins", "refused")
 def test_plugins(c: Checkout) -> Finding:
     """Adds code for a test run that an experiment might start."""
     (c.root / "conftest.py").write_text(_payload(c))

@@ -23,6 +23,7 @@ from tests.night_checkout import problems
 
 NUM_EXPERIMENTS, NUM_KILLS = 20, 5
 FLAGS = ("--agent-timeout=20", "--engine=trl", f"--experiments={NUM_EXPERIMENTS}", "--budget-seconds=5")
+FLAGS += ("--sandbox=none",)  # its misbehaviour reaches past the clone
 WITHIN_SECONDS = 15.0  # a kill comes so long after an experiment, at most
 GOOD = ["edit", "answer"]
 # Of tests/stand_in_agent.py, which does what agents must not do.

@@ -21,10 +21,16 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nightshift.errors import Interrupted
+from nightshift.git.repo import Repo
+from nightshift.guard.clone import Clone
 from nightshift.guard.doorstep import LANDLOCK_CREATE_RULESET
+from nightshift.guard.wall import choose
+from nightshift.proposers.agent import PRESETS, Agent
 from tests.checkouts import ROOT, commit_all
 from tests.conftest import CAMPAIGN
-from tests.night_checkout import furnish, leftovers, nightshift, problems, records, whole_night
+from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night
+from tests.waiting import wait_for
 
 BURGLAR = ROOT / "tests" / "stand_in_burglar.py"
 LIBRARIES = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
@@ -219,6 +225,30 @@ def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_
     assert sorted(path.name for path in own.iterdir()) == [".credentials.json", "settings.json"]
 
 
+def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path: Path) -> None:
+    person = furnished(tmp_path, (), sys.executable)
+    own = person.write("home/.claude/.credentials.json", TOKEN)
+    person.write("home/.claude/settings.json", "{}")
+    program = person.write("home/bin/claude", RENEWING.format(python=sys.executable) + "import time; time.sleep(600)\n")
+    program.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    environ = {**person.environ, "PATH": f"{program.parent}:{person.environ['PATH']}"}
+    clone = Clone(Repo(person.root), tmp_path / "temporary")
+    wall, _ = choose("bwrap", ["claude"], PRESETS["claude"].login, (), environ, clone)
+    agent = Agent("claude", ("claude",), environ, 600.0, clone, wall)
+
+    def is_stopping() -> bool:
+        if (clone.folder / "home" / ".claude" / "projects").exists():
+            raise Interrupted("stopped")
+        return False
+
+    clone.open(b"lr = 1\n")
+    with pytest.raises(Interrupted):
+        agent.run("", tmp_path / "log", is_stopping, None)
+    clone.clear()
+    assert "renewed" in own.read_text()
+
+
 def test_where_proc_is_refused_the_wall_is_a_weaker_one_that_says_so_and_holds_the_rest(tmp_path: Path) -> None:
     """As in a container: a part of /proc is covered, so the kernel lets nobody mount another."""
     if os.getuid() != 0:
@@ -238,6 +268,19 @@ def test_where_proc_is_refused_the_wall_is_a_weaker_one_that_says_so_and_holds_t
     assert f"'/proc/{os.getpid()}/root/': Permission denied" in ended["log"]
     refused = person.run(look, *covered, sandbox="bwrap")
     assert refused["refused"].startswith("--sandbox bwrap: bubblewrap: bwrap: Can't mount proc")
+
+
+def test_where_user_namespaces_are_forbidden_auto_goes_without_and_bwrap_is_refused(tmp_path: Path) -> None:
+    person = furnished(tmp_path, (), sys.executable)
+    forbidden = ("bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/")
+    if subprocess.run([*forbidden, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this bubblewrap cannot forbid them")
+    ended = person.run("sh -c pwd", *forbidden, sandbox="auto")
+    assert ended["shortfall"].startswith("no OS wall around the agent: bubblewrap: bwrap: ")
+    assert ended["cause"] is None
+    refused = person.run("sh -c pwd", *forbidden, sandbox="bwrap")
+    assert refused["refused"].startswith("--sandbox bwrap: bubblewrap: bwrap: ")
+    assert refused["refused"].endswith("Install bubblewrap and allow it user namespaces; or take --sandbox none.")
 
 
 DAEMON = """
@@ -266,6 +309,18 @@ def test_a_night_behind_the_wall_is_an_ordinary_one_and_leaves_no_daemon(checkou
     assert leftovers(root) == []
     last = records(root)[-1]
     assert (last.description, last.prediction, last.notes) == ("faster", "+1 pp", ())
+
+
+def test_a_killed_night_leaves_no_process_of_an_agent_behind_its_wall(checkout: Path) -> None:
+    root = furnish(checkout)
+    hang = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+    night = start(root, agent=shlex.join([sys.executable, "-c", hang]), sandbox="bwrap", experiments=2)
+    log = root / "runs" / "agent" / "0002-1.log"
+    wait_for(lambda: night.poll() is not None or (log.exists() and log.read_text() == "here\n"))
+    assert any("bwrap" in process.name() for process in leftovers(root)), finish(night)
+    night.kill()
+    night.communicate()
+    wait_for(lambda: not leftovers(root))
 
 
 def test_a_wall_that_is_asked_for_and_cannot_be_had_is_refused_before_anything_is_done(checkout: Path) -> None:
