@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -269,6 +270,8 @@ def _record(text: bytes, number: int) -> Record:
         record = msgspec.convert(from_version_1(data), Record)
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
+    if record.status == STARTED and datetime.fromisoformat(record.started).tzinfo is None:
+        raise ValueError(f"it started at {record.started!r}, in no time zone")
     if record.status not in (STARTED, *Verdict):
         raise ValueError(f"its status is {record.status!r}")
     return record
