@@ -182,10 +182,9 @@ class Ledger:
 
     def record(self, number: int) -> Record:
         """One record. EngineError when there is none."""
-        numbers = self.numbers()
-        record = self.read(number) if number in numbers else None
+        record = None if self.run_dir(number).is_symlink() else self.read(number)
         if record is None:
-            last = max(numbers, default=0)
+            last = max(self.numbers(), default=0)
             raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record
 
