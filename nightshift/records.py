@@ -18,6 +18,8 @@ from nightshift.text import clean
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # of the decision rule: nothing that it could not divide by
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
@@ -62,10 +64,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the person or agent asked for: run.py's flags, and what a night knows beside them.
-
-    `prediction`: what the hypothesis in `description` is expected to do. `notes`: what the agent did besides.
-    """
+    """What the person or agent asked for: run.py's flags, and what a night knows beside them (see Record)."""
 
     description: str = ""
     engine: str | None = None
@@ -123,7 +122,7 @@ class Training:
 
     outcome: Outcome
     num_steps: int
-    training_seconds: float | None = None
+    training_seconds: Seconds | None = None
     reward_mean: float | None = None
     peak_memory_gb: float | None = None
     cause: str | None = None
@@ -198,8 +197,8 @@ class Result:
     training: Training
     evaluation: Evaluation | None = None
     curve: tuple[float | None, ...] = ()
-    startup_seconds: float | None = None
-    total_seconds: float = 0.0
+    startup_seconds: Seconds | None = None
+    total_seconds: Seconds = 0.0
     hardware: str = ""
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -231,15 +230,15 @@ class DecisionRules:
     for no more gain.
     """
 
-    prior_sd: float = 0.0100
-    ideas: tuple[tuple[float, float, float], ...] = (
+    prior_sd: Scale = 0.0100
+    ideas: Annotated[tuple[tuple[Scale, Annotated[float, Meta(ge=-1e6, le=1e6)], Scale], ...], Meta(min_length=1)] = (
         (0.27, 0.7, 0.6),
         (0.33, 0.0, 0.15),
         (0.36, -1.5, 1.5),
         (0.04, -6.0, 10.0),
     )
-    seed_sd: float = 0.0125
-    seed_df: float = 8.0
+    seed_sd: Scale = 0.0125
+    seed_df: Scale = 8.0
     take_back: float = 0.0010
     baseline_runs: int = 2
 
@@ -275,7 +274,7 @@ class Record:
     kept_commit: str | None = None
     failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
-    total_seconds: float | None = None
+    total_seconds: Seconds | None = None
     effective: dict[str, Any] = field(default_factory=dict)
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
     lesson: str | None = None  # one line, written after the verdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
     ledger.sweep()
     mend(ledger, note)
     records = ledger.records()
-    last = max((record.decided or 0 for record in records), default=0)
+    due = _due(records, ledger, repo)
     for record in records:
         if record.version == 1:
             if record.status == STARTED:
@@ -53,7 +53,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
-        elif is_unsettled(record) and (_is_cut_off(record, last) or _is_due(record, ledger, repo)):
+        elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
     for number in ledger.numbers()[-1:]:
@@ -65,20 +65,17 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
     ledger.sync_tsv()
 
 
-def _is_cut_off(record: Record, last: int) -> bool:
-    return record.settled is None and record.decided in (None, last)
-
-
-def _is_due(record: Record, ledger: Ledger, repo: Repo) -> bool:
-    """True if trying again makes the branch right: it is the incumbent, or the last verdict, of the one checked out.
-
-    Any other would undo what came after it.
-    """
-    if repo.head().branch != record.branch:
-        return False
-    campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
-    meant = campaign.incumbent if record.is_keep else (campaign.decided or (None,))[-1]
-    return meant is not None and meant.number == record.number
+def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
+    """The unsettled experiments whose settlement makes the branch right: one that a kill cut off, or that failed and is
+    the incumbent, or the last verdict, of the branch checked out. Any other would undo what came after it."""
+    unsettled = {record.number: record for record in records if is_unsettled(record)}
+    last, branch = max((r.decided or 0 for r in records), default=0), repo.head().branch if unsettled else ""
+    due = {n for n, r in unsettled.items() if r.settled is None and r.decided in (None, last)}
+    for rules_hash in {record.rules_hash for record in unsettled.values() if record.branch == branch}:
+        campaign = fold(ledger, records, branch, rules_hash)
+        keep, end = campaign.incumbent, (campaign.decided or (None,))[-1]
+        due |= {r.number for r in (keep, end) if r and r.number in unsettled and (r is keep or not r.is_keep)}
+    return due
 
 
 def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> None:

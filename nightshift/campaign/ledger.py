@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,10 +182,9 @@ class Ledger:
 
     def record(self, number: int) -> Record:
         """One record. EngineError when there is none."""
-        numbers = self.numbers()
-        record = self.read(number) if number in numbers else None
+        record = None if self.run_dir(number).is_symlink() else self.read(number)
         if record is None:
-            last = max(numbers, default=0)
+            last = max(self.numbers(), default=0)
             raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record
 
@@ -269,6 +269,8 @@ def _record(text: bytes, number: int) -> Record:
         record = msgspec.convert(from_version_1(data), Record)
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
+    if record.status == STARTED and datetime.fromisoformat(record.started).tzinfo is None:
+        raise ValueError(f"it started at {record.started!r}, in no time zone")
     if record.status not in (STARTED, *Verdict):
         raise ValueError(f"its status is {record.status!r}")
     return record

@@ -60,11 +60,10 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    if text.isascii() and text.isalnum():
-        return text
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    printable = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())
 
 
 def _of_known(combine: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return combine(known) if known else None
+    return None if not known else known[0] if len(known) == 1 else combine(known)  # nearly all have one run

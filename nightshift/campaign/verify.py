@@ -128,7 +128,9 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     _compare_files(ledger, entered, found)
     found.problems += contradictions(ledger, records)
     with os.scandir(ledger.runs_dir) as entries:
-        known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
+        known = {path.parent.name for path in ledger.runs_dir.glob(f"*/{RECORD_NAME}")} & {
+            f"{number:04d}" for number in ledger.numbers()
+        }
         strange = sorted(e.name for e in entries if e.name.strip().isdigit() and e.name not in known)
     found.problems += [
         f"runs/{name!a} looks like an experiment and has no record: nothing reads it" for name in strange

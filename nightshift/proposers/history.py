@@ -142,9 +142,10 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
             )
             trials.setdefault(key, []).append(trial)
     best = incumbent(campaign, configs_by_number)
+    items = {n: frozenset((path, _value_of(c, path)) for path in c.resolved) for n, c in configs_by_number.items()}
     found = []
     for key, of_key in sorted(trials.items(), key=lambda item: (-len(item[1]), item[0])):
-        covered = dict.fromkeys(_spans(key, records, configs_by_number))
+        covered = dict.fromkeys(_spans(key, records, configs_by_number, items))
         found.append(KeyHistory(key, _value_of(best, key) if best else ABSENT, tuple(of_key), tuple(covered)))
     return found
 
@@ -203,7 +204,9 @@ def _text(kind: str, value: Any) -> str:
     return spelled(value)
 
 
-def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config]) -> Iterator[Span]:
+def _spans(
+    key: str, records: Sequence[Record], configs_by_number: Mapping[int, Config], items: Mapping[int, _Rest]
+) -> Iterator[Span]:
     """From rejected to rejected value, for every set of other keys; apart where a kept one lies between."""
     tried: dict[_Rest, dict[float, bool]] = {}  # value -> was it ever kept
     for record in records:
@@ -211,7 +214,7 @@ def _spans(key: str, records: Sequence[Record], configs_by_number: Mapping[int, 
         value = config.resolved.get(key) if config else None
         if config is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        rest = frozenset((path, _value_of(config, path)) for path in config.resolved if path != key)
+        rest = items[record.number] - {(key, _value_of(config, key))}
         values = tried.setdefault(rest, {})
         values[value] = values.get(value, False) or record.is_keep
     for values in tried.values():

@@ -206,8 +206,8 @@ def _range(shown: Sequence[Experiment]) -> Point:
     scores = [e.score for e in shown if not e.is_crash and e.score is not None]
     core = core or scores
     spreads = [e.spread for e in shown if e.spread is not None]
-    span = max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
-    low, high = min(s for s in [*core, *scores] if s >= min(core) - span), max([*core, *scores])
+    floor = min(core) - max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
+    low, high = min(s for s in [*core, *scores] if s >= floor), max([*core, *scores])
     margin = 0.04 * max(high - low, 0.01)
     return low - margin, high + margin
 

@@ -343,6 +343,9 @@ CHANGES = {
     "a mean above 1": ('"eval_score":0.55', '"eval_score":55'),
     "a place without end": ('"decided":3', '"decided":9223372036854775807'),
     "another's number": ('"number":3', '"number":2'),
+    "no ideas": ('"ideas":[[', '"ideas":[],"x":[['),
+    "no spread": ('"prior_sd":0.08', '"prior_sd":0'),
+    "endless": ('"total_seconds":75.0', '"total_seconds":1e300'),
     "an unknown status": ('"status":"discard"', '"status":"best"'),
 }
 
@@ -372,3 +375,25 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == (words == ["verify"]), (words, done.output)
         assert ("0003/record.json is damaged" in done.output) == (words != ["show", "2"])
+
+
+def test_a_start_in_no_time_zone_is_damage(ledger: Ledger) -> None:
+    record = ledger.reserve(a_record(), {"train.toml": b""})
+    for when in ("2026-11-21T22:00:00", "yesterday", ""):
+        edit(ledger, record.number, started=when)
+        with pytest.raises(UsageError, match=r"0005/record\.json is damaged"):
+            again(ledger).records()
+
+
+@pytest.mark.parametrize("name", ["999999999", "9999999999", "9" * 40, "00000", "1\u00b2", "-001", " 0001"])
+def test_no_name_of_a_folder_makes_a_record_or_takes_the_last_number(ledger: Ledger, name: str) -> None:
+    shutil.copytree(ledger.run_dir(2), ledger.runs_dir / name)
+    if name == "999999999":
+        assert problems(ledger) != []
+        with pytest.raises(UsageError, match=r"leaves no number for another experiment\. Move it out of runs/"):
+            ledger.next_number()
+        return
+    assert ledger.numbers() == [1, 2, 3, 4]
+    assert ledger.next_number() == 5
+    assert [p for p in problems(ledger) if "looks like" not in p] == []
+    assert problems(ledger) != [] or name == "-001"
