@@ -85,7 +85,7 @@ def main(root: Path) -> None:
             put(root / file, content)
         for line in COMMANDS:
             is_held, words = line.startswith("held"), line.removeprefix("held ").split()
-            words = [*words, "--engine=trl"] if words[0] == "run.py" else ["nightshift", *words]
+            words = [*words, "--engine=trl", "--again"] if words[0] == "run.py" else ["nightshift", *words]
             words += ["--budget-seconds=1"] * ("--dry-run" in words)
             with tempfile.TemporaryFile() as output, ExitStack() as stack:
                 with suppress(NightshiftError):  # something stands in place of the lock
