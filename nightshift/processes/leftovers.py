@@ -28,13 +28,15 @@ GRACE_SECONDS = 5.0
 SAME_SECONDS = 2.0  # the clock on the wall, by which psutil tells when a process began, is set now and then
 _Rows = list[tuple[int, float]]  # process id, and when it began, as psutil tells
 
-_seen_path: Path | None = None  # set by the head
+_checkout = ""  # of the head, which sets both
+_seen_path: Path | None = None
 _rows: _Rows = []  # what stands there
 
 
 def mark() -> dict[str, str]:
-    """What a child of this process carries; nothing before `end_leftovers`, and in a worker what its head gave it."""
-    return {CHECKOUT_NAME: os.environ[CHECKOUT_NAME]} if CHECKOUT_NAME in os.environ else {}
+    """What a child in a group of this process carries: a worker passes on what its head gave it."""
+    checkout = _checkout or os.environ.get(CHECKOUT_NAME)
+    return {CHECKOUT_NAME: checkout} if checkout else {}
 
 
 def remember(processes: Iterable[psutil.Process]) -> None:
@@ -55,23 +57,22 @@ def remember(processes: Iterable[psutil.Process]) -> None:
 def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     """End what earlier heads of the checkout at `root` left running, and say so. Call as the head, which then knows
     its checkout; takes a few hundredths of a second where there is nothing."""
-    global _seen_path
-    checkout, _seen_path = os.fspath(root.resolve()), root / SEEN_NAME
-    os.environ[CHECKOUT_NAME] = checkout
-    marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == checkout}
-    found = (marked | _noted(_seen_path, checkout)) - {psutil.Process(), *psutil.Process().parents()}
+    global _checkout, _seen_path
+    _checkout, _seen_path = os.fspath(root.resolve()), root / SEEN_NAME
+    marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
+    found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
     if not found:
         return
     tree = ProcessTree(None, lambda process: False)
     tree.seen |= found
-    tree.markers |= {environment_of(process).get(MARKER_NAME, checkout) for process in marked}
+    tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in marked}
     names = ", ".join(sorted(map(describe, found)))
     left = tree.end(GRACE_SECONDS)
     ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
     note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
 
 
-def _noted(path: Path, checkout: str) -> set[psutil.Process]:
+def _noted(path: Path) -> set[psutil.Process]:
     found = set[psutil.Process]()
     try:
         rows = read_json(path, _Rows, "") or []
@@ -82,6 +83,6 @@ def _noted(path: Path, checkout: str) -> set[psutil.Process]:
             process = psutil.Process(pid)
             is_it = is_alive(process) and abs(process.create_time() - began) < SAME_SECONDS
             is_own = process.uids().real == os.getuid() and process.terminal() is None
-            if is_it and is_own and environment_of(process).get(CHECKOUT_NAME, checkout) == checkout:
+            if is_it and is_own and environment_of(process).get(CHECKOUT_NAME, _checkout) == _checkout:
                 found.add(process)
     return found

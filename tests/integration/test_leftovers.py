@@ -69,8 +69,9 @@ def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) 
 @pytest.fixture
 def sleeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., psutil.Process]]:
     """A process in a session of its own, without a terminal."""
-    monkeypatch.setenv(CHECKOUT_NAME, "")
+    monkeypatch.setattr(module, "_checkout", "")
     monkeypatch.setattr(module, "_seen_path", None)
+    monkeypatch.setattr(module, "_rows", [])
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     started = []
 
