@@ -27,6 +27,7 @@ MEASURING_CODE = (
     RULES_NAME,
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/decision.py",
+    "nightshift/campaign/index.py",
     "nightshift/engines/__init__.py",
     "nightshift/environments.py",
     "nightshift/evaluation.py",

@@ -38,15 +38,15 @@ class Surroundings:
         """Remember how it is now."""
         self._seen = self._take()
 
-    def changed(self) -> list[str]:
-        """Names of what is new, gone or changed since the last look.
+    def changed(self, *, was_agent_here: bool = False) -> list[str]:
+        """Names of what is new, gone or changed since the last look, but for what Python has compiled.
 
-        Compiled code that is new or changed is deleted: Python makes it again, of its source.
+        Where an agent was at work meanwhile, that is deleted: Python makes it again, of its source.
         """
         before, after = self._seen, self._take()
         edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
         changed = edited | (before.keys() ^ after.keys())
-        for path in filter(_is_cache, changed):
+        for path in filter(_is_cache, changed) if was_agent_here else ():
             Path(path).unlink(missing_ok=True)
         return sorted(path for path in changed if not _is_cache(path))
 

@@ -1,6 +1,6 @@
 """Processes that an earlier head of this checkout left running, because its watchdog was killed with it.
 
-Two traces lead to them. What a head starts carries the checkout's path in its environment, and so does what that
+Two traces lead to them. What a head starts carries a digest of the checkout's path, and so does what that
 starts. And what a head has seen below its agent stands in a file, with the moment at which each began, for those that
 clear their environment. Who was never seen (looked at: twice a second) and carries nothing is not found; neither is
 what another program (cron, at, tmux, docker) started for an agent.
@@ -11,6 +11,7 @@ sits at a terminal, works for another checkout, or is this process or one that i
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,7 +29,7 @@ GRACE_SECONDS = 5.0
 SAME_SECONDS = 2.0  # the clock on the wall, by which psutil tells when a process began, is set now and then
 _Rows = list[tuple[int, float]]  # process id, and when it began, as psutil tells
 
-_checkout = ""  # of the head, which sets both
+_checkout = ""  # a digest of its path, of the head, which sets both
 _seen_path: Path | None = None
 _rows: _Rows = []  # what stands there
 
@@ -58,7 +59,7 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     """End what earlier heads of the checkout at `root` left running, and say so. Call as the head, which then knows
     its checkout; takes a few hundredths of a second where there is nothing."""
     global _checkout, _seen_path
-    _checkout, _seen_path = os.fspath(root.resolve()), root / SEEN_NAME
+    _checkout, _seen_path = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16], root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
     found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
     if not found:

@@ -241,7 +241,7 @@ class AgentProposer:
         finally:
             clone.clear()
         notes += seal.restore(before, self.checkout)
-        if changed := self.surroundings.changed():
+        if changed := self.surroundings.changed(was_agent_here=True):
             raise UsageError(
                 f"{listed(changed)} changed while the agent worked: workers would import it",
                 "Look at the change and undo it (uv sync --reinstall); then start the night again.",

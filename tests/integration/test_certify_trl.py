@@ -16,14 +16,14 @@ from nightshift.sealed import counted_looks
 from tests.conftest import git, living_children
 from tests.stand_in_setup import furnish, make_setup
 
-# Few examples and a second of training.
+# Few examples and one step of training.
 RULES = replace(
     ARITHMETIC_TRL,
-    budget_seconds=1.0,
+    budget_seconds=60.0,
     environments=(replace(ARITHMETIC_TRL.environments[0], num_selection=32, num_train=64),),
     decision=replace(ARITHMETIC_TRL.decision, baseline_runs=1),
 )
-CONFIG = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
+CONFIG = "max_steps = 1\n[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[trainer.optim]\nlr = {}\n"
 
 
 def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ def test_compiled_code_of_anybody_is_deleted_where_python_looks_for_it(
     cached = Path(importlib.util.cache_from_source(str(library / "package" / "module.py")))
     assert cached.is_file()
     assert surroundings.changed() == []
+    assert cached.is_file()  # a run compiles, too
+    assert surroundings.changed(was_agent_here=True) == []
     assert not cached.exists()
 
 
