@@ -150,6 +150,8 @@ def _loose_names(checkout: Checkout, tracked: frozenset[str]) -> Iterator[str]:
 
 def _of_runs(runs_dir: Path) -> Iterator[tuple[str, str]]:
     """All that lies in runs/, by size, times and inode: a change time cannot be set back."""
+    if runs_dir.is_symlink():
+        yield "runs", f"a link to {runs_dir.readlink()}"
     if not runs_dir.is_dir():
         return
     for entry in (*os.scandir(runs_dir), *files_below(runs_dir)):

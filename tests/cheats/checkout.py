@@ -218,6 +218,8 @@ class Checkout:
         stops = ("while the agent was at work", "while the agent worked", "it was overwritten", "no readable commit")
         if ended.returncode == 2 and any(stop in last_line(ended) for stop in stops):
             return Finding("named", f"the night stopped: {last_line(ended)}")
+        if ended.returncode == 1 and "file STOP appeared while" in ended.stdout:
+            return Finding("named", f"the night stopped: {last_line(ended)}")
         finding = self.judge(ended)
         if finding.outcome == "harmless" and self.notes():
             return Finding("named", f"noted, and the score is the honest one: {self.notes()}")

@@ -100,6 +100,7 @@ STOPS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a record in other digits": ("runs/\u0660\u0660\u0660\u0662/record.json", write),
     "a number that is taken": ("runs/0002", Path.mkdir),
     "a link for a run": ("runs/0002", link),
+    "another place": ("runs", lambda path: path.rename(path.parent / "notes.md") and path.symlink_to("notes.md")),
     "a model": ("runs/0001/model/model.safetensors", write),
 }
 
