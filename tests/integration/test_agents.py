@@ -69,6 +69,7 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert "call 0 tries another rate" in briefs[1]
 
 
+@pytest.mark.timeout(1200)  # eighteen proposals, each with a limit of its own
 def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
     good = ["edit", "answer"]
     steps = [
