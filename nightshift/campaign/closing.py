@@ -50,10 +50,10 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.settled is None:
             close(record, ledger, repo)
             note(f"experiment {record.number:04d} was decided but not settled; done now")
+    for last in ledger.records()[-1:]:
+        keep_model(ledger, last)  # what a full disk would not let go of
     for number in ledger.numbers()[-1:]:
-        if last := ledger.read(number):
-            keep_model(ledger, last)  # what a full disk would not let go of
-        else:
+        if ledger.read(number) is None:
             _delete_weights(ledger.run_dir(number))
     ledger.sync_tsv()
 
