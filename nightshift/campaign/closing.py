@@ -56,10 +56,10 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
+    for last in ledger.records()[-1:]:
+        keep_model(ledger, last)  # what a full disk would not let go of
     for number in ledger.numbers()[-1:]:
-        if latest := ledger.read(number):
-            keep_model(ledger, latest)  # what a full disk would not let go of
-        else:
+        if ledger.read(number) is None:
             _delete_weights(ledger.run_dir(number))
     save(ledger)
     ledger.sync_tsv()

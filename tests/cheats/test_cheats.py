@@ -24,6 +24,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.timeout(1200)  # thirteen attempts, each with a limit of its own
 def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

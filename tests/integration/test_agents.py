@@ -81,6 +81,7 @@ def test_a_stop_that_comes_while_the_agent_works_is_told_from_a_persons(root: Pa
     assert [record.number for record in records(root)] == [1]
 
 
+@pytest.mark.timeout(1200)  # eighteen proposals, each with a limit of its own
 def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> None:
     good = ["edit", "answer"]
     steps = [

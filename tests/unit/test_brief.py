@@ -66,9 +66,9 @@ def test_a_huge_campaign_fits_and_its_config_stays_whole(tmp_path: Path) -> None
     records = tuple(
         replace(r, description=long, lesson=long, health="\n".join([long] * 5)) for r in context.campaign.decided
     )
-    began = time.monotonic()
+    began = time.process_time()
     brief = compose(replace(context, campaign=Campaign(records), incumbent=replace(context.incumbent, health=long)))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert MAX_CHARACTERS - 600 < len(brief) <= MAX_CHARACTERS
     assert "| trainer.optim.lr = 6e-7" in brief
     assert "| orchestrator.batch_size = 256" in brief

@@ -138,13 +138,14 @@ def test_what_is_decided_is_read_once_by_a_process_and_anew_by_the_next(ledger: 
     assert ledger.records()[0].description == "another one"
 
 
-def test_temporary_files_of_the_dead_are_swept_and_no_others(ledger: Ledger) -> None:
+def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_the_last_run(ledger: Ledger) -> None:
     closed(ledger)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     root = ledger.tsv_path.parent
     ledger.run_dir(1, 1).mkdir()
-    theirs = [root / f".results.tsv.{dead.pid}.tmp", ledger.run_dir(1, 1) / f".job.json.{os.getppid()}.tmp"]
+    theirs = [root / f".results.tsv.{dead.pid}.tmp"]
+    theirs += [ledger.run_dir(1, 1) / f".job.json.{pid}.tmp" for pid in (dead.pid, os.getppid())]
     theirs += [ledger.runs_dir / f".{name}.{dead.pid}.tmp" for name in ("report.html", "night.json")]
     kept = [root / f".results.tsv.{os.getpid()}.tmp", root / f".notes.{dead.pid}.tmp"]
     kept += [ledger.runs_dir / f".report.html.{os.getpid()}.tmp", ledger.runs_dir / ".a.12345678901234567890.tmp"]
