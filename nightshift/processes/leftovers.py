@@ -40,6 +40,11 @@ def mark() -> dict[str, str]:
     return {CHECKOUT_NAME: checkout} if checkout else {}
 
 
+def digest_of(root: Path) -> str:
+    """What stands for a checkout where agents can read it: its path is none of their business."""
+    return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+
+
 def remember(processes: Iterable[psutil.Process]) -> None:
     """Note what lives below the head now, for the head after it. Does nothing in other processes."""
     global _rows
@@ -59,7 +64,7 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
     """End what earlier heads of the checkout at `root` left running, and say so. Call as the head, which then knows
     its checkout; takes a few hundredths of a second where there is nothing."""
     global _checkout, _seen_path
-    _checkout, _seen_path = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16], root / SEEN_NAME
+    _checkout, _seen_path = digest_of(root), root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
     found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
     if not found:

@@ -172,13 +172,17 @@ def test_detach_passes_on_what_goes_wrong_before_the_experiment(root: Path) -> N
 
 
 def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> None:
-    (root / "environments").unlink()
-    shutil.copytree(ROOT / "environments", root / "environments", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / ".gitignore").write_text((root / ".gitignore").read_text().replace("environments\n", "__pycache__\n"))
+    for name in ("environments", "nightshift", "run.py"):  # links to the project's, whose code is tracked
+        (root / name).unlink()
+    for name in ("environments", "nightshift"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "run.py", root)
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nmodels\n__pycache__/\n")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "-m", "environments of its own")
     flags = ("--budget-seconds", "1")
-    assert finish(start(root, *flags))[0] == 0
+    code, _, stderr = finish(start(root, *flags))
+    assert code == 0, stderr
     for name in ("committed", "untracked"):
         package = root / "environments" / name / f"nightshift_{name}"
         package.mkdir(parents=True)

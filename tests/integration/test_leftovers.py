@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from nightshift.processes import leftovers as module
-from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, end_leftovers
+from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
 from nightshift.processes.watchdog import is_alive
 from tests.night_checkout import finish, furnish, leftovers, start, start_run
 from tests.waiting import wait_for
@@ -52,8 +52,8 @@ def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) 
     script = root.parent / "killer.py"
     script.write_text(KILLER)
     command = shlex.join([sys.executable, str(script), str(root.parent), str(root / SEEN_NAME)])
-    code, _, _ = finish(start(root, agent=command, experiments=2))
-    assert code == -9
+    code, _, stderr = finish(start(root, agent=command, experiments=2, sandbox="none"))
+    assert code == -9, stderr
     alive = [psutil.Process(pid) for pid in json.loads((root.parent / "pids").read_text())]
     assert all(map(is_alive, alive))
     code, _, stderr = finish(start_run(root, "--engine", "trl", "--budget-seconds", "30", "--again"))
@@ -95,9 +95,9 @@ def test_what_a_file_names_is_ended_only_if_it_can_be_what_the_head_saw(
     told: list[str] = []
     seen, marked, later, foreign = (
         sleeper(),
-        sleeper({CHECKOUT_NAME: str(tmp_path)}),
+        sleeper({CHECKOUT_NAME: digest_of(tmp_path)}),
         sleeper(),
-        sleeper({CHECKOUT_NAME: str(tmp_path / "other")}),
+        sleeper({CHECKOUT_NAME: digest_of(tmp_path / "other")}),
     )
     [at_terminal] = sleeper(code=AT_TERMINAL).children()
     assert at_terminal.terminal() is not None
