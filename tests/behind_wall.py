@@ -25,10 +25,9 @@ def main() -> None:
     except UsageError as error:
         print(json.dumps({"refused": str(error)}))
         return
-    listing = clone.open(b"lr = 1\n")
-    ending = agent.run("the brief", log, lambda: False, None)
+    ending = agent.run(b"lr = 1\n", "the brief", log)
     told = {"log": log.read_text(), "cause": ending.cause, "notes": ending.notes, "shortfall": agent.shortfall}
-    told |= {"changes": clone.changes(listing), "config": (clone.path / "train.toml").read_text()}
+    told |= {"config": (clone.path / "train.toml").read_text()}
     clone.clear()
     print(json.dumps(told))
 

@@ -140,7 +140,8 @@ class Night:
         context = self._context(campaign, incumbent, source)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
-        self._is_stop_new = isinstance(self._proposer, AgentProposer) and self._is_stop_found()
+        unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
+        self._is_stop_new = unwalled and self._is_stop_found()
         if self._interrupt.asked:
             return None
         if proposal.lesson and last.lesson is None:

@@ -153,6 +153,7 @@ class ProcessGroup:
         self.marker = marker
         self.grace_seconds = grace_seconds
         self.children: list[Child] = []
+        become_subreaper()
         harness = psutil.Process()
         self._tree = ProcessTree(harness, lambda process: _owner(process) is self, self._reap)
         self._tree.markers.add(marker)
@@ -212,6 +213,7 @@ class ProcessGroup:
         meanwhile is delivered afterwards.
         """
         with _signals_deferred():
+            _open_groups.add(self)  # if it has started nothing: what began meanwhile is its own all the same
             left = self._tree.end(self.grace_seconds)
             for child in self.children:
                 child.poll()
@@ -262,7 +264,6 @@ def _keep_watchdog() -> None:
     global _watchdog
     if _watchdog is None or not _watchdog.is_alive():  # the first, or somebody killed it
         _dismiss_watchdog()
-        become_subreaper()
         atexit.unregister(_stop_open_groups)
         atexit.register(_stop_open_groups, os.getpid())
         _watchdog = Watchdog(engine_environment(os.environ, {}))

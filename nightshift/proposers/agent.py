@@ -164,8 +164,33 @@ class Agent:
     shortfall: str = ""
     clock: Callable[[], float] = time.monotonic
 
-    def run(self, prompt: str, log_path: Path, is_stopping: Callable[[], bool], seconds_left: float | None) -> Ending:
-        """One process from start to end, in the clone that is open."""
+    def run(
+        self,
+        source: bytes,
+        prompt: str,
+        log_path: Path,
+        is_stopping: Callable[[], bool] = lambda: False,
+        seconds_left: float | None = None,
+    ) -> Ending:
+        """One process from start to end, in a fresh clone with `source` as its train.toml. The caller clears that."""
+        group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
+        try:  # what git might start, should somebody find a way, ends with the agent
+            listing = self.clone.open(source)
+        except BaseException:
+            group.stop()
+            raise
+        ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
+        notes = (*filter(None, [self.shortfall]), *self.clone.changes(listing), *ending.notes)
+        return ending._replace(notes=notes)
+
+    def _run(
+        self,
+        group: ProcessGroup,
+        prompt: str,
+        log_path: Path,
+        is_stopping: Callable[[], bool],
+        seconds_left: float | None,
+    ) -> Ending:
         prompt_path = self.clone.folder / "prompt.txt"
         write_atomically(prompt_path, prompt.encode())
         words = [word.replace(PROMPT_FILE, str(prompt_path)) for word in self.command]
@@ -174,7 +199,6 @@ class Agent:
         if self.wall is not None:
             credential = self.wall.furnish(self.clone.folder)
             words, environment = self.wall.enclose(words, self.clone, prompt_path)
-        group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
         with stdin or nullcontext(), log_path.open("ab") as log:
@@ -230,17 +254,15 @@ class AgentProposer:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
         before = seal.take(self.checkout)
         self.surroundings.look()
-        clone, folder = self.agent.clone, context.ledger.runs_dir / "agent"
+        folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         log_path = folder / f"{context.number:04d}-{len(context.refusals) + 1}.log"
         try:
-            listing = clone.open(context.source)
-            ending = self.agent.run(compose(context), log_path, is_stopping, context.seconds_left)
-            notes = (*filter(None, [self.agent.shortfall]), *clone.changes(listing), *ending.notes)
+            ending = self.agent.run(context.source, compose(context), log_path, is_stopping, context.seconds_left)
             proposal = self._take_over(context, ending.cause)
         finally:
-            clone.clear()
-        notes += seal.restore(before, self.checkout)
+            self.agent.clone.clear()
+        notes = (*ending.notes, *seal.restore(before, self.checkout))
         if changed := self.surroundings.changed(was_agent_here=True):
             raise UsageError(
                 f"{listed(changed)} changed while the agent worked: workers would import it",
@@ -275,8 +297,7 @@ def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
         with tempfile.TemporaryDirectory() as folder:
             repo = Repo(root)
             agent = open_agent(name, "auto", root, environ, _QUESTION_SECONDS, Clone(repo, Path(folder)))
-            agent.clone.open(read_source(root / CONFIG_NAME))
-            ending = agent.run(_QUESTION, Path(folder) / "log", lambda: False, None)
+            ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
         told = f"({agent.shortfall or 'behind the OS wall'})"
         problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
         return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")

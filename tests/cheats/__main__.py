@@ -1,7 +1,7 @@
 """Attempts of an adversarial agent to get a better number without a better policy.
 
 \b
-    uv run --group dev python -m tests.cheats                     all of them, a few minutes
+    uv run --group dev python -m tests.cheats                     all of them, on two cores about half an hour
     uv run --group dev python -m tests.cheats --only forged       those whose name holds the word
 
 Each attempt is made in a throw-away checkout (checkout.py) with the real run.py, the real `nightshift night`,
@@ -13,11 +13,14 @@ defended: those tricks are known to succeed, and SECURITY.md says so.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,10 @@ ATTEMPTS += by_agent.walled.attempts
 Row = dict[str, Any]
 
 
-def attempt_all(attempts: Sequence[Attempt], folder: Path) -> list[Row]:
-    """Make each attempt in a fresh copy of one checkout below `folder`."""
+def attempt_all(only: str | None, folder: Path, first: int = 0, step: int = 1) -> list[Row]:
+    """Make every `step`-th of the chosen attempts from `first`, each in a fresh copy of one checkout below `folder`."""
+    attempts = chosen(only)[first::step]
+    folder.mkdir()
     checkout = Checkout(folder)
     checkout.build()
     rows: list[Row] = []
@@ -60,6 +65,11 @@ def attempt_all(attempts: Sequence[Attempt], folder: Path) -> list[Row]:
     return rows
 
 
+def chosen(only: str | None) -> list[Attempt]:
+    """The attempts whose name holds that word."""
+    return [attempt for attempt in ATTEMPTS if only is None or only in attempt.name]
+
+
 def told(rows: Sequence[Row]) -> str:
     """All rows, then the counts."""
     columns = {"setting": "<11", "name": "<42", "expected": "<14", "measured": "<14"}
@@ -72,13 +82,20 @@ def told(rows: Sequence[Row]) -> str:
 
 @click.command(help=__doc__)
 @click.option("--only", help="Only attempts whose name holds this word.")
+@click.option("--side-by-side", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "cheats.json", help="The result as JSON.")
-def main(only: str | None, output: Path) -> None:
+def main(only: str | None, side_by_side: int, output: Path) -> None:
     """Attempt, print the table, write the result; exit code 1 when something is not as expected."""
     kind = machine()
-    chosen = [attempt for attempt in ATTEMPTS if only is None or only in attempt.name]
-    with tempfile.TemporaryDirectory(prefix="cheats-", ignore_cleanup_errors=True) as name:
-        rows = attempt_all(chosen, Path(name))
+    with (
+        tempfile.TemporaryDirectory(prefix="cheats-", ignore_cleanup_errors=True) as name,
+        ProcessPoolExecutor(side_by_side, multiprocessing.get_context("fork")) as pool,
+    ):
+        made = [pool.submit(attempt_all, only, Path(name, str(n)), n, side_by_side) for n in range(side_by_side)]
+        order = {(attempt.setting, attempt.name): place for place, attempt in enumerate(ATTEMPTS)}
+        rows = sorted(
+            (row for each in made for row in each.result()), key=lambda row: order[row["setting"], row["name"]]
+        )
     figures: Row = {
         "engine": "trl, with a stand-in for the process that trains",
         "num_attempts": len(rows),

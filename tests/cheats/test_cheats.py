@@ -35,7 +35,7 @@ def test_a_dozen_attempts_come_to_what_is_expected_and_one_that_succeeds_is_seen
     monkeypatch.setattr(cheats, "ATTEMPTS", [*chosen, wished, passed_over])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     output = tmp_path / "results" / "result.json"
-    done = CliRunner().invoke(cheats.main, ["--only", "e", "--output", str(output)])
+    done = CliRunner().invoke(cheats.main, ["--only", "e", "--side-by-side", "2", "--output", str(output)])
     assert done.exit_code == 1, done.output
     result = json.loads(output.read_text())
     rows = result["attempts"]

@@ -163,7 +163,7 @@ def burgled(person: Person, sandbox: str) -> tuple[list[str], dict[str, Any], di
 
 def test_an_agent_that_has_read_the_sources_finds_no_way_out(person: Person) -> None:
     _, found, ended = burgled(person, "bwrap")
-    assert (ended["shortfall"], ended["notes"], ended["changes"]) == ("", [], [])
+    assert (ended["shortfall"], ended["notes"]) == ("", [])
     assert (found["stdin"], found["git"], found["home"]) == ("the brief", " M train.toml\n", "/agent")
     nothing = ("hidden", "sockets", "writable", "new files", "system", "environments", "shared memory")
     assert {name: found[name] for name in nothing} == {name: [] for name in nothing}
@@ -242,9 +242,8 @@ def test_a_token_that_was_renewed_survives_a_night_that_is_stopped_now(tmp_path:
             raise Interrupted("stopped")
         return False
 
-    clone.open(b"lr = 1\n")
     with pytest.raises(Interrupted):
-        agent.run("", tmp_path / "log", is_stopping, None)
+        agent.run(b"lr = 1\n", "", tmp_path / "log", is_stopping)
     clone.clear()
     assert "renewed" in own.read_text()
 

@@ -8,14 +8,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
+from nightshift.errors import EngineError
+from nightshift.git.repo import Repo
+from nightshift.guard.clone import Clone
 from nightshift.processes import leftovers as module
 from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
 from nightshift.processes.watchdog import is_alive
+from nightshift.proposers.agent import Agent
 from tests.night_checkout import finish, furnish, leftovers, start, start_run
 from tests.waiting import wait_for
 
@@ -128,3 +133,32 @@ def test_a_file_that_is_none_ends_nobody_and_hangs_nothing(
     module.remember([process])
     assert told == []
     assert is_alive(process)
+
+
+DAEMON = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+
+
+def daemons() -> list[psutil.Process]:
+    """Those that live."""
+    return [process for process in psutil.process_iter(["cmdline"]) if DAEMON in (process.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp_path: Path, fails: bool) -> None:
+    """A stand-in for git that finds a program to start; its daemon forks twice and clears its environment."""
+    clone = Clone(Repo(checkout), tmp_path)
+    opened = clone.open
+
+    def opening(source: bytes) -> dict[str, str]:
+        subprocess.run([sys.executable, "-c", DAEMON], env={}, check=True)
+        assert wait_for(daemons)
+        if fails:
+            raise EngineError("git clone failed")
+        return opened(source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clone, "open", opening)
+        agent = Agent("true", ("true",), dict(os.environ), 60.0, clone)
+        with pytest.raises(EngineError, match="git clone") if fails else nullcontext():
+            agent.run(b"max_steps = 3\n", "", tmp_path / "log")
+    assert daemons() == []
