@@ -80,6 +80,19 @@ def forged_description(c: Checkout) -> Finding:
     return Finding(outcome, f"one row of {rows[0].count(chr(9)) + 1} cells, one trailer: {trailer}")
 
 
+@attempt("a description that is no text", "harmless", "it is kept, committed, and the next experiment is run")
+def no_text(c: Checkout) -> Finding:
+    """Gives -m bytes that are no UTF-8, for a config that is kept."""
+    c.submit(BETTER)
+    first = c.run("-m", os.fsdecode(b"\xff\xfe lr up"))
+    c.submit(BETTER.replace("6e-6", "5e-6"))
+    second = c.run()
+    kept, ended = c.records()[1], [first.returncode, second.returncode]
+    is_settled = kept.is_keep and kept.kept_commit is not None and "Traceback" not in first.stderr + second.stderr
+    outcome = "harmless" if is_settled and ended == [0, 0] else "succeeded"
+    return Finding(outcome, f"exit codes {ended}, described as {kept.description!a}")
+
+
 @attempt("forged results.tsv", "harmless", "the row is right after the next experiment")
 def forged_tsv(c: Checkout) -> Finding:
     """Writes 0.99 into the score of a row."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests import checkouts
 from tests.cheats.attempt import NEVER_RUN, Collection
-from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding
+from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding, last_line
 
 attempt = Collection("checkout")
 # Python in the head's own process: the worker measures, and something else is taken in.
@@ -75,6 +75,30 @@ for _name, _action, _act in (
      lambda c: _package(c.root, c)),
 ):  # fmt: skip
     attempt(_name, "refused", action=_action)(_act)
+
+
+@attempt("modules that libraries try to import", "refused")
+def lazily_imported(c: Checkout) -> None:
+    """Adds untracked brotli.py, lz4/, zstandard/ and peft/ at the top of the checkout."""
+    (c.root / "brotli.py").write_text(_payload(c))
+    for name in ("lz4", "zstandard", "peft"):
+        (c.root / name).mkdir()
+        (c.root / name / "__init__.py").write_text(_payload(c))
+
+
+@attempt("folders of the harness behind links", "refused")
+def linked_folders(c: Checkout) -> None:
+    """Moves nightshift/ and environments/ out and leaves links, to the same bytes until they change."""
+    for name in ("nightshift", "environments"):
+        shutil.move(c.root / name, c.outside / name)
+        (c.root / name).symlink_to(c.outside / name)
+
+
+@attempt("LD_LIBRARY_PATH", "refused")
+def library_path(c: Checkout) -> Finding:
+    """Has the loader look in a folder of its own first, which the campaign's baseline did not."""
+    (c.outside / "libbz2.so.1.0").write_bytes(b"\x7fELF")
+    return c.hand_in(LD_LIBRARY_PATH=str(c.outside))
 
 
 @attempt("package over a module", "refused")
@@ -150,6 +174,18 @@ def python_path_harness(c: Checkout) -> Finding:
     return c.hand_in(PYTHONPATH=str(c.outside))
 
 
+@attempt("PYTHONPATH: other commands", "harmless", "the code never runs, and they end as without it")
+def python_path_commands(c: Checkout) -> Finding:
+    """Brings a uuid, json and click of its own to `nightshift status`, `history`, `report`, `verify`."""
+    for name in ("uuid.py", "json.py", "click.py"):
+        (c.outside / name).write_text(_payload(c))
+    for command in ("status", "history", "report", "verify"):
+        ended = c.call([f"{c.root}/.venv/bin/nightshift", command], {"PYTHONPATH": str(c.outside)})
+        if ended.returncode != 0:
+            return Finding("unclear", f"{command}: exit {ended.returncode}: {last_line(ended)}")
+    return Finding("harmless", "they end as without it")
+
+
 @attempt("PYTHON* variables", "harmless")
 def python_variables(c: Checkout) -> Finding:
     """Sets PYTHONPYCACHEPREFIX to a folder with forged bytecode, PYTHONSTARTUP and others."""
@@ -183,7 +219,7 @@ def own_program(c: Checkout) -> Finding:
 
 @attempt("PYTHONPATH: sitecustomize", "not defended")
 def python_path_sitecustomize(c: Checkout) -> Finding:
-    """Has code run before run.py, in its process, that leaves no PYTHONPATH behind."""
+    """Has code run before run.py, in its process, that leaves no PYTHONPATH behind (for the others a nightshift.py)."""
     (c.outside / "sitecustomize.py").write_text(
         f"import os\nos.execv = lambda *_: None\nimport sys; sys.path.insert(0, {str(c.root)!r})\n{_BETTER_RESULTS}"
     )
