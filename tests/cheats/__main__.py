@@ -33,6 +33,7 @@ from tests.cheats.checkout import Checkout
 
 ATTEMPTS = [a for module in (by_config, by_files, by_python, by_ledger, by_agent) for a in module.attempt.attempts]
 ATTEMPTS += by_agent.walled.attempts
+OUTCOMES = {"refused": "refused", "named": "named", "harmless": "without effect", "not defended": "succeed"}
 Row = dict[str, Any]
 
 
@@ -50,6 +51,7 @@ def attempt_all(only: str | None, folder: Path, first: int = 0, step: int = 1) -
         rows.append({
             "name": attempt.name,
             "setting": attempt.setting,
+            "kind": attempt.kind,
             "action": attempt.action,
             "expected": attempt.expected,
             "check": attempt.check,
@@ -73,8 +75,14 @@ def chosen(only: str | None) -> list[Attempt]:
 def told(rows: Sequence[Row]) -> str:
     """All rows, then the counts."""
     columns = {"setting": "<11", "name": "<42", "expected": "<14", "measured": "<14"}
-    counts = Counter((row["setting"], row["measured"]) for row in rows)
-    totals = [f"{setting:<11}{outcome:<14}{number}" for (setting, outcome), number in sorted(counts.items())]
+    kinds = dict.fromkeys((row["setting"], row["kind"]) for row in rows)
+    counts = [Counter(row["measured"] for row in rows if (row["setting"], row["kind"]) == kind) for kind in kinds]
+    named = [f"| {setting} | {kind} | " for setting, kind in kinds]
+    totals = ["| setting | what is tried | attempts | " + " | ".join(OUTCOMES.values()) + " |", "|---" * 7 + "|"]
+    totals += [
+        head + " | ".join(str(number) for number in (count.total(), *(count[word] for word in OUTCOMES))) + " |"
+        for head, count in zip(named, counts, strict=True)
+    ]
     unexpected = [f"not as expected: {row['name']}: {row['evidence']}" for row in rows if not row["holds"]]
     last = f"{len(rows)} attempts, {len(unexpected)} not as expected"
     return "\n".join([table(rows, columns), "", *totals, *unexpected, last])

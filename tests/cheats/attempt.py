@@ -27,11 +27,12 @@ class Attempt:
     `setting`: what the agent may do. `train.toml`: hand that file in; `checkout`: write anything in the checkout,
     choose the environment variables, and call run.py itself; `night`: run as `nightshift night --agent`, in a
     clone, with the rights of the person; `wall`: the same behind bubblewrap. `expected`: refused, harmless, named, or
-    not defended (then the trick is known to succeed). `check`: how the outcome is told.
+    not defended (then the trick is known to succeed). `check`: how the outcome is told. `kind`: what it goes at.
     """
 
     name: str
     setting: str
+    kind: str
     action: str
     expected: str
     check: str
@@ -52,17 +53,21 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """The attempts of one setting; as a decorator it takes one more."""
+    """The attempts of one setting and kind; as a decorator it takes one more."""
 
     setting: str
+    kind: str
     attempts: list[Attempt] = field(default_factory=list)
 
-    def __call__(self, name: str, expected: str, check: str = "", action: str = "") -> Callable[[Act], Act]:
+    def __call__(
+        self, name: str, expected: str, check: str = "", action: str = "", kind: str = ""
+    ) -> Callable[[Act], Act]:
         """`check` is for what is looked at beside the usual; `action` is told by the docstring if not here."""
 
         def take(act: Act) -> Act:
             told = f"{action[0].upper()}{action[1:]}." if action else inspect.cleandoc(str(act.__doc__))
-            self.attempts.append(Attempt(name, self.setting, told, expected, check or _USUAL_CHECK[expected], act))
+            checked = check or _USUAL_CHECK[expected]
+            self.attempts.append(Attempt(name, self.setting, kind or self.kind, told, expected, checked, act))
             return act
 
         return take

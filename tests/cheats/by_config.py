@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cheats.attempt import RISES_LITTLE, Act, Collection
 from tests.cheats.checkout import BASELINE, BUDGET_SECONDS, CANDIDATE, Checkout, Finding
 
-attempt = Collection("train.toml")
+attempt = Collection("train.toml", "the file")
 _SOURCE = "orchestrator.train.source"
 # Each text is put before BASELINE's keys, which stand dotted here: a text may open tables of its own.
 _DOTTED = "max_steps = 3\norchestrator.batch_size = 256\norchestrator.group_size = 4\ntrainer.optim.lr = 6e-7\n"

@@ -9,7 +9,7 @@ import zlib
 from tests.cheats.attempt import Act, Collection
 from tests.cheats.checkout import BETTER, BRANCH, CANDIDATE, EVIL_SCORER, HARNESS, SCORER, TRAINER, Checkout, Finding
 
-attempt = Collection("checkout")
+attempt = Collection("checkout", "frozen files, git")
 EDIT = "\n# innocent\n"  # would do no harm, and is none of the agent's business
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cheats.attempt import RISES_LITTLE, Act, Collection
 from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 
-attempt = Collection("checkout")
+attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that takes the worker's key out of its stdin, puts it back, and signs with it.
 HIJACKER = """
 import hashlib, hmac, json, os
@@ -42,7 +42,7 @@ attempt("another budget", "refused", action="asks for --budget-seconds in mid-ca
 
 
 # On one core there is nothing else to bind it to.
-_if_two_cores = attempt if len(os.sched_getaffinity(0)) > 1 else Collection("checkout")
+_if_two_cores = attempt if len(os.sched_getaffinity(0)) > 1 else Collection("checkout", attempt.kind)
 
 
 @_if_two_cores("other hardware", "refused")

@@ -13,7 +13,7 @@ from tests import checkouts
 from tests.cheats.attempt import NEVER_RUN, Collection
 from tests.cheats.checkout import BUDGET_SECONDS, CANDIDATE, EVIL_SCORER, SCORER, Checkout, Finding, last_line
 
-attempt = Collection("checkout")
+attempt = Collection("checkout", "what Python imports")
 # Python in the head's own process: the worker measures, and something else is taken in.
 _BETTER_RESULTS = """
 from dataclasses import replace
