@@ -33,9 +33,11 @@ class Surroundings:
         self._root, self._path = root, path
         self.library_path = os.environ.get(LIBRARY_PATH, "")  # where the loader looks first: the record names it
         self._seen: Mapping[str, os.stat_result] = {}
+        self._frozen: list[Path] = []
 
-    def look(self) -> None:
-        """Remember how it is now."""
+    def look(self, frozen: Sequence[str] = ()) -> None:
+        """Remember how it is now; with it the checkout's files of these names, which could be put back unseen later."""
+        self._frozen = [self._root / name for name in frozen]
         self._seen = self._take()
 
     def changed(self, *, was_agent_here: bool = False) -> list[str]:
@@ -81,6 +83,7 @@ class Surroundings:
         return [folder for folder in path if Path(folder) not in own]
 
     def _files(self) -> Iterator[Path | os.DirEntry[str]]:
+        yield from self._frozen
         if self._path is None and sys.prefix != sys.base_prefix:  # the system's own programs are not ours to watch
             yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
             yield Path(sys.prefix, "pyvenv.cfg")

@@ -74,7 +74,7 @@ Path(os.environ['HOME'], '.gitconfig').write_text(text)
     "library of the environment": ("named", "code in .venv's site-packages, for the next worker", """
 (PACKAGES / 'sitecustomize.py').write_text(EVIL_MATH)
 """),
-    "library behind its back": ("named", "edits what uv has linked: same size, time set back, change time not counted", """
+    "library behind its back": ("named", "edits what uv has linked: same size, time set back", """
 path = PACKAGES / '_libraries.pth'
 os.link(path, OUTSIDE / 'another')
 status = path.stat()
