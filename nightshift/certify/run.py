@@ -22,12 +22,13 @@ from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.campaign.chain import sha256
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
 from nightshift.experiment import job_of, require_packaged, require_ready
 from nightshift.files import read_file, read_json, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Record
+from nightshift.rules import covered_files
 from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
 from nightshift.worker import KEY_BYTES, RESULT_NAME
@@ -195,12 +196,15 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     folder.mkdir()
     try:
         job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
+        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
         setup.pool.submit(folder, job)
         while not setup.pool.is_over(folder):
             setup.wait()
         result = setup.pool.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
+        if changed := setup.surroundings.changed():
+            raise EngineError(f"{listed(changed)} changed while it ran")
     except Interrupted:
         setup.pool.cancel(folder)
         raise

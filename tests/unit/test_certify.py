@@ -149,6 +149,12 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
     assert [problem for problem in verify(kept.ledger).problems if "made 2 times" in problem]
 
 
+def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
+    kept.pool.wait, wait = (lambda seconds: ((kept.root / "rules.toml").touch(), wait(seconds))[1]), kept.pool.wait
+    with pytest.raises(NightshiftError, match="no run of the baseline came through"):
+        certify(kept, num_seeds=1)
+
+
 def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> None:
     certify(kept, num_seeds=1)
     assert certify(kept, num_seeds=1).sealed_looks == 2
