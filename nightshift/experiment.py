@@ -27,6 +27,7 @@ from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Failure, Job, Record, Request
+from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
@@ -181,8 +182,8 @@ def submit(record: Record, setup: Setup) -> None:
     """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
+    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))  # before the worker imports any of it
     setup.pool.submit(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
-    setup.surroundings.look()  # while the worker starts
 
 
 def next_seed(record: Record, setup: Setup) -> int:

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -142,6 +143,14 @@ def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_
             continue
         if is_only_mine or not psutil.pid_exists(int(match[2])):
             path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
+    """Remove what stands at `path`, of any depth: shutil.rmtree recurses. What refuses to go is left.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
 
 
 def free_disk_gb(path: Path) -> float:

@@ -131,18 +131,22 @@ def is_covered(name: str, paths: Sequence[str]) -> bool:
     return any(name.startswith(path) if path.endswith("/") else name == path for path in paths)
 
 
-def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
-    """Hex digits over `constants` and every regular file that `paths` cover: its name, its size, its bytes."""
+def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
+    """Names of the regular files below `root` that `paths` cover, in order."""
     names, top = set(paths), str(root.absolute())
     for path in paths:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
             names.update(f"{folder}/{name}".removeprefix(f"{top}/") for name in files)
+    return [name for name in sorted(names) if is_covered(name, paths) and (root / name).is_file()]
+
+
+def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
+    """Hex digits over `constants` and every regular file that `paths` cover: its name, its size, its bytes."""
     digest = hashlib.sha256(constants.encode())
-    for name in sorted(names):
-        if is_covered(name, paths) and (root / name).is_file():
-            data = (root / name).read_bytes()
-            digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    for name in covered_files(root, paths):
+        data = (root / name).read_bytes()
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()
 
 

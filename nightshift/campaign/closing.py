@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +11,7 @@ from nightshift.campaign.index import fold, save
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.verify import mend
 from nightshift.campaign.version_1 import FINISH
-from nightshift.files import disk_error
+from nightshift.files import disk_error, remove_tree
 from nightshift.git.repo import Repo
 from nightshift.git.settlement import is_unsettled, settle
 from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
@@ -91,6 +90,8 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
     try:
         if record.is_keep and evaluated:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
+                (evaluated[0] / WEIGHTS_NAME).lstat()
+                remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
                 (evaluated[0] / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         _delete_weights(folder)
         _delete_oldest(ledger, record, max_gb)
@@ -100,19 +101,16 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 
 def _delete_weights(folder: Path) -> None:
     for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
-        if path.is_symlink() or path.is_file():  # whatever lies in its place: rmtree refuses links
-            path.unlink()
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)  # whatever lies in its place
 
 
 def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
     models = sorted(path for path in ledger.runs_dir.glob(f"*/{MODEL_NAME}") if path.is_dir())
-    sizes = {model: sum(file.stat().st_size for file in model.iterdir()) for model in models}
+    sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
     if sum(sizes.values()) <= max_gb * 1e9:
         return
     incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent or record
     for model in models[1:-1]:
         if sum(sizes.values()) > max_gb * 1e9 and model.parent != ledger.run_dir(incumbent.number):
-            shutil.rmtree(model, ignore_errors=True)
+            remove_tree(model)
             del sizes[model]

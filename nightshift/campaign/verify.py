@@ -6,6 +6,7 @@ if their beginning is entered; a record that was never begun is never entered.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections import defaultdict
@@ -21,7 +22,7 @@ from nightshift.git.repo import CONFIG_NAME
 from nightshift.records import Record
 
 LOOKS_NAME = "sealed-looks.jsonl"
-_CERTIFIED = (LOOKS_NAME, "certificate.json", "certify/*/certificate.json")
+_CERTIFIED = (LOOKS_NAME, "certificate.json", "certify/*/certificate.json", "certify/*/*/run.json")
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
@@ -206,6 +207,8 @@ def _compare_files(ledger: Ledger, entered: Mapping[str, list[tuple[int, str]]],
             found.problems.append(f"runs/{name} is not in the chain: invented, or copied into runs/")
         elif name not in there:
             found.problems.append(f"runs/{name} was deleted")
+        elif len(was) > 1 and name.endswith("/run.json"):
+            found.problems.append(f"runs/{name} was made {len(was)} times: an earlier one was deleted")
         elif _hash(ledger, name) != was[-1][1] and not (name == LOOKS_NAME and _began_as(was[-1][1], ledger)):
             found.problems.append(f"runs/{name} was changed since line {was[-1][0]} of the chain")
 
@@ -215,4 +218,9 @@ def _began_as(digest: str, ledger: Ledger) -> bool:
         data = read_file(ledger.runs_dir / LOOKS_NAME)
     except OSError:
         return False
-    return digest in {sha256(data[: match.end()]) for match in re.finditer(rb"\n", data)}
+    so_far = hashlib.sha256()
+    for line in data.splitlines(keepends=True):
+        so_far.update(line)
+        if so_far.hexdigest() == digest:
+            return True
+    return False

@@ -19,14 +19,16 @@ import numpy as np
 
 from nightshift import sealed
 from nightshift.campaign.campaign import baseline_of, require_same_setup
+from nightshift.campaign.chain import sha256
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
 from nightshift.experiment import job_of, require_packaged, require_ready
-from nightshift.files import read_json, write_json
+from nightshift.files import read_file, read_json, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Record
+from nightshift.rules import covered_files
 from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
 from nightshift.worker import KEY_BYTES, RESULT_NAME
@@ -145,7 +147,7 @@ def _is_unfinished(folder: Path) -> bool:
 def describe(plan: Plan, setup: Setup) -> list[str]:
     """The plan for people: what is compared, how long it takes, earlier looks."""
     look, counted = plan.look, counted_looks(setup.ledger.runs_dir)
-    done = f", {len(_done(plan))} runs are done" if plan.is_resumed else ""
+    done = f", {len(_done(plan, setup))} runs are done" if plan.is_resumed else ""
     num_examples = sum(environment.num_selection for environment in setup.rules.environments)  # as many as decide
     return [
         f"certify:  experiment {look.incumbent:04d} (incumbent) against {look.baseline:04d} (baseline), "
@@ -160,9 +162,11 @@ def describe(plan: Plan, setup: Setup) -> list[str]:
     ]
 
 
-def _done(plan: Plan) -> dict[str, SealedRun]:
-    """Finished runs of the look, by the name of their folder."""
-    paths = sorted(plan.folder.glob(f"*/{_RUN_NAME}"))
+def _done(plan: Plan, setup: Setup) -> dict[str, SealedRun]:
+    """Finished runs of the look, by the name of their folder: those that a certify entered into the chain."""
+    ledger = setup.ledger
+    found = [(path, path.relative_to(ledger.runs_dir).as_posix()) for path in plan.folder.glob(f"*/{_RUN_NAME}")]
+    paths = [path for path, name in sorted(found) if ledger.chain.holds(name, sha256(read_file(path)))]
     runs = {path.parent.name: read_json(path, SealedRun, f"Make it again: rm -r {path.parent}") for path in paths}
     return {name: run for name, run in runs.items() if run}
 
@@ -174,7 +178,7 @@ def _make_runs(plan: Plan, setup: Setup) -> list[SealedRun]:
         for index in range(plan.look.num_seeds)
         for offset, side in enumerate(SIDES if index % 2 == 0 else reversed(SIDES))
     ]
-    done = _done(plan)
+    done = _done(plan, setup)
     for side, offset in 2 * order:
         seed = setup.rules.seed(FIRST_SEED_INDEX + 2 * MAX_SEEDS * (plan.look.number - 1) + offset)
         folder = plan.folder / f"{side}-{seed}"
@@ -192,12 +196,15 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     folder.mkdir()
     try:
         job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
+        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
         setup.pool.submit(folder, job)
         while not setup.pool.is_over(folder):
             setup.wait()
         result = setup.pool.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
+        if changed := setup.surroundings.changed():
+            raise EngineError(f"{listed(changed)} changed while it ran")
     except Interrupted:
         setup.pool.cancel(folder)
         raise
@@ -210,7 +217,9 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
         run = SealedRun(side, seed, result.evaluation.scores, result.evaluation.examples_sha256)
     else:
         run = SealedRun(side, seed, cause=result.training.cause or "no cause known")
-    write_json(folder / _RUN_NAME, run)
+    with setup.ledger.lock():
+        write_json(folder / _RUN_NAME, run)
+        setup.ledger.enter(folder / _RUN_NAME)
     came_to = f"crashed: {run.cause}" if run.cause else f"{fmean(run.scores):.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {came_to}")
     return run

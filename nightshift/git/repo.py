@@ -273,8 +273,9 @@ class Repo:
             return subprocess.CompletedProcess(command, process.returncode, *output)
         except subprocess.TimeoutExpired:
             raise EngineError(f"git {arguments[0]} did not answer in {_TIMEOUT_SECONDS:g} s") from None
-        except OSError as error:
-            raise EngineError(f"git {arguments[0]} cannot be started: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # a NUL in an argument, which a record brought
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
 
 
 def _program() -> str | None:

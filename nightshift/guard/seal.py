@@ -181,13 +181,16 @@ def _kept(path: Path) -> tuple[int, bytes] | None:
         return None
 
 
-def digest(path: Path) -> str:
-    """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link."""
+def digest(path: Path, max_bytes: int = _MAX_HASHED_BYTES) -> str:
+    """Kind and content of whatever stands at `path`, as text; never waits for a pipe, never follows a link.
+
+    Of a file of more than `max_bytes` its size and time only.
+    """
     if path.is_symlink():
         return f"link to {path.readlink()}"
     try:
         status = path.lstat()
-        return f"{status.st_mode & 0o777:o} {hashlib.sha256(read_file(path, _MAX_HASHED_BYTES)).hexdigest()}"
+        return f"{status.st_mode & 0o777:o} {hashlib.sha256(read_file(path, max_bytes)).hexdigest()}"
     except OSError as error:
         is_big = error.errno == errno.EFBIG
         return f"{status.st_size} bytes of {status.st_mtime_ns}" if is_big else "absent, or no readable file"

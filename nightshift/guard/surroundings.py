@@ -3,7 +3,7 @@
 Every worker is a fresh process that imports it. Whoever can write there (the person, so the agent too) can
 have the next worker do anything, and neither git nor the rules hash would know. Looking at the size, times and
 inode number of 30,000 files takes 0.2 s. A change time cannot be set back, but it also moves when uv links the
-file into another environment: of a file with several links it does not count.
+file into another environment: a file of which nothing else has changed must be as its package's RECORD says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from nightshift.entry import LIBRARY_PATH
 from nightshift.guard.freeze import files_below
 
-_SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "pyvenv.cfg")
+_SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "RECORD", "pyvenv.cfg")
 _PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
 
 
@@ -33,9 +33,11 @@ class Surroundings:
         self._root, self._path = root, path
         self.library_path = os.environ.get(LIBRARY_PATH, "")  # where the loader looks first: the record names it
         self._seen: Mapping[str, os.stat_result] = {}
+        self._frozen: list[Path] = []
 
-    def look(self) -> None:
-        """Remember how it is now."""
+    def look(self, frozen: Sequence[str] = ()) -> None:
+        """Remember how it is now; with it the checkout's files of these names, which could be put back unseen later."""
+        self._frozen = [self._root / name for name in frozen]
         self._seen = self._take()
 
     def changed(self, *, was_agent_here: bool = False) -> list[str]:
@@ -44,7 +46,11 @@ class Surroundings:
         Where an agent was at work meanwhile, that is deleted: Python makes it again, of its source.
         """
         before, after = self._seen, self._take()
-        edited = {path for path, state in after.items() if path in before and not _is_same(before[path], state)}
+        there = before.keys() & after.keys()
+        edited = {path for path in there if _contents(before[path]) != _contents(after[path])}
+        if touched := {path for path in there - edited if before[path].st_ctime_ns != after[path].st_ctime_ns}:
+            packaged = {path: file for file in self._packaged() if (path := _path_of(file)) in touched}
+            edited |= touched - packaged.keys() | {_path_of(file) for file in _unlike([*packaged.values()])}
         changed = edited | (before.keys() ^ after.keys())
         for path in filter(_is_cache, changed) if was_agent_here else ():
             Path(path).unlink(missing_ok=True)
@@ -55,12 +61,12 @@ class Surroundings:
 
         A minute for the six gigabytes of torch and its libraries on two busy cores.
         """
-        found = (dist for dist in metadata.distributions(path=self._folders()) if _is_below(dist, sys.prefix))
-        files = [file for dist in found for file in dist.files or () if file.hash is not None]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
-            return sorted(
-                str(file) for file, is_it in zip(files, pool.map(_is_as_packed, files), strict=True) if not is_it
-            )
+        return sorted(map(str, _unlike([file for file in self._packaged() if _path_of(file).startswith(sys.prefix)])))
+
+    def _packaged(self) -> Iterator[metadata.PackagePath]:
+        """The files of all packages that have a hash there."""
+        found = metadata.distributions(path=self._folders())
+        return (file for dist in found for file in dist.files or () if file.hash is not None)
 
     def _take(self) -> Mapping[str, os.stat_result]:
         state = {}
@@ -74,24 +80,26 @@ class Surroundings:
         checkouts = [top for top in (self._root, Path(__file__).resolve().parents[2]) if (top / "run.py").is_file()]
         own = {path for top in checkouts for path in (top, *(top / "environments").glob("*"))}
         path = sys.path if self._path is None else self._path
-        return [folder for folder in path if Path(folder) not in own and Path(folder).is_dir()]
+        return [folder for folder in path if Path(folder) not in own]
 
     def _files(self) -> Iterator[Path | os.DirEntry[str]]:
+        yield from self._frozen
         if self._path is None and sys.prefix != sys.base_prefix:  # the system's own programs are not ours to watch
             yield from (entry for entry in os.scandir(sysconfig.get_path("scripts")) if entry.is_file())
             yield Path(sys.prefix, "pyvenv.cfg")
         # Where compiled code has a place of its own, none beside a source is read.
         unread = (*_PACKAGES, "__pycache__") if sys.pycache_prefix else _PACKAGES
         for folder in (*self._folders(), *([sys.pycache_prefix] if sys.pycache_prefix else ())):
+            if not Path(folder).is_dir():
+                yield Path(folder)  # python311.zip comes before the standard library, once it is there
             for entry in files_below(Path(folder), unread):
                 if entry.name.endswith(_SUFFIXES) or ".so" in entry.name or entry.is_symlink():
                     yield entry
 
 
-def _is_same(one: os.stat_result, two: os.stat_result) -> bool:
-    """True if the file was not written to, as far as this tells."""
-    was, now = ((state.st_size, state.st_mtime_ns, state.st_ino) for state in (one, two))
-    return was == now and (one.st_ctime_ns == two.st_ctime_ns or max(one.st_nlink, two.st_nlink) > 1)
+def _contents(state: os.stat_result) -> tuple[int, int, int]:
+    """What is another one after a write, unless the writer takes care."""
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 def _is_cache(path: str) -> bool:
@@ -100,8 +108,14 @@ def _is_cache(path: str) -> bool:
     return path.endswith(".pyc") and (is_below or Path(path).parent.name == "__pycache__")
 
 
-def _is_below(dist: metadata.Distribution, folder: str) -> bool:
-    return Path(str(dist.locate_file(""))).is_relative_to(folder)
+def _path_of(file: metadata.PackagePath) -> str:
+    return os.path.normpath(str(file.locate()))  # that of a program begins with ../../..
+
+
+def _unlike(files: Sequence[metadata.PackagePath]) -> list[metadata.PackagePath]:
+    """Those that are not as they were packed."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+        return [file for file, is_it in zip(files, pool.map(_is_as_packed, files), strict=True) if not is_it]
 
 
 def _is_as_packed(file: metadata.PackagePath) -> bool:

@@ -27,6 +27,7 @@ CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
 SEEN_NAME = "runs/agent/processes.json"
 GRACE_SECONDS = 5.0
 SAME_SECONDS = 2.0  # the clock on the wall, by which psutil tells when a process began, is set now and then
+_MAX_BYTES = 100_000  # of that file: thousands of processes, each of which takes time to look at
 _Rows = list[tuple[int, float]]  # process id, and when it began, as psutil tells
 
 _checkout = ""  # a digest of its path, of the head, which sets both
@@ -81,7 +82,7 @@ def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
 def _noted(path: Path) -> set[psutil.Process]:
     found = set[psutil.Process]()
     try:
-        rows = read_json(path, _Rows, "") or []
+        rows = read_json(path, _Rows, "", _MAX_BYTES) or []
     except UsageError:
         return found
     for pid, began in rows:

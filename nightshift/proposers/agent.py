@@ -87,7 +87,7 @@ MAX_LOG_BYTES = 1_000_000
 _POLL_SECONDS = 0.5
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready.\n"
 _QUESTION_SECONDS = 120.0
-_ANSWER = re.compile(r"\b(HYPOTHESIS|PREDICTION|LESSON)\b[ \t]*\**[ \t]*:[ \t]*\**[ \t]*")
+_ANSWER = re.compile(r"\b(HYPOTHESIS|PREDICTION|LESSON)\b[ \t*]*+:[ \t*]*")
 
 
 def command_of(agent: str, *, is_walled: bool = False) -> tuple[str, ...]:

@@ -75,6 +75,13 @@ Path(os.environ['HOME'], '.gitconfig').write_text(text)
     "library of the environment": ("named", "code in .venv's site-packages, for the next worker", """
 (PACKAGES / 'sitecustomize.py').write_text(EVIL_MATH)
 """),
+    "library behind its back": ("named", "edits what uv has linked: same size, time set back", """
+path = PACKAGES / '_libraries.pth'
+os.link(path, OUTSIDE / 'another')
+status = path.stat()
+path.write_text(EVIL_MATH.strip().ljust(status.st_size))
+os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+"""),
     "package by .pth": ("named", "leads the import of an environment package elsewhere", """
 (PACKAGES / 'nightshift_gsm8k.pth').write_text(str(OUTSIDE))
 """),

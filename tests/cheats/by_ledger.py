@@ -171,6 +171,16 @@ text = (root / 'runs/0001/run-1/result.json').read_text()
 (folder / 'attempt-1').mkdir()
 shutil.copy2(root / 'runs/0001/run-1/result.json', folder / 'attempt-1/result.json')
 """, "attempt-1"),
+    "trainer edited and put back": ("replaces the process that trains, and restores it before it is compared", f"""
+trainer = root / {TRAINER!r}
+agreed, status = trainer.read_text(), trainer.stat()
+while not (folder / 'attempt-0').exists(): pass
+time.sleep(0.2)  # by then the worker has compared it
+trainer.write_text(agreed.replace("return 0.20 +", "return 0.90 +"))
+while not list(folder.glob('attempt-0/metrics.jsonl')): pass
+trainer.write_text(agreed)
+os.utime(trainer, ns=(status.st_atime_ns, status.st_mtime_ns))
+""", "trl/trainer.py"),
     "job of another config": ("gives the worker a better learning rate than train.toml's", """
 while not (folder / 'job.json').exists(): pass
 job = (folder / 'job.json').read_text()

@@ -120,13 +120,17 @@ def test_what_a_file_names_is_ended_only_if_it_can_be_what_the_head_saw(
     assert f"pid {later.pid} " not in told[0]
 
 
-@pytest.mark.parametrize("text", ["", "null", "[" * 200_000, '[["1", 2]]', "[[1, NaN]]", "fifo", "link", "folder"])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[" * 200_000, '[["1", 2]]', "[[1, NaN]]", "many", "fifo", "link", "folder"]
+)
 def test_a_file_that_is_none_ends_nobody_and_hangs_nothing(
     tmp_path: Path, text: str, sleeper: Callable[..., psutil.Process]
 ) -> None:
     process, path = sleeper(), tmp_path / SEEN_NAME
     path.parent.mkdir(parents=True)
-    make = {"fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}
+    row = f"[{process.pid}, {process.create_time()}]"
+    make = {"many": lambda: path.write_text(f"[{', '.join(20_000 * [row])}]")}  # looking at each takes minutes
+    make |= {"fifo": lambda: os.mkfifo(path), "link": lambda: path.symlink_to("/dev/zero"), "folder": path.mkdir}
     make.get(text, lambda: path.write_text(text))()
     told: list[str] = []
     end_leftovers(tmp_path, told.append)

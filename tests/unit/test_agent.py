@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.git.repo import Repo
+from nightshift.guard import clone as module
+from nightshift.guard import seal
 from nightshift.guard.clone import Clone
 from nightshift.proposers.agent import PRESETS, agent_environment, command_of, parse_answer
 from tests.conftest import git
@@ -129,3 +131,27 @@ def test_many_changed_files_are_counted_and_few_are_named(clone: Clone) -> None:
     (note,) = clone.changes(listing)
     assert note.endswith("file-04\\n and 25 more: dropped")
     clone.clear()
+
+
+def test_sparse_files_cost_no_hours_and_what_refuses_to_go_is_one_line(
+    clone: Clone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read = clone.open(b"lr = 1\n"), list[int]()
+    for number in range(30):
+        with (clone.path / f"large-{number}").open("wb") as file:
+            file.truncate(90_000_000)
+    read_file = seal.read_file
+    monkeypatch.setattr(seal, "read_file", lambda *asked: (data := read_file(*asked), read.append(len(data)))[0])
+    assert clone.changes(before) == (
+        "changed files other than train.toml: large-0, large-1, large-10, large-11, large-12 and 25 more: dropped",
+    )
+    assert sum(read) < 1_000_000
+    monkeypatch.setattr(module, "_CLEAR_SECONDS", 0.0)
+    with pytest.raises(EngineError, match="cannot be removed"):
+        clone.clear()
+    monkeypatch.undo()
+    clone.clear()
+
+
+def test_an_answer_of_blanks_is_read_in_one_go() -> None:
+    assert parse_answer("HYPOTHESIS" + 400_000 * " ") == {}

@@ -124,6 +124,37 @@ def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook:
     assert len(counted_looks(kept.ledger.runs_dir)) == made.sealed_looks == 1
 
 
+def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
+    kept: Setup, notebook: SilentReporter
+) -> None:
+    def interrupt(text: str) -> None:
+        if "run 2 of 2" in text:
+            raise Interrupted("stopped by SIGINT")
+
+    notebook.on_note = interrupt
+    with pytest.raises(Interrupted):
+        certify(kept, num_seeds=1)
+    (made,) = kept.ledger.runs_dir.glob("certify/*/*/run.json")
+    planted = made.parents[1] / "incumbent-101001" / "run.json"
+    planted.parent.mkdir()
+    planted.write_text(json.dumps({"side": "incumbent", "seed": 101001, "scores": [1.0] * NUM_SELECTION}))
+    made.write_text(json.dumps({"side": "baseline", "seed": 101000, "scores": [0.0] * NUM_SELECTION}))
+    notebook.on_note = lambda text: None
+    result = certify(kept)
+    assert 0 < result.baseline_score < result.incumbent_score < 1
+    assert verify(kept.ledger).problems == []
+    made.write_text("{}")
+    with kept.ledger.lock():
+        kept.ledger.enter(made)
+    assert [problem for problem in verify(kept.ledger).problems if "made 2 times" in problem]
+
+
+def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
+    kept.pool.wait, wait = (lambda seconds: ((kept.root / "rules.toml").touch(), wait(seconds))[1]), kept.pool.wait
+    with pytest.raises(NightshiftError, match="no run of the baseline came through"):
+        certify(kept, num_seeds=1)
+
+
 def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> None:
     certify(kept, num_seeds=1)
     assert certify(kept, num_seeds=1).sealed_looks == 2

@@ -324,6 +324,11 @@ def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Led
     assert verifying.LOOKS_NAME == sealed.LOOKS_NAME
 
 
+def test_looks_of_a_million_lines_are_compared_in_one_go(ledger: Ledger) -> None:
+    (ledger.runs_dir / sealed.LOOKS_NAME).write_bytes(1_000_000 * b"\n")
+    assert "sealed-looks.jsonl was changed" in " ".join(problems(ledger))
+
+
 DAMAGE = {
     "null": b"null",
     "text": b'"x"',

@@ -16,6 +16,7 @@ from nightshift.campaign.closing import keep_model
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
+from nightshift.files import remove_tree
 from nightshift.records import Judgement, Record, Verdict
 from tests.campaigns import a_record, a_result
 
@@ -229,6 +230,29 @@ def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     keep_model(ledger, closed(ledger, runs=()))
     assert (ledger.run_dir(1) / "model").is_dir()
     assert not weights.exists()
+
+
+def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) -> None:
+    record = closed(ledger)
+    attempt, model = ledger.run_dir(1) / "run-1" / "attempt-0", ledger.run_dir(1) / "model"
+    (attempt / "weights").mkdir(parents=True)
+    model.mkdir()
+    (model / "planted").touch()
+    keep_model(ledger, record)
+    assert list(model.iterdir()) == []
+    (model / "link").symlink_to("/nowhere")
+    here = os.open(attempt, os.O_RDONLY)
+    for _ in range(1500):  # deeper than Python recurses
+        os.mkdir("weights-2", dir_fd=here)
+        here, above = os.open("weights-2", os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(here)
+    try:
+        keep_model(ledger, record)
+        assert list(attempt.iterdir()) == []
+        assert (model / "link").is_symlink()
+    finally:
+        remove_tree(attempt)  # pytest itself recurses
 
 
 def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Ledger, tmp_path: Path) -> None:

@@ -192,3 +192,8 @@ def test_a_git_that_comes_first_on_path_is_not_asked(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert repo.head().is_campaign
     assert not (tmp_path / "asked").exists()
+
+
+def test_a_commit_that_no_git_can_be_asked_for_is_one_line(repo: Repo) -> None:
+    with pytest.raises(EngineError, match="null byte"):  # a record can name any
+        repo.config_at("HEAD\0")

@@ -43,6 +43,11 @@ def edit_in_secret(path: Path) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
 
 
+def link_and_edit(path: Path) -> None:
+    path.with_suffix(".another").hardlink_to(path)
+    edit_in_secret(path)
+
+
 def replace_by_another(path: Path) -> None:
     status = path.stat()
     path.with_suffix(".new").write_bytes(path.read_bytes())
@@ -69,7 +74,7 @@ def test_what_is_new_gone_or_changed_is_named(library: Path, tmp_path: Path, nam
     assert surroundings.changed() == [str(library / name)]
 
 
-@pytest.mark.parametrize("change", [edit_in_secret, replace_by_another])
+@pytest.mark.parametrize("change", [edit_in_secret, replace_by_another, link_and_edit])
 def test_a_time_that_is_set_back_hides_nothing(library: Path, tmp_path: Path, change: Callable[[Path], object]) -> None:
     surroundings = Surroundings(tmp_path)
     surroundings.look()
@@ -77,7 +82,32 @@ def test_a_time_that_is_set_back_hides_nothing(library: Path, tmp_path: Path, ch
     assert surroundings.changed() == [str(library / "package" / "module.py")]
 
 
+def test_an_edit_of_a_linked_library_and_of_what_vouches_for_it_is_named(library: Path, tmp_path: Path) -> None:
+    module, record = library / "package" / "module.py", library / "package-1.0.dist-info" / "RECORD"
+    describe(library, "package/module.py")
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
+    link_and_edit(module)
+    assert surroundings.changed() == [str(module)]
+    before = record.stat()
+    record.write_text(f"package/module.py,sha256={record_hash(module)},1")
+    os.utime(record, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert surroundings.changed() == [str(record)]
+
+
+def test_an_archive_that_comes_before_the_standard_library_is_named(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "python311.zip"
+    monkeypatch.setattr(sys, "path", [str(archive), str(library)])
+    surroundings = Surroundings(tmp_path)
+    surroundings.look()
+    archive.touch()
+    assert surroundings.changed() == [str(archive)]
+
+
 def test_what_python_uv_and_people_do_is_no_change(library: Path, tmp_path: Path) -> None:
+    describe(library, "package/module.py", "package/_fast.cpython-311-x86_64-linux-gnu.so")
     surroundings = Surroundings(tmp_path)
     surroundings.look()
     py_compile.compile(str(library / "package" / "module.py"))
@@ -124,12 +154,8 @@ def test_all_that_is_imported_here_is_watched() -> None:
 
 def test_what_is_not_as_its_package_was_published_is_named(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(library))
-    (library / "package-1.0.dist-info").mkdir()
-    (library / "package-1.0.dist-info" / "METADATA").write_text("Name: package\nVersion: 1.0\n")
     files = ("package/module.py", "package/_fast.cpython-311-x86_64-linux-gnu.so")
-    lines = [f"{name},sha256={record_hash(library / name)},1" for name in files]
-    lines += ["package/__pycache__/module.cpython-311.pyc,,", "package-1.0.dist-info/RECORD,,"]
-    (library / "package-1.0.dist-info" / "RECORD").write_text("\n".join(lines))
+    describe(library, *files)
     surroundings = Surroundings(Path("/nowhere"))
     assert surroundings.unlike_packages() == []
     edit_in_secret(library / "package" / "module.py")
@@ -137,6 +163,16 @@ def test_what_is_not_as_its_package_was_published_is_named(library: Path, monkey
     assert surroundings.unlike_packages() == [files[1], files[0]]
     monkeypatch.setattr(sys, "prefix", "/elsewhere")  # the system's own packages are not ours to judge
     assert surroundings.unlike_packages() == []
+
+
+def describe(library: Path, *files: str) -> None:
+    """Give the package its metadata, with a RECORD of these files."""
+    folder = library / "package-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: package\nVersion: 1.0\n")
+    lines = [f"{name},sha256={record_hash(library / name)},1" for name in files]
+    lines += ["package/__pycache__/module.cpython-311.pyc,,", "package-1.0.dist-info/RECORD,,"]
+    (folder / "RECORD").write_text("\n".join(lines))
 
 
 def record_hash(path: Path) -> str:
