@@ -11,6 +11,8 @@ import sys
 
 # Of the loader's variables only this one is heeded: on many machines libcuda.so is found through nothing else.
 LIBRARY_PATH = "LD_LIBRARY_PATH"
+# What a worker gets of the person's and trains otherwise by: a record names them, a campaign keeps them.
+FIXED_VARIABLES = (LIBRARY_PATH, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _COMMAND = "nightshift"
 
 

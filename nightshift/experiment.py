@@ -20,7 +20,6 @@ from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
-from nightshift.entry import LIBRARY_PATH
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
@@ -115,9 +114,9 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     first = baseline_of(records, head)
     if head.is_campaign:  # first the harness: it names the file that changed
         require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
-    hardware, library_path = setup.engine.hardware(), setup.surroundings.library_path
+    hardware, variables = setup.engine.hardware(), setup.surroundings.variables
     if first:
-        require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, library_path)
+        require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch)
     validated = setup.engine.validate(candidate)
     incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
@@ -144,8 +143,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
-        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")}
-        | ({LIBRARY_PATH: library_path} if library_path else {}),
+        versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")} | variables,
         hardware=hardware,
         decision=setup.rules.decision,
         harness_tree=setup.harness_tree,

@@ -7,7 +7,7 @@ only place where a belief changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -16,7 +16,7 @@ import numpy as np
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Array, Belief, Tested
 from nightshift.campaign.version_1 import FINISH
-from nightshift.entry import LIBRARY_PATH
+from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
 from nightshift.records import Judgement, Record, Verdict
@@ -174,14 +174,16 @@ def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
     return first
 
 
-def require_same_setup(first: Record, engine: str, rules_hash: str, hardware: str, library_path: str) -> None:
+def require_same_setup(
+    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
+) -> None:
     """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
     fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
     for what, then, now in (
         ("engine", first.engine, engine),
         ("rules", first.rules_hash, rules_hash),
         ("hardware", first.hardware, hardware),
-        (LIBRARY_PATH, first.versions.get(LIBRARY_PATH, ""), library_path),
+        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
     ):
         if then != now:
             cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"

@@ -130,8 +130,8 @@ def _contenders(setup: Setup) -> tuple[Record, Record]:
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to the branch autoresearch/<tag> to certify.")
-    hardware, library_path = setup.engine.hardware(), setup.surroundings.library_path
-    require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, library_path)
+    hardware, variables = setup.engine.hardware(), setup.surroundings.variables
+    require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     require_clean_start(setup.repo, head, b"", first, setup.rules)
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or incumbent.number == first.number:

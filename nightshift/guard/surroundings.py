@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.entry import LIBRARY_PATH
+from nightshift.entry import FIXED_VARIABLES
 from nightshift.guard.freeze import files_below
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "RECORD", "pyvenv.cfg")
@@ -31,7 +31,7 @@ class Surroundings:
 
     def __init__(self, root: Path, path: Sequence[str] | None = None) -> None:
         self._root, self._path = root, path
-        self.library_path = os.environ.get(LIBRARY_PATH, "")  # where the loader looks first: the record names it
+        self.variables = {name: os.environ[name] for name in FIXED_VARIABLES if os.environ.get(name)}
         self._seen: Mapping[str, os.stat_result] = {}
         self._frozen: list[Path] = []
 
@@ -61,7 +61,9 @@ class Surroundings:
 
         A minute for the six gigabytes of torch and its libraries on two busy cores.
         """
-        return sorted(map(str, _unlike([file for file in self._packaged() if _path_of(file).startswith(sys.prefix)])))
+        return sorted(
+            map(str, _unlike([file for file in self._packaged() if _path_of(file).startswith(sys.prefix + os.sep)]))
+        )
 
     def _packaged(self) -> Iterator[metadata.PackagePath]:
         """The files of all packages that have a hash there."""

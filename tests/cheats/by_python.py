@@ -101,6 +101,11 @@ def library_path(c: Checkout) -> Finding:
     return c.hand_in(LD_LIBRARY_PATH=str(c.outside))
 
 
+attempt("OMP_NUM_THREADS", "refused", action="has the candidate compute with more threads than the baseline did")(
+    lambda c: c.hand_in(OMP_NUM_THREADS="64")
+)
+
+
 @attempt("package over a module", "refused")
 def shadow_package(c: Checkout) -> None:
     """Adds an untracked decision/ that Python prefers to decision.py."""
