@@ -201,25 +201,26 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.campaign.index import fold_last  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.index import fold_sound, last  # loads numpy: a typo in train.toml shall not wait for that
     from nightshift.night.text import status_lines
 
     records, damaged = ledger.readable()
-    lines = [f"damaged:  {cause}" for cause in damaged]
+    campaign, unfit = fold_sound(ledger, records, *last(records))
+    lines = [f"damaged:  {cause}" for cause in (*damaged, *unfit.values())]
     is_running = ledger.is_running()
     if is_running and records and records[-1].status == "started":
-        last = records[-1]
-        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
+        one = records[-1]
+        reading = read_progress(ledger.run_dir(one.number, len(one.runs) + 1))
         lines.append(
-            f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
-            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
+            f"running:  {one.number:04d} for {(now - datetime.fromisoformat(one.started)).total_seconds():.0f} s  "
+            f"{reading_text(reading) if reading else 'starting'}  {one.description}"
         )
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
         lines.append(f"running:  {what}")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    best = fold_last(ledger, records).incumbent
+    best = campaign.incumbent
     if best is not None:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)

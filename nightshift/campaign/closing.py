@@ -56,12 +56,13 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
-    for last in ledger.records()[-1:]:
+    records = ledger.records()
+    for last in records[-1:]:
         keep_model(ledger, last)  # what a full disk would not let go of
     for number in ledger.numbers()[-1:]:
         if ledger.read(number) is None:
             _delete_weights(ledger.run_dir(number))
-    save(ledger)
+    save(ledger, records)
     ledger.sync_tsv()
 
 

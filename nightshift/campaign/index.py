@@ -61,16 +61,31 @@ def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
     return campaign
 
 
-def fold_last(ledger: Ledger, records: Sequence[Record]) -> Campaign:
-    """The campaign of the last experiment that came to a verdict."""
-    closed = [record for record in records if record.judgement is not None]
-    return fold(ledger, records, closed[-1].branch, closed[-1].rules_hash) if closed else Campaign()
+def fold_sound(
+    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
+) -> tuple[Campaign, dict[int, str]]:
+    """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
+    campaign, unfit = Campaign(), dict[int, str]()
+    try:
+        return fold(ledger, records, branch, rules_hash), unfit
+    except UsageError:
+        for record in ordered(records, branch, rules_hash):
+            try:
+                campaign = campaign.step(record)
+            except UsageError as error:
+                unfit[record.number] = error.cause
+        return campaign, unfit
 
 
-def save(ledger: Ledger) -> None:
+def last(records: Sequence[Record]) -> tuple[str, str]:
+    """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
+    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
+
+
+def save(ledger: Ledger, records: Sequence[Record]) -> None:
     """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
     try:
-        campaign = fold_last(ledger, ledger.records())
+        campaign = fold(ledger, records, *last(records))
     except UsageError:  # who needs the belief will hear of it
         return
     belief, decided, old = campaign.belief, campaign.decided, _read(ledger)
@@ -162,6 +177,6 @@ def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
     found = hashlib.sha256()
     for r in decided:
-        scores = [evaluation.scores for evaluation in r.evaluations]
+        scores = [bytes(evaluation.scores) for evaluation in r.evaluations]
         found.update(msgspec.msgpack.encode((r.number, r.status, r.parent, r.decision, scores)))
     return found.hexdigest()

@@ -266,7 +266,7 @@ def _record(text: bytes, number: int) -> Record:
         data = msgspec.json.decode(text)
         if not isinstance(data, dict) or data.get("version") != 1:
             raise
-        record = msgspec.convert(from_version_1(data), Record)
+        record = _DECODER.decode(msgspec.json.encode(from_version_1(data)))
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
     if record.status == STARTED and datetime.fromisoformat(record.started).tzinfo is None:

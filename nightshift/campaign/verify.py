@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nightshift.campaign.campaign import run_scores
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
-from nightshift.errors import listed
+from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.records import Record
@@ -126,6 +127,11 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     found.problems += damaged
     _compare_records(ledger, records, entered, found)
     _compare_files(ledger, entered, found)
+    for record in records:
+        try:
+            _ = record.evaluations and run_scores(record)
+        except UsageError as error:
+            found.problems.append(error.cause)
     found.problems += contradictions(ledger, records)
     with os.scandir(ledger.runs_dir) as entries:
         known = {path.parent.name for path in ledger.runs_dir.glob(f"*/{RECORD_NAME}")} & {

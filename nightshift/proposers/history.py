@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.index import fold_last
+from nightshift.campaign.index import fold_sound, last
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
@@ -181,7 +181,7 @@ def of_last_campaign(ledger: Ledger) -> str:
     asked which it uses. Raises UsageError before the baseline.
     """
     records, damaged = ledger.readable()
-    campaign = fold_last(ledger, records)
+    campaign, unfit = fold_sound(ledger, records, *last(records))
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:
@@ -189,7 +189,7 @@ def of_last_campaign(ledger: Ledger) -> str:
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
     lines = describe(histories, untried(histories, now, used_keys))
-    return "\n".join([*(f"damaged: {cause}" for cause in damaged), *lines])
+    return "\n".join([*(f"damaged: {cause}" for cause in (*damaged, *unfit.values())), *lines])
 
 
 def _value_of(config: Config, key: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from nightshift.campaign import index as indexes
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.index import INDEX_NAME, Index, fold_last, save
+from nightshift.campaign.index import INDEX_NAME, Index, fold, last, save
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
 from nightshift.records import Record
@@ -29,14 +29,15 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr(indexes, "_MIN_STEPS", 3)
     records = judged(STORY)
     ledger = stored(tmp_path, records[:8])
-    save(ledger)
+    save(ledger, ledger.records())
     stored(tmp_path, records[8:])
     return Ledger(tmp_path)
 
 
 def believed(ledger: Ledger) -> Campaign:
     fresh = Ledger(ledger.tsv_path.parent)
-    return fold_last(fresh, fresh.records())
+    records = fresh.records()
+    return fold(fresh, records, *last(records))
 
 
 def plain(ledger: Ledger) -> Campaign:
@@ -109,7 +110,7 @@ def test_no_change_of_index_or_record_is_believed(ledger: Ledger, how: str) -> N
     assert is_same(believed(ledger), plain(ledger))
     fresh = Ledger(ledger.tsv_path.parent)
     for _ in range(2):
-        save(fresh)
+        save(fresh, fresh.records())
         assert is_same(believed(ledger), plain(ledger))
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_was_never_made_is_named_and_not_made_up(recorded: Path) -> N
 def test_fewer_examples_use_less(recorded: Path, wanted: int, used: int) -> None:
     result = replay(records_of(recorded), {}, wanted)
     for record in result.decided:
-        assert all(len(evaluation.scores) == used for evaluation in record.evaluations)
+        assert all(len(evaluation.example_scores) == used for evaluation in record.evaluations)
 
 
 def test_the_command(recorded: Path) -> None:
