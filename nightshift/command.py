@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
 TIMED_OUT = 124  # as timeout(1)
+_GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records are none, and were looked through often
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 P = ParamSpec("P")
@@ -75,6 +77,7 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass  # a standard stream that is closed: its number would go to the next file that is opened
         os.close(descriptor)
+        gc.set_threshold(_GC_OBJECTS)
         try:
             return int(told(command(*args, **kwargs)))
         except SystemExit as end:  # how click returns

@@ -7,7 +7,6 @@ and what is folded of each record (number, status, parent, constants, scores) ha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from nightshift.records import Record
 
 INDEX_NAME = ".index"
 _MIN_STEPS = 50  # so many are folded in less time than an index takes to be read
-_MIN_NEW = 10  # and so many than it takes to be written
+_MIN_NEW = 3  # and so many than it takes to be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,9 @@ def last(records: Sequence[Record]) -> tuple[str, str]:
     return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
 
 
-def save(ledger: Ledger, records: Sequence[Record]) -> None:
+def save(ledger: Ledger) -> None:
     """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
+    records = ledger.records()
     try:
         campaign = fold(ledger, records, *last(records))
     except UsageError:  # who needs the belief will hear of it
@@ -175,8 +175,5 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
-    found = hashlib.sha256()
-    for r in decided:
-        scores = [bytes(evaluation.scores) for evaluation in r.evaluations]
-        found.update(msgspec.msgpack.encode((r.number, r.status, r.parent, r.decision, scores)))
-    return found.hexdigest()
+    folded = [(r.number, r.status, r.parent, r.decision, [bytes(e.scores) for e in r.evaluations]) for r in decided]
+    return sha256(msgspec.msgpack.encode(folded))

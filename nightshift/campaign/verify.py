@@ -28,8 +28,8 @@ _ABSENT = "absent"
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
 
 
-def mend(ledger: Ledger, note: Callable[[str], None]) -> None:
-    """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out.
+def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
+    """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out. The records.
 
     Call as the head, with the lock held. EngineError when the disk refuses, UsageError for a damaged record.
     """
@@ -51,6 +51,7 @@ def mend(ledger: Ledger, note: Callable[[str], None]) -> None:
     else:
         files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
         _enter(ledger, files | {name: _hash(ledger, name) for name in _certified(ledger)})
+    return records
 
 
 def _enter(ledger: Ledger, files: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -109,10 +109,10 @@ class KeyHistory:
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
     """The submitted configs by experiment number; those that are gone or refused by today's allow-list are left out."""
-    found = {}
+    found, parse_once = {}, cache(parse)  # what is repeated with other seeds
     for record in records:
         with suppress(UsageError):
-            found[record.number] = parse(ledger.source(record.number))
+            found[record.number] = parse_once(ledger.source(record.number))
     return found
 
 

@@ -194,7 +194,7 @@ def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]
     with pytest.raises(UsageError) as caught:
         folded(records)
     assert re.search(
-        f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores, its parent 3",
+        f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores",
         caught.value.cause,
     )
     assert "\n" not in str(caught.value)

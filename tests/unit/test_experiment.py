@@ -441,7 +441,7 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
         model = ledger.run_dir(number) / "model"
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"0" * 1000)
-    keep_model(ledger, ledger.records()[-1], max_gb=3.5e-6)
+    keep_model(ledger, replace(ledger.records()[-1], status="keep"), max_gb=3.5e-6)
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
 
 

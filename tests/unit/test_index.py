@@ -29,7 +29,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setattr(indexes, "_MIN_STEPS", 3)
     records = judged(STORY)
     ledger = stored(tmp_path, records[:8])
-    save(ledger, ledger.records())
+    save(ledger)
     stored(tmp_path, records[8:])
     return Ledger(tmp_path)
 
@@ -110,7 +110,7 @@ def test_no_change_of_index_or_record_is_believed(ledger: Ledger, how: str) -> N
     assert is_same(believed(ledger), plain(ledger))
     fresh = Ledger(ledger.tsv_path.parent)
     for _ in range(2):
-        save(fresh, fresh.records())
+        save(fresh)
         assert is_same(believed(ledger), plain(ledger))
 
 
