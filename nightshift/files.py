@@ -3,7 +3,6 @@ may have put anything in their place."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -117,10 +116,12 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
         lines = read_file(path).split(b"\n")
     except OSError:
         return []
-    rows = []
+    rows, decoder = [], msgspec.json.Decoder(kind)
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            rows.append(msgspec.json.decode(line, type=kind))
+        try:
+            rows.append(decoder.decode(line))
+        except (ValueError, RecursionError):
+            continue
     return rows
 
 

@@ -297,4 +297,5 @@ class Record:
     @property
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
-        return fmean(e.eval_score for e in self.evaluations) if self.evaluations else None
+        scores = [e.eval_score for e in self.evaluations]
+        return fmean(scores) if scores else None
