@@ -297,5 +297,4 @@ class Record:
     @property
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
-        scores = [e.eval_score for e in self.evaluations]
-        return fmean(scores) if scores else None
+        return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None

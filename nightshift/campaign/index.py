@@ -83,8 +83,7 @@ def last(records: Sequence[Record]) -> tuple[str, str]:
 
 def save(ledger: Ledger) -> None:
     """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
-    records = ledger.records()
-    whose = last(records)
+    whose = last(records := ledger.records())
     try:
         campaign = fold(ledger, records, *whose)
     except UsageError:  # who needs the belief will hear of it

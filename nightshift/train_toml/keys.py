@@ -243,10 +243,7 @@ def default(path: str, resolved: Mapping[str, Value]) -> Value:
     """prime-rl's default of a key under `resolved`, None where it does not apply. KeyError for a closed key."""
     if not (entries := variants(path)):
         raise KeyError(path)
-    for key in entries:
-        if applies(key, path, resolved):
-            return key.default
-    return None
+    return next((key.default for key in entries if applies(key, path, resolved)), None)
 
 
 def nearest(wanted: str) -> str | None:
