@@ -113,7 +113,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
     records = real_decisions(folder, decisions, budget_seconds)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
-    rows = [run.evaluation.scores for record in records for run in record.runs if run.evaluation]
+    rows = [run.evaluation.example_scores for record in records for run in record.runs if run.evaluation]
     shares = simulate(np.array(rows), ARITHMETIC_TRL.decision, len(records) - 1, repetitions)
     predicted = float(shares.mean())
     p_better = [r.judgement.p_better for r in records[1:] if r.judgement and r.judgement.p_better is not None]

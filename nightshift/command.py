@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys
 
 TIMED_OUT = 124  # as timeout(1)
+_GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records are none, and were looked through often
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 P = ParamSpec("P")
@@ -75,6 +77,7 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass  # a standard stream that is closed: its number would go to the next file that is opened
         os.close(descriptor)
+        gc.set_threshold(_GC_OBJECTS)
         try:
             return int(told(command(*args, **kwargs)))
         except SystemExit as end:  # how click returns
@@ -201,25 +204,26 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.campaign.index import fold_last  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.index import fold_sound, last  # loads numpy: a typo in train.toml shall not wait for that
     from nightshift.night.text import status_lines
 
     records, damaged = ledger.readable()
-    lines = [f"damaged:  {cause}" for cause in damaged]
+    campaign, unfit = fold_sound(ledger, records, *last(records))
+    lines = [f"damaged:  {cause}" for cause in (*damaged, *unfit.values())]
     is_running = ledger.is_running()
     if is_running and records and records[-1].status == "started":
-        last = records[-1]
-        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
+        one = records[-1]
+        reading = read_progress(ledger.run_dir(one.number, len(one.runs) + 1))
         lines.append(
-            f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
-            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
+            f"running:  {one.number:04d} for {(now - datetime.fromisoformat(one.started)).total_seconds():.0f} s  "
+            f"{reading_text(reading) if reading else 'starting'}  {one.description}"
         )
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
         lines.append(f"running:  {what}")
     for status in ("keep", "discard", "crash"):
         lines.append(f"{status + ':':10}{sum(r.status == status for r in records)}")
-    best = fold_last(ledger, records).incumbent
+    best = campaign.incumbent
     if best is not None:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)

@@ -17,7 +17,7 @@ from nightshift.engines import ProgressCallback, Session
 from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
-from nightshift.records import Completion, Evaluation
+from nightshift.records import Completion, Evaluation, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
@@ -71,7 +71,7 @@ def evaluate(
     return Evaluation(
         eval_score=mean,
         eval_stderr=math.sqrt(mean * (1 - mean) / n),
-        scores=scores,
+        scores=packed(scores),
         examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
         truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
         completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,

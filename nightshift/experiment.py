@@ -18,6 +18,7 @@ from typing import Any
 
 from nightshift.campaign.campaign import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
+from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED
 from nightshift.engines import Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
@@ -68,6 +69,9 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
         submit(record, setup)
+        with setup.ledger.lock():  # while the worker starts
+            save(setup.ledger)
+            setup.ledger.sync_tsv()
     except (EngineError, OSError) as error:
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     return record
@@ -117,7 +121,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     hardware, variables = setup.engine.hardware(), setup.surroundings.variables
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
-    campaign = setup.campaign(head.branch)
+    campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
     incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
     changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()

@@ -3,7 +3,6 @@ may have put anything in their place."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -53,7 +52,7 @@ def write_json(path: Path, value: Any) -> bytes:
     try:
         data = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        plain = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        plain = json.dumps(msgspec.to_builtins(value, enc_hook=msgspec.json.decode), ensure_ascii=False)
         data = plain.encode(errors="replace")
     try:
         write_atomically(path, data + b"\n")
@@ -73,28 +72,31 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     Raises OSError: FileNotFoundError or NotADirectoryError where there is nothing, ELOOP for a link, EINVAL for what
     is no regular file.
     """
-    file = cast(BinaryIO, open(path, mode, opener=_open))  # noqa: SIM115  (the caller closes it)
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return cast(BinaryIO, open(path, mode, opener=_open))
 
 
-def _open(name: str, flags: int) -> int:
+def _open(name: Path | str, flags: int) -> int:
     try:
-        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:  # the kernel's words for it are "Too many levels of symbolic links"
-            raise OSError(errno.ELOOP, "it is a symbolic link", name) from None
+            raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(name)) from None
         raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", os.fspath(name))
 
 
 def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Raises OSError as `open_regular`, and EFBIG for more than `max_bytes`."""
-    with open_regular(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
+    descriptor = _open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object takes longer than the reading of most
+    try:
+        if (size := os.fstat(descriptor).st_size) > max_bytes:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes", os.fspath(path))
-        return file.read(size)  # a buffer of max_bytes takes longer than most files
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path, kind: type[T], fix: str, max_bytes: int = MAX_BYTES) -> T | None:
@@ -115,10 +117,12 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
         lines = read_file(path).split(b"\n")
     except OSError:
         return []
-    rows = []
+    rows, decoder = [], msgspec.json.Decoder(kind)
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            rows.append(msgspec.json.decode(line, type=kind))
+        try:
+            rows.append(decoder.decode(line))
+        except (ValueError, RecursionError):
+            continue
     return rows
 
 

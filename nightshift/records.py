@@ -5,13 +5,14 @@ Not measured is None, never 0. Scores are fractions 0..1; seconds are wall-clock
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Raw, json
 
 from nightshift.text import clean
 
@@ -20,6 +21,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # of the decision rule: nothing that it could not divide by
+_SCORES = json.Decoder(tuple[Fraction, ...])
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
@@ -88,12 +90,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One reading of the live line. `reward` is the last step's mean reward, 0..1."""
+    """One reading of the live line."""
 
     phase: Phase
     num_steps: int
     seconds_left: float | None = None
-    reward: float | None = None
+    reward: float | None = None  # mean of the last step, 0..1
     num_done: int | None = None  # evaluation: examples completed
 
 
@@ -117,13 +119,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success.
-    `reward_mean` is the mean reward of all training rollouts, `num_steps` counts policy updates."""
+    """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success."""
 
     outcome: Outcome
-    num_steps: int
+    num_steps: int  # policy updates
     training_seconds: Seconds | None = None
-    reward_mean: float | None = None
+    reward_mean: float | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
     cause: str | None = None
     failure: Failure | None = None
@@ -139,36 +140,43 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scores of one run's final policy. `scores[i]` is of the i-th example of the set; `examples_sha256` hashes the
-    ordered keys: two evaluations are paired only if they are over the same examples in the same order."""
+    """Scores of one run's final policy, as `packed` makes them: of thousands of records those of a few are looked into.
+    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired."""
 
     eval_score: Fraction
     eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
-    scores: tuple[Fraction, ...]
+    scores: Raw
     examples_sha256: str
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
 
+    @property
+    def example_scores(self) -> tuple[float, ...]:
+        """Of each example of the set, in order. ValueError where they are no fractions."""
+        return _SCORES.decode(self.scores)
+
+
+def packed(scores: Sequence[float]) -> Raw:
+    """The scores of the examples as an Evaluation holds them."""
+    return Raw(json.encode(scores))
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained. `load_average`: runnable processes over the last minute when
-    training ended; `step_seconds`: median time of a step."""
+    """How busy the machine was while a run trained."""
 
     num_cores: int
-    load_average: float | None = None
-    step_seconds: float | None = None
+    load_average: float | None = None  # runnable processes over the last minute when training ended
+    step_seconds: float | None = None  # median
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a worker on any machine needs to make one run: `job.json` in the run's folder.
-
-    `hardware` is the campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is
-    part of. A worker with another rules hash, harness or hardware refuses.
-    """
+    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
+    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of.
+    A worker with another rules hash, harness or hardware refuses."""
 
     rules_name: str
     rules_hash: str
@@ -187,11 +195,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded.
-
-    `curve`: mean reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran;
-    `attempt`: whose folder `attempt-N` holds its files, None where they lie in the run's own (version 1).
-    """
+    """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
+    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
+    folder `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
 
     seed: int
     training: Training
@@ -222,12 +228,11 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRules:
-    """Constants of the keep / discard / take-back rule (campaign/decision.py). Scores are fractions, 0..1.
+    """Constants of the keep / discard / take-back rule (campaign/decision.py), as fractions of 1.
 
-    Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of
-    what ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild.
-    A keep is taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are,
-    for no more gain.
+    Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of what
+    ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild. A keep is taken
+    back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.
     """
 
     prior_sd: Scale = 0.0100
@@ -245,13 +250,10 @@ class DecisionRules:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything known of one experiment: `runs/NNNN/record.json`.
-
-    `status` is `started` until the verdict is written; the next start closes what a dead process left as a crash.
-    """
+    """Everything known of one experiment: `runs/NNNN/record.json`."""
 
     number: int
-    status: str  # started | keep | discard | crash
+    status: str  # keep, discard, crash; `started` before: the next start closes what a dead process left
     branch: str  # "" when HEAD is detached
     parent: int | None  # experiment number of the incumbent it was built on and compared with
     description: str
@@ -295,4 +297,4 @@ class Record:
     @property
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
-        return fmean(e.eval_score for e in self.evaluations) if self.evaluations else None
+        return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None

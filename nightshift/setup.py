@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.records import Progress, Request
+from nightshift.records import Progress, Record, Request
 from nightshift.rules import Rules, num_gpus, pick_rules
 
 _TICK_SECONDS = 0.5
@@ -54,9 +54,9 @@ class Setup:
     clock: Callable[[], float]  # monotonic seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
 
-    def campaign(self, branch: str) -> Campaign:
-        """The campaign of a branch under this set-up's rules, as the ledger tells it now."""
-        return fold(self.ledger, self.ledger.records(), branch, self.rules_hash)
+    def campaign(self, branch: str, records: Sequence[Record] | None = None) -> Campaign:
+        """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
+        return fold(self.ledger, self.ledger.records() if records is None else records, branch, self.rules_hash)
 
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""

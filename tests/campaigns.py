@@ -9,7 +9,18 @@ from pathlib import Path
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.proposers import Context
-from nightshift.records import DecisionRules, Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights
+from nightshift.records import (
+    DecisionRules,
+    Evaluation,
+    Judgement,
+    Outcome,
+    Record,
+    Result,
+    Training,
+    Verdict,
+    Weights,
+    packed,
+)
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
 from nightshift.train_toml.edit import set_values
@@ -23,7 +34,7 @@ def a_result(score: float = 0.5, num_examples: int = 2, seed: int = 1001) -> Res
     """An evaluated run: the first examples are right, as many as `score` says."""
     right = round(score * num_examples)
     scores = (1.0,) * right + (0.0,) * (num_examples - right)
-    evaluation = Evaluation(score, 0.01, scores, "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
+    evaluation = Evaluation(score, 0.01, packed(scores), "e" * 64, 0.0, 12.5, Weights(40, "f" * 64), 3.0)
     training = Training(Outcome.BUDGET, num_steps=40, training_seconds=60.1, reward_mean=0.4, peak_memory_gb=0.9)
     return Result(seed, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
 

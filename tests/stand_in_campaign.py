@@ -36,6 +36,7 @@ from nightshift.records import (
     Training,
     Verdict,
     Weights,
+    packed,
 )
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
@@ -215,7 +216,7 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     scores = tuple((right & ~truncated).astype(float).tolist())
     mean = sum(scores) / n
     evaluation = Evaluation(
-        mean, math.sqrt(mean * (1 - mean) / n), scores, "e" * 64, float(truncated.mean()), 19.3,
+        mean, math.sqrt(mean * (1 - mean) / n), packed(scores), "e" * 64, float(truncated.mean()), 19.3,
         Weights(num_steps, f"{record.number:064x}"), 4.1,
     )  # fmt: skip
     training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)

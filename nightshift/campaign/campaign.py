@@ -151,15 +151,18 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 
 def run_scores(record: Record) -> Array:
     """The scores of its evaluated runs, (r, n). UsageError where they are not 0..1, or not of one set of examples."""
-    runs = [evaluation.scores for evaluation in record.evaluations]
+    try:
+        runs = [evaluation.example_scores for evaluation in record.evaluations]
+    except ValueError as error:
+        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", _without(record)) from None
     scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)
-    if not scores.size or scores.min() < 0 or scores.max() > 1:
+    if not scores.size:
         raise UsageError(f"experiment {record.number:04d} has no scores of one set of examples", _without(record))
     return scores
 
 
 def _without(record: Record) -> str:
-    return f"Move runs/{record.number:04d} away to go on without it."
+    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
 
 
 def baseline_of(records: Sequence[Record], head: Head) -> Record | None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.index import fold, save
+from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.verify import mend
 from nightshift.campaign.version_1 import FINISH
@@ -41,8 +41,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
     """Close what an earlier head left open. Call as the head, with the lock held."""
     ledger.sweep()
-    mend(ledger, note)
-    records = ledger.records()
+    records = mend(ledger, note)
     due = _due(records, ledger, repo)
     for record in records:
         if record.version == 1:
@@ -55,13 +54,11 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
-    for last in ledger.records()[-1:]:
-        keep_model(ledger, last)  # what a full disk would not let go of
-    for number in ledger.numbers()[-1:]:
-        if ledger.read(number) is None:
-            _delete_weights(ledger.run_dir(number))
-    save(ledger)
-    ledger.sync_tsv()
+    for number in reversed(ledger.numbers()):
+        if (last := ledger.read(number)) is not None:
+            keep_model(ledger, last)  # what a full disk would not let go of
+            break
+        _delete_weights(ledger.run_dir(number))
 
 
 def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
@@ -94,7 +91,8 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
                 remove_tree(folder / MODEL_NAME)  # planted: it would refuse the right one at every start
                 (evaluated[0] / WEIGHTS_NAME).rename(folder / MODEL_NAME)
         _delete_weights(folder)
-        _delete_oldest(ledger, record, max_gb)
+        if record.is_keep:  # no other adds to them
+            _delete_oldest(ledger, record, max_gb)
     except OSError as error:
         raise disk_error(error, folder) from None
 

@@ -7,10 +7,9 @@ and what is folded of each record (number, status, parent, constants, scores) ha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import reduce
 
 import msgspec
@@ -18,7 +17,7 @@ import numpy as np
 
 from nightshift.campaign.campaign import Campaign, Standing, ordered
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.decision import Array, Belief
+from nightshift.campaign.decision import Belief
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
@@ -26,7 +25,7 @@ from nightshift.records import Record
 
 INDEX_NAME = ".index"
 _MIN_STEPS = 50  # so many are folded in less time than an index takes to be read
-_MIN_NEW = 10  # and so many than it takes to be written
+_MIN_NEW = 3  # and so many than it takes to be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +60,41 @@ def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
     return campaign
 
 
-def fold_last(ledger: Ledger, records: Sequence[Record]) -> Campaign:
-    """The campaign of the last experiment that came to a verdict."""
-    closed = [record for record in records if record.judgement is not None]
-    return fold(ledger, records, closed[-1].branch, closed[-1].rules_hash) if closed else Campaign()
+def fold_sound(
+    ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
+) -> tuple[Campaign, dict[int, str]]:
+    """As `fold` for who only looks: without the experiments that fit nothing, and why not, by their numbers."""
+    campaign, unfit = Campaign(), dict[int, str]()
+    try:
+        return fold(ledger, records, branch, rules_hash), unfit
+    except UsageError:
+        for record in ordered(records, branch, rules_hash):
+            try:
+                campaign = campaign.step(record)
+            except UsageError as error:
+                unfit[record.number] = error.cause
+        return campaign, unfit
+
+
+def last(records: Sequence[Record]) -> tuple[str, str]:
+    """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
+    return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
 
 
 def save(ledger: Ledger) -> None:
     """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
+    whose = last(records := ledger.records())
     try:
-        campaign = fold_last(ledger, ledger.records())
+        campaign = fold(ledger, records, *whose)
     except UsageError:  # who needs the belief will hear of it
         return
     belief, decided, old = campaign.belief, campaign.decided, _read(ledger)
-    num_known = old.num_decided if old and (old.branch, old.rules_hash) == _whose(decided) else 0
+    num_known = old.num_decided if old and (old.branch, old.rules_hash) == whose else 0
     if belief is None or num_known <= len(decided) < num_known + (_MIN_NEW if num_known else _MIN_STEPS):
         return
     places = {record.number: place for place, record in enumerate(decided)}
     index = Index(
-        *_whose(decided),
+        *whose,
         len(decided),
         _digest(decided),
         tuple(places[record.number] for record in campaign.kept),
@@ -110,20 +125,11 @@ def contradictions(ledger: Ledger, records: Sequence[Record]) -> list[str]:
     return [f"runs/{INDEX_NAME} believes what the records do not say: delete it"]
 
 
-def _whose(decided: Sequence[Record]) -> tuple[str, str]:
-    return (decided[0].branch, decided[0].rules_hash) if decided else ("", "")
-
-
 def _same(one: Campaign, other: Campaign) -> bool:
-    pairs = zip(_numbers(one), _numbers(other), strict=True)
-    return one.kept == other.kept and all(a.shape == b.shape and np.allclose(a, b, atol=1e-9) for a, b in pairs)
-
-
-def _numbers(campaign: Campaign) -> list[Array]:
-    belief = campaign.belief
-    assert belief is not None
-    rest = belief.squares, belief.num_baseline_runs, belief.pairing_variance, belief.incumbent
-    return [belief.means, belief.covariance, np.array(rest, dtype=np.float64)]
+    if one.belief is None or other.belief is None or one.kept != other.kept:
+        return False
+    pairs = zip(astuple(one.belief), astuple(other.belief), strict=True)
+    return all(np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-9) for a, b in pairs)
 
 
 def _read(ledger: Ledger) -> Index | None:
@@ -143,16 +149,9 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         return None
     try:
         kept = tuple(decided[place] for place in index.kept)
-        means = np.frombuffer(index.means)
-        covariance = np.frombuffer(index.covariance).reshape(size, size)
-        belief = Belief(
-            means,
-            covariance,
-            index.incumbent,
-            index.squares,
-            index.num_baseline_runs,
-            np.float64(index.pairing_variance),
-        )
+        means, covariance = np.frombuffer(index.means), np.frombuffer(index.covariance).reshape(size, size)
+        rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
+        belief = Belief(means, covariance, *rest)
         return Campaign(decided, kept, belief, kept[index.incumbent], index.standings)
     except (ValueError, IndexError):
         return None
@@ -160,8 +159,5 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
-    found = hashlib.sha256()
-    for r in decided:
-        scores = [evaluation.scores for evaluation in r.evaluations]
-        found.update(msgspec.msgpack.encode((r.number, r.status, r.parent, r.decision, scores)))
-    return found.hexdigest()
+    folded = [(r.number, r.status, r.parent, r.decision, [bytes(e.scores) for e in r.evaluations]) for r in decided]
+    return sha256(msgspec.msgpack.encode(folded))

@@ -1,7 +1,7 @@
 """`runs/NNNN/` and results.tsv: all that is known of every experiment, and the only memory there is.
 
 Records are written to a temporary file, synced and renamed, so a record is whole or absent.
-results.tsv is a view of them: written anew whenever one is closed, and by every start.
+results.tsv is a view of them: written anew whenever one is closed, and beside every run.
 """
 
 from __future__ import annotations
@@ -249,6 +249,7 @@ class Ledger:
 
 
 _DECODER = msgspec.json.Decoder(Record)
+_STATUSES = frozenset((STARTED, *Verdict))
 
 
 def read_progress(run_dir: Path) -> Progress | None:
@@ -266,11 +267,11 @@ def _record(text: bytes, number: int) -> Record:
         data = msgspec.json.decode(text)
         if not isinstance(data, dict) or data.get("version") != 1:
             raise
-        record = msgspec.convert(from_version_1(data), Record)
+        record = _DECODER.decode(msgspec.json.encode(from_version_1(data)))
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
     if record.status == STARTED and datetime.fromisoformat(record.started).tzinfo is None:
         raise ValueError(f"it started at {record.started!r}, in no time zone")
-    if record.status not in (STARTED, *Verdict):
+    if record.status not in _STATUSES:
         raise ValueError(f"its status is {record.status!r}")
     return record

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.records import Record
+from nightshift.campaign.campaign import Campaign, run_scores
+from nightshift.records import Record, packed
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
@@ -32,8 +32,12 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples
     for recorded in records:
         rules = replace(recorded.decision, **constants)
         runs = [
-            replace(run, evaluation=replace(run.evaluation, scores=run.evaluation.scores[:num_examples]))
-            for run in recorded.runs[: rules.baseline_runs if recorded.parent is None else None]
+            run for run in recorded.runs[: rules.baseline_runs if recorded.parent is None else None] if run.evaluation
+        ]
+        scores = run_scores(replace(recorded, runs=tuple(runs)))[:, :num_examples].tolist() if runs else []
+        runs = [
+            replace(run, evaluation=replace(run.evaluation, scores=packed(each)))
+            for run, each in zip(runs, scores, strict=True)
             if run.evaluation
         ]
         parent = campaign.incumbent.number if campaign.incumbent else None

@@ -7,16 +7,16 @@ if their beginning is entered; a record that was never begun is never entered.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nightshift.campaign.campaign import run_scores
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
-from nightshift.errors import listed
+from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.records import Record
@@ -28,8 +28,8 @@ _ABSENT = "absent"
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
 
 
-def mend(ledger: Ledger, note: Callable[[str], None]) -> None:
-    """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out.
+def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
+    """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out. The records.
 
     Call as the head, with the lock held. EngineError when the disk refuses, UsageError for a damaged record.
     """
@@ -51,6 +51,7 @@ def mend(ledger: Ledger, note: Callable[[str], None]) -> None:
     else:
         files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
         _enter(ledger, files | {name: _hash(ledger, name) for name in _certified(ledger)})
+    return records
 
 
 def _enter(ledger: Ledger, files: Mapping[str, str]) -> None:
@@ -119,23 +120,22 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
         for name, digest in entry.files.items():
             entered[name].append((place, digest))
         if not entry.witnessed:
-            names = dict.fromkeys(
-                name if (n := _number(name)) is None else f"experiment {n:04d}" for name in entry.files
-            )
+            whose = ((name, _number(name)) for name in entry.files)
+            names = dict.fromkeys(name if number is None else f"experiment {number:04d}" for name, number in whose)
             found.notes.append(f"line {place}: {listed([*names])} entered by a later start, witnessed by nobody")
     records, damaged = ledger.readable()
     found.problems += damaged
     _compare_records(ledger, records, entered, found)
     _compare_files(ledger, entered, found)
+    for record in records:
+        try:
+            _ = record.evaluations and run_scores(record)
+        except UsageError as error:
+            found.problems.append(error.cause)
     found.problems += contradictions(ledger, records)
-    with os.scandir(ledger.runs_dir) as entries:
-        known = {path.parent.name for path in ledger.runs_dir.glob(f"*/{RECORD_NAME}")} & {
-            f"{number:04d}" for number in ledger.numbers()
-        }
-        strange = sorted(e.name for e in entries if e.name.strip().isdigit() and e.name not in known)
-    found.problems += [
-        f"runs/{name!a} looks like an experiment and has no record: nothing reads it" for name in strange
-    ]
+    known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
+    strange = sorted({path.name for path in ledger.runs_dir.iterdir() if path.name.strip().isdigit()} - known)
+    found.problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
     found.problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
     return found
 
@@ -184,18 +184,14 @@ def _compare_records(
             say(f"experiment {name} is not in the chain: invented, or copied into runs/")
             continue
         for entry, digest in _files(record, ledger).items():
-            was = entered.get(entry, [])
-            if not was and record.number in is_open:
-                found.notes.append(f"experiment {name}: {entry} is not entered yet: the next start does that")
+            place, was = entered.get(entry, [(0, "")])[-1]
+            what = {name: "its record", f"{name} late": "its settlement or lesson"}.get(entry, entry)
+            if record.number in is_open and (not was or (was != digest and entry.endswith(" late"))):
+                found.notes.append(f"experiment {name}: {what} is not entered yet: the next start does that")
             elif not was:
-                say(f"experiment {name}: {entry} was never entered")
-            elif was[-1][1] != digest and entry.endswith(" late") and record.number in is_open:
-                found.notes.append(
-                    f"experiment {name}: its settlement or lesson is not entered: the next start does that"
-                )
-            elif was[-1][1] != digest:
-                what = {name: "its record", f"{name} late": "its settlement or lesson"}.get(entry, entry)
-                say(f"experiment {name}: {what} was changed since line {was[-1][0]} of the chain")
+                say(f"experiment {name}: {what} was never entered")
+            elif was != digest:
+                say(f"experiment {name}: {what} was changed since line {place} of the chain")
 
 
 def _compare_files(ledger: Ledger, entered: Mapping[str, list[tuple[int, str]]], found: Findings) -> None:

@@ -214,7 +214,7 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     finally:
         _tidy(folder)
     if result.evaluation:
-        run = SealedRun(side, seed, result.evaluation.scores, result.evaluation.examples_sha256)
+        run = SealedRun(side, seed, result.evaluation.example_scores, result.evaluation.examples_sha256)
     else:
         run = SealedRun(side, seed, cause=result.training.cause or "no cause known")
     with setup.ledger.lock():

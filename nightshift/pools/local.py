@@ -131,6 +131,7 @@ class LocalPool:
             signed = msgspec.json.decode(data, type=Signed)
             is_own = hmac.compare_digest(signed.hmac, signature(worker.key, bytes(signed.result), worker.job))
             result = msgspec.json.decode(signed.result, type=Result)
+            _ = result.evaluation and result.evaluation.example_scores
         except (ValueError, TypeError, RecursionError) as error:
             raise EngineError(f"{path} is no result of a worker: {error}") from None
         if not is_own:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.index import fold_last
+from nightshift.campaign.index import fold_sound, last
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
@@ -109,10 +109,10 @@ class KeyHistory:
 
 def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]:
     """The submitted configs by experiment number; those that are gone or refused by today's allow-list are left out."""
-    found = {}
+    found, parse_once = {}, cache(parse)  # what is repeated with other seeds
     for record in records:
         with suppress(UsageError):
-            found[record.number] = parse(ledger.source(record.number))
+            found[record.number] = parse_once(ledger.source(record.number))
     return found
 
 
@@ -181,7 +181,7 @@ def of_last_campaign(ledger: Ledger) -> str:
     asked which it uses. Raises UsageError before the baseline.
     """
     records, damaged = ledger.readable()
-    campaign = fold_last(ledger, records)
+    campaign, unfit = fold_sound(ledger, records, *last(records))
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:
@@ -189,7 +189,7 @@ def of_last_campaign(ledger: Ledger) -> str:
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
     lines = describe(histories, untried(histories, now, used_keys))
-    return "\n".join([*(f"damaged: {cause}" for cause in damaged), *lines])
+    return "\n".join([*(f"damaged: {cause}" for cause in (*damaged, *unfit.values())), *lines])
 
 
 def _value_of(config: Config, key: str) -> str:

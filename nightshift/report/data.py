@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift.campaign.campaign import Campaign, Standing, ordered
-from nightshift.campaign.index import fold
+from nightshift.campaign.campaign import Standing
+from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
@@ -153,7 +153,9 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         notes.append(f"{counted(others)} of this branch ran under other rules and do not compare: not shown.")
     if others := len(records) - len(ours):
         notes.append(f"{counted(others)} of other branches: not shown.")
-    campaign = _campaign(ledger, shown, notes)
+    campaign, unfit = fold_sound(ledger, shown, branch, rules_hash)
+    notes += [f"Not counted: {cause}." for cause in unfit.values()]
+    shown = [r for r in shown if r.number not in unfit]
     decided = zip(campaign.decided, campaign.standings, strict=True)
     standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
     stands = {r.number for r in campaign.lineage}
@@ -162,24 +164,6 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
     return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *unread))
-
-
-def _campaign(ledger: Ledger, shown: list[Record], notes: list[str]) -> Campaign:
-    """The shown experiments, folded. Those that fit nothing are taken out of `shown`, into `notes`."""
-    if not shown:
-        return Campaign()
-    branch, rules_hash = shown[0].branch, shown[0].rules_hash
-    try:
-        return fold(ledger, shown, branch, rules_hash)
-    except UsageError:
-        campaign = Campaign()
-        for record in ordered(shown, branch, rules_hash):
-            try:
-                campaign = campaign.step(record)
-            except UsageError as error:
-                notes.append(f"Not counted: {error.cause}.")
-                shown.remove(record)
-        return campaign
 
 
 def counted(count: int, noun: str = "experiment") -> str:

@@ -16,7 +16,7 @@ _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
 
 def experiment_lines(record: Record, run_dir: Path) -> Iterator[str]:
     """`name: value` by the names of record.json, what is inside another value indented. Scores are fractions 0..1."""
-    fields = msgspec.to_builtins(record)
+    fields = msgspec.to_builtins(record, builtin_types=(msgspec.Raw,))
     runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
     return _lines({**fields, **runs, "files": os.fspath(run_dir)}, "")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -180,27 +180,30 @@ _TABLES: dict[str, tuple[Key, ...]] = {
 
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)
 _ENTRIES: dict[str, tuple[Key, ...]] = {path: tuple(same) for path, same in groupby(KEYS, lambda key: key.path)}
+_PARTS = tuple((key, key.path.partition(f".{ANY}")) for key in KEYS)
 _INNER = frozenset(prefix for table in _TABLES for prefix in accumulate(table.split("."), "{}.{}".format))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is TABLE)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _NAMED = re.compile(rf"\A({re.escape(_POOLS)}|{re.escape(_GATES)})\.[^.]+")
 
 
 def is_name(segment: str) -> bool:
     """True for what a segment of an open path can look like; the agent names pools and gates in this form too."""
-    return re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,31}", segment) is not None
+    return _NAME.fullmatch(segment) is not None
 
 
-@lru_cache(4096)
 def _pattern(path: str) -> str:
     """The path with ANY for the name that the agent gave to a pool or gate."""
     return _NAMED.sub(rf"\1.{ANY}", path)
 
 
+@lru_cache(4096)
 def variants(path: str) -> tuple[Key, ...]:
     """Every open entry of a path; more than one where the default depends on the variant."""
     return _ENTRIES.get(_pattern(path), ())
 
 
+@lru_cache(4096)
 def is_inner(path: str) -> bool:
     """True if open keys lie below this path."""
     return _pattern(path) in _INNER
@@ -212,11 +215,12 @@ def resolve(values: Mapping[str, Value]) -> dict[str, Value]:
     Below a pool or gate one for each of them in `values`.
     """
     resolved: dict[str, Value] = {}
-    for key in KEYS:
-        stem, is_named, rest = key.path.partition(f".{ANY}")
-        below = (path.removeprefix(f"{stem}.") for path in values if is_named and path.startswith(f"{stem}."))
-        names = dict.fromkeys(path.partition(".")[0] for path in below)
-        for path in [f"{stem}.{name}{rest}" for name in names] if is_named else [key.path]:
+    for key, (stem, is_named, rest) in _PARTS:
+        paths: Iterable[str] = (stem,)
+        if is_named:
+            below = (path.removeprefix(f"{stem}.") for path in values if path.startswith(f"{stem}."))
+            paths = dict.fromkeys(f"{stem}.{path.partition('.')[0]}{rest}" for path in below)
+        for path in paths:
             if applies(key, path, resolved):
                 resolved[path] = values.get(path, key.default)
     return resolved
@@ -226,7 +230,7 @@ def applies(key: Key, path: str, resolved: Mapping[str, Value]) -> bool:
     """True if the variant is selected and every table around the key is switched on."""
     if key.only_if is not None and resolved.get(key.only_if[0]) not in key.only_if[1]:
         return False
-    return all(resolved.get(table) is not None for table in _switches_around(path))
+    return None not in map(resolved.get, _switches_around(path))
 
 
 @lru_cache(4096)

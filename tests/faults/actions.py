@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from nightshift.files import write_json
-from nightshift.records import Evaluation, Outcome, Result, Training, Weights
+from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.worker import JOB_NAME, RESULT_NAME, Signed
 from tests.checkouts import git
 from tests.faults.matrix import BRANCH, FOLDERS, Fault
@@ -115,7 +115,7 @@ def forge(what: str, root: Path, folder: Path) -> bool:
         case "result as a folder":
             result.mkdir()
         case _:
-            good = Evaluation(1.0, 0.0, (1.0,) * 100, "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
+            good = Evaluation(1.0, 0.0, packed((1.0,) * 100), "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
             run = msgspec.json.encode(Result(1000, Training(Outcome.FINISHED, 3), good))
             write_json(result, Signed("0" * 64, msgspec.Raw(run)) if what == "unsigned result" else {})
     return True

@@ -170,7 +170,7 @@ def wrong_scores(root: Path) -> list[str]:
     for record in (record for record in readable(root) if record.rules_name == RULES.name):
         for run in (run for run in record.runs if run.evaluation is not None):
             right = right_of(record.effective["optimizer"]["lr"], run.seed)
-            if run.evaluation.scores != tuple(float(is_right(question, right)) for question in _questions()):
+            if run.evaluation.example_scores != tuple(float(is_right(question, right)) for question in _questions()):
                 found.append(f"{record.number:04d} has a wrong score")
     return found
 

@@ -17,7 +17,7 @@ from nightshift.campaign.campaign import Campaign, Standing, baseline_of, run_sc
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
-from nightshift.records import DecisionRules, Failure, Record, Result
+from nightshift.records import DecisionRules, Failure, Record, Result, packed
 from tests.campaigns import BRANCH, a_record, a_result, judged
 
 HASH = a_record().rules_hash
@@ -182,7 +182,7 @@ def test_a_record_of_version_1_is_folded_unless_it_holds_a_run_of_the_incumbent(
 def with_scores(record: Record, *scores: tuple[float, ...]) -> Record:
     runs: list[Result] = []
     for run, each in zip(record.runs, scores, strict=False):
-        runs.append(replace(run, evaluation=replace(run.evaluation, scores=each)))
+        runs.append(replace(run, evaluation=replace(run.evaluation, scores=packed(each))))
     return replace(record, runs=tuple(runs))
 
 
@@ -193,7 +193,10 @@ def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]
     records[number - 1] = with_scores(records[number - 1], *scores)
     with pytest.raises(UsageError) as caught:
         folded(records)
-    assert re.search(f"experiment {number:04d}|experiment 0002 has 400 scores, its parent 3", caught.value.cause)
+    assert re.search(
+        f"experiment {number:04d}|runs/{number:04d}/record.json is damaged|experiment 0002 has 400 scores",
+        caught.value.cause,
+    )
     assert "\n" not in str(caught.value)
 
 

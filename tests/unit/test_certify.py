@@ -91,7 +91,7 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     scores = json.loads(path.read_text())["scores"]
     assert len(scores) == NUM_SELECTION
     selection = kept.ledger.records()[-1].runs[0].evaluation
-    assert tuple(scores) != selection.scores
+    assert tuple(scores) != selection.example_scores
     assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
     questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]

@@ -92,9 +92,9 @@ def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup:
     assert record.health
     evaluation = record.runs[0].evaluation
     lines = (setup.ledger.run_dir(1) / "run-1" / "attempt-0" / "evaluation.jsonl").read_text().splitlines()
-    assert [json.loads(line)["score"] for line in lines] == list(evaluation.scores)
+    assert [json.loads(line)["score"] for line in lines] == list(evaluation.example_scores)
     assert len(lines) == NUM_SELECTION
-    assert evaluation.eval_score == pytest.approx(sum(evaluation.scores) / NUM_SELECTION)
+    assert evaluation.eval_score == pytest.approx(sum(evaluation.example_scores) / NUM_SELECTION)
 
 
 def test_a_harmful_change_is_discarded_and_train_toml_restored(setup: Setup) -> None:
@@ -441,7 +441,7 @@ def test_old_models_go_when_there_are_too_many_but_never_the_first_the_last_and_
         model = ledger.run_dir(number) / "model"
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"0" * 1000)
-    keep_model(ledger, ledger.records()[-1], max_gb=3.5e-6)
+    keep_model(ledger, replace(ledger.records()[-1], status="keep"), max_gb=3.5e-6)
     assert [path.parent.name for path in sorted(ledger.runs_dir.glob("*/model"))] == stay
 
 

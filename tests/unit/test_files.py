@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from nightshift import files
-from nightshift.files import open_regular, read_file, sweep_folder, write_atomically
+from nightshift.files import open_regular, read_file, sweep_folder, write_atomically, write_json
+from nightshift.records import packed
 
 TOKEN = "0123456789abcdef"
 
@@ -90,3 +92,8 @@ def test_what_killed_writers_left_is_swept_by_both_kinds_of_name(tmp_path: Path)
     assert all(path.exists() for path in left)
     sweep_folder(tmp_path, ("a.b",))
     assert [path.exists() for path in (*left, *kept)] == [False, False, True, True]
+
+
+def test_a_record_whose_text_is_no_unicode_is_written_with_its_scores(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"scores": packed([1.0, 0.5]), "library_path": "/\udcff"})
+    assert json.loads((tmp_path / "x.json").read_bytes()) == {"scores": [1.0, 0.5], "library_path": "/?"}

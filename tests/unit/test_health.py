@@ -18,7 +18,7 @@ from nightshift.health import checks, digest, examine
 from nightshift.health.finding import Conditions, Finding, Severity
 from nightshift.health.trends import trend
 from nightshift.metrics import Step, read_steps
-from nightshift.records import Evaluation, Outcome, Result, Training, Weights
+from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.train_toml.keys import variants
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
@@ -76,7 +76,9 @@ def found(steps: list[Step], text: str, conditions: Conditions = USUAL) -> Findi
 
 def timed(startup_seconds: float, evaluation_seconds: float, truncated_share: float = 0.0) -> Conditions:
     """As usual, with the times of start-up and evaluation, and what evaluation cut."""
-    evaluation = Evaluation(0.5, 0.01, (1.0, 0.0), "e", truncated_share, 12.5, Weights(40, "f"), evaluation_seconds)
+    evaluation = Evaluation(
+        0.5, 0.01, packed((1.0, 0.0)), "e", truncated_share, 12.5, Weights(40, "f"), evaluation_seconds
+    )
     return replace(USUAL, run=replace(USUAL.run, startup_seconds=startup_seconds, evaluation=evaluation))
 
 

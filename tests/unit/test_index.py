@@ -14,10 +14,10 @@ import pytest
 from nightshift.campaign import index as indexes
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.index import INDEX_NAME, Index, fold_last, save
+from nightshift.campaign.index import INDEX_NAME, Index, fold, last, save
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
-from nightshift.records import Record
+from nightshift.records import Evaluation, Record
 from tests.campaigns import BRANCH, judged, stored
 
 STORY = [(0.50, 0.51), (0.54,), (0.40,), (0.58,), (0.57,), (), (0.61,), (0.30,), (0.60,), (0.62,)]
@@ -36,7 +36,8 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 def believed(ledger: Ledger) -> Campaign:
     fresh = Ledger(ledger.tsv_path.parent)
-    return fold_last(fresh, fresh.records())
+    records = fresh.records()
+    return fold(fresh, records, *last(records))
 
 
 def plain(ledger: Ledger) -> Campaign:
@@ -80,6 +81,22 @@ def test_an_index_is_used_and_changes_no_bit(ledger: Ledger, monkeypatch: pytest
     path_of(ledger).unlink()
     assert is_same(believed(ledger), expected)
     assert steps == [9, 10, *range(1, 11)]
+
+
+def test_the_scores_of_what_an_index_holds_are_not_decoded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, really = list[Evaluation](), Evaluation.example_scores
+
+    def counting(self: Evaluation) -> tuple[float, ...]:
+        decoded.append(self)
+        found: tuple[float, ...] = really.fget(self)
+        return found
+
+    monkeypatch.setattr(Evaluation, "example_scores", property(counting))
+    believed(ledger)
+    assert len(decoded) == 4  # of 9 and 10, and of their parents
+    path_of(ledger).unlink()
+    believed(ledger)
+    assert len(decoded) > 4 + 10
 
 
 def a_record_changed(ledger: Ledger) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import campaigns, replay, table
+from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Failure, Record
 from tests.campaigns import a_record, judged, stored
 from tests.night_checkout import nightshift
@@ -70,7 +71,17 @@ def test_a_run_that_was_never_made_is_named_and_not_made_up(recorded: Path) -> N
 def test_fewer_examples_use_less(recorded: Path, wanted: int, used: int) -> None:
     result = replay(records_of(recorded), {}, wanted)
     for record in result.decided:
-        assert all(len(evaluation.scores) == used for evaluation in record.evaluations)
+        assert all(len(evaluation.example_scores) == used for evaluation in record.evaluations)
+
+
+@pytest.mark.parametrize("score", ['"1"', "1.5", "-1e-9", "[[[]]]", "null"])
+@pytest.mark.parametrize("num_examples", [None, 10])
+def test_damaged_scores_are_one_line(tmp_path: Path, score: str, num_examples: int | None) -> None:
+    runs_dir = stored(tmp_path, judged(STORY)).runs_dir
+    path = runs_dir / "0003" / "record.json"
+    path.write_text(path.read_text().replace('"scores":[1.0', f'"scores":[{score}', 1))
+    with pytest.raises(UsageError, match=r"^runs/0003/record\.json is damaged: .*\. Move runs/0003 out of runs/"):
+        replay(records_of(runs_dir), {}, num_examples)
 
 
 def test_the_command(recorded: Path) -> None:
