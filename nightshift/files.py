@@ -154,7 +154,8 @@ def remove_tree(path: Path, timeout_seconds: float | None = None) -> None:
 
     Raises subprocess.TimeoutExpired.
     """
-    subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
+    if os.path.lexists(path):
+        subprocess.run(["rm", "-rf", "--", path], capture_output=True, check=False, timeout=timeout_seconds)
 
 
 def free_disk_gb(path: Path) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -23,7 +22,16 @@ from nightshift.campaign.chain import Chain, digests, sha256
 from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.version_1 import from_version_1
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.files import disk_error, read_file, read_json, sweep_folder, sync_folder, write_atomically, write_json
+from nightshift.files import (
+    disk_error,
+    read_file,
+    read_json,
+    remove_tree,
+    sweep_folder,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.metrics import PROGRESS_NAME
 from nightshift.records import ATTEMPT, Progress, Record, Result, Verdict
@@ -132,7 +140,7 @@ class Ledger:
         self._closed.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING
         try:
-            shutil.rmtree(partial, ignore_errors=True)  # left by a kill
+            remove_tree(partial)  # left by a kill
             partial.mkdir(parents=True)
             for name, data in files.items():
                 write_atomically(partial / name, data)
@@ -210,8 +218,9 @@ class Ledger:
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         sweep_folder(self.runs_dir)
         for number in self.numbers()[-1:]:
-            for folder in self.run_dir(number).glob("**/"):  # its own, and those of its runs and their attempts
-                sweep_folder(folder, is_only_mine=True)
+            folder = self.run_dir(number)
+            for place in (folder, *folder.glob("run-*"), *folder.glob("run-*/attempt-*")):
+                sweep_folder(place, is_only_mine=True)
 
     def source(self, number: int) -> bytes:
         """The train.toml that experiment `number` submitted, byte for byte. UsageError if somebody took it away."""

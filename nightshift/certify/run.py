@@ -8,7 +8,6 @@ and logs; the texts of the sealed problems are not: `runs/` is where agents read
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
 from nightshift.experiment import job_of, require_packaged, require_ready
-from nightshift.files import read_file, read_json, write_json
+from nightshift.files import read_file, read_json, remove_tree, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Record
@@ -192,7 +191,7 @@ def _make_runs(plan: Plan, setup: Setup) -> list[SealedRun]:
 
 def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> SealedRun | None:
     """One run; stored when it was evaluated or its training failed, None when the machinery broke."""
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted attempt left
+    remove_tree(folder)  # what an interrupted attempt left
     folder.mkdir()
     try:
         job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
@@ -228,10 +227,8 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
 def _tidy(folder: Path) -> None:
     """Leave curves, logs and scores; weights are large, and what trained may hold examples."""
     for path in folder.glob(f"{ATTEMPT}/*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log":
-            path.unlink()
+        if path.is_dir() or (path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log"):
+            remove_tree(path)
 
 
 def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:

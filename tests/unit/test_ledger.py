@@ -232,6 +232,29 @@ def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:
     assert not weights.exists()
 
 
+def dig(folder: Path, name: str) -> None:
+    """Folders in folders, deeper than Python recurses."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir(name, dir_fd=here)
+        here, above = os.open(name, os.O_RDONLY, dir_fd=here), here
+        os.close(above)
+    os.close(here)
+
+
+@pytest.mark.parametrize("place", [".reserving", "0001", "0001/run-1"])
+def test_deep_folders_in_runs_stop_no_start(ledger: Ledger, place: str) -> None:
+    closed(ledger)
+    folder = ledger.runs_dir / place
+    folder.mkdir(exist_ok=True)
+    dig(folder, "x")
+    try:
+        ledger.sweep()
+        assert closed(ledger).number == 2
+    finally:
+        remove_tree(folder)  # pytest itself recurses
+
+
 def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) -> None:
     record = closed(ledger)
     attempt, model = ledger.run_dir(1) / "run-1" / "attempt-0", ledger.run_dir(1) / "model"
@@ -241,12 +264,7 @@ def test_what_is_planted_where_models_are_kept_stops_no_start(ledger: Ledger) ->
     keep_model(ledger, record)
     assert list(model.iterdir()) == []
     (model / "link").symlink_to("/nowhere")
-    here = os.open(attempt, os.O_RDONLY)
-    for _ in range(1500):  # deeper than Python recurses
-        os.mkdir("weights-2", dir_fd=here)
-        here, above = os.open("weights-2", os.O_RDONLY, dir_fd=here), here
-        os.close(above)
-    os.close(here)
+    dig(attempt, "weights-2")
     try:
         keep_model(ledger, record)
         assert list(attempt.iterdir()) == []
