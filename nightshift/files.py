@@ -24,7 +24,7 @@ _NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the
 T = TypeVar("T")
 
 
-def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
     Nobody can foretell its name, and nothing is opened that lies there already. Without `sync` a loss of power may
@@ -32,7 +32,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             if sync:
                 file.flush()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from nightshift.files import read_file
+from nightshift.files import read_file, write_atomically
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
@@ -59,7 +57,7 @@ class Login:
                 raise ValueError("its keys are others")
             if own.read_bytes() != before:
                 raise ValueError(f"{own} has changed meanwhile")
-            _replace(own, after)
+            write_atomically(own, after, mode=0o600)
         except (OSError, ValueError, RecursionError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             return (f"the {self.credential} that it left was not taken back: {reason}",)
@@ -77,16 +75,3 @@ def home_of(environ: Mapping[str, str]) -> Path:
 
 def _keys(text: bytes) -> set[str]:
     return set(msgspec.json.decode(text, type=dict[str, Any]))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """As files.write_atomically, and for its owner's eyes only at every moment."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
