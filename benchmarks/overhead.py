@@ -95,6 +95,7 @@ def measure_size(root: Path, num_records: int, num_experiments: int, repeats: in
     shutil.rmtree(root / "runs")
     stand_in_campaign.build(root, num_records, **{name: whose[name] for name in ("rules_hash", "hardware", "commit")})
     experiment = measure_experiments(root, num_experiments)  # the first of them leaves an index, as every campaign has
+    (root / "train.toml").write_text(CONFIG.format("3e-7"))  # none that was tried
     dry_run = (python, "run.py", "--engine", "trl", "--budget-seconds", str(BUDGET_SECONDS), "--dry-run")
     row: Row = {"num_experiments": num_records, "dry-run": timed(dry_run, root, repeats)}
     row |= {name: timed((nightshift, name), root, repeats) for name in ("status", "history", "report")}

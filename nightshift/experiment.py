@@ -59,7 +59,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
         resume(setup.ledger, setup.repo, setup.reporter.note)
     record = admit(config, request, setup)
     require_ready(setup.engine)
-    if record.parent is None:
+    if record.parent is None and Head(record.branch, record.commit).is_campaign:
         require_packaged(setup)
     files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
     with setup.ledger.lock():

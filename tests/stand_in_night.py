@@ -2,7 +2,7 @@
 
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. The
-agent's clock leaps an hour with each *.hangs-* in the folder `leaps`.
+agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from nightshift.command import in_one_line  # noqa: E402
+from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
@@ -46,6 +47,8 @@ def main() -> None:
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if asked.pop("proposer", None) == "lr":
         begin.proposer_of = lambda request, setup: RateProposer()
+    if sign := asked.pop("breaks", None):
+        TrlEngine.check = lambda engine: ["the engine is broken"] if Path(sign).exists() else []  # type: ignore[method-assign]
     if leaps := asked.pop("leaps", None):
         make, signs = begin.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731

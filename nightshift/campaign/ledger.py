@@ -6,6 +6,7 @@ results.tsv is a view of them: written anew whenever one is closed, and beside e
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -136,6 +137,8 @@ class Ledger:
 
         The folder appears with all of them or not at all.
         """
+        if self.tsv_path.is_dir():  # it would be found out when all is done
+            raise disk_error(IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)), self.tsv_path)
         record = replace(record, number=self.next_number(), status=STARTED)
         self._closed.pop(record.number, None)  # one of this number was moved out of runs/
         folder, partial = self.run_dir(record.number), self.runs_dir / _RESERVING

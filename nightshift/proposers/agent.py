@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import tempfile
 import time
 import uuid
@@ -30,80 +28,22 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard import seal
 from nightshift.guard.clone import ANSWER_NAME, Clone
-from nightshift.guard.login import Login
 from nightshift.guard.seal import Checkout
 from nightshift.guard.surroundings import Surroundings
 from nightshift.guard.wall import Wall, choose, hidden_places
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.brief import MAX_SENTENCE, compose
+from nightshift.proposers.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.text import clean
 from nightshift.train_toml.text import read_source
 
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """An agent's command, the same for behind the wall (where no program can build a sandbox of its own), its login."""
-
-    command: str
-    walled: str
-    login: Login
-
-
-# Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.197, Codex CLI 0.169.0 and Gemini CLI
-# 0.61.0, all of which read the prompt on stdin, and their packages for what they keep where. Without --skip-trust
-# Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag.
-PRESETS = {
-    "claude": Preset(
-        "claude -p --permission-mode acceptEdits",
-        """claude -p --permission-mode acceptEdits --settings '{"sandbox":{"enabled":false}}'""",
-        Login(
-            ("ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*", "AWS_REGION", "AWS_BEARER_TOKEN_BEDROCK"),
-            (".claude", "CLAUDE_CONFIG_DIR"),
-            ".credentials.json",
-            ("settings.json",),
-        ),
-    ),
-    "codex": Preset(
-        "codex exec --sandbox workspace-write --skip-git-repo-check",
-        "codex exec --sandbox danger-full-access --skip-git-repo-check",
-        Login(("OPENAI_*", "CODEX_API_KEY"), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",)),
-    ),
-    "gemini": Preset(
-        "gemini --skip-trust --approval-mode auto_edit",
-        "gemini --skip-trust --approval-mode auto_edit --sandbox=false",
-        Login(
-            ("GEMINI_API_KEY", "GEMINI_MODEL", "GOOGLE_API_KEY", "GOOGLE_CLOUD_*", "GOOGLE_GENAI_*"),
-            (".gemini", ""),
-            "oauth_creds.json",
-            ("settings.json", "google_accounts.json", "gemini-credentials.json", ".env"),
-        ),
-    ),
-}
-_OWN_LOGIN = Login(("*_API_KEY",))  # of a person's own command: only the person knows whose key it needs
-PROMPT_FILE = "{prompt_file}"
 GRACE_SECONDS = 5.0
 MAX_LOG_BYTES = 1_000_000
 _POLL_SECONDS = 0.5
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready.\n"
 _QUESTION_SECONDS = 120.0
 _ANSWER = re.compile(r"\b(HYPOTHESIS|PREDICTION|LESSON)\b[ \t*]*+:[ \t*]*")
-
-
-def command_of(agent: str, *, is_walled: bool = False) -> tuple[str, ...]:
-    """The words of a preset's or of the person's own command. UsageError if its program is not to be found."""
-    preset = PRESETS.get(agent)
-    try:
-        words = tuple(shlex.split(agent if preset is None else preset.walled if is_walled else preset.command))
-    except ValueError as error:
-        raise UsageError(f"--agent {agent!r} is no command ({error})", "Close its quotes.") from None
-    if not words or shutil.which(words[0]) is None:
-        presets = ", ".join([*PRESETS, "tpe", "random"])
-        raise UsageError(
-            f"--agent {agent}: no program {words[0] if words else ''!r} on PATH",
-            f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}.",
-        )
-    return words
 
 
 def open_agent(
@@ -116,7 +56,7 @@ def open_agent(
     clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
     """The agent that is called `name`, with the wall that `sandbox` asks for (guard/wall.py). UsageError without it."""
-    command, login = command_of(name), PRESETS[name].login if name in PRESETS else _OWN_LOGIN
+    command, login = command_of(name), PRESETS[name].login if name in PRESETS else OWN_LOGIN
     walled = command_of(name, is_walled=True)
     wall, shortfall = choose(sandbox, walled, login, hidden_places(root, environ), environ, clone)
     title = name if name in PRESETS else Path(command[0]).name

@@ -26,7 +26,8 @@ from nightshift.git.repo import Repo
 from nightshift.guard.clone import Clone
 from nightshift.guard.doorstep import LANDLOCK_CREATE_RULESET
 from nightshift.guard.wall import choose
-from nightshift.proposers.agent import PRESETS, Agent
+from nightshift.proposers.agent import Agent
+from nightshift.proposers.presets import PRESETS
 from tests.checkouts import ROOT, commit_all
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night

@@ -28,7 +28,7 @@ def test_load_refuses_what_is_not_a_plain_file(tmp_path: Path) -> None:
 
     path = tmp_path / "train.toml"
     assert "cannot be read: No such file" in refused(path)
-    assert "cannot be read: Is a directory" in refused(tmp_path)
+    assert "cannot be read: it is no regular file" in refused(tmp_path)
     (tmp_path / "other.toml").write_bytes(SMALL)
     path.symlink_to(tmp_path / "other.toml")
     assert "it is a symbolic link" in refused(path)
