@@ -72,20 +72,22 @@ def chosen(only: str | None) -> list[Attempt]:
     return [attempt for attempt in ATTEMPTS if only is None or only in attempt.name]
 
 
+def totals(rows: Sequence[Row]) -> list[str]:
+    """How many came to what, by setting and by what they go at: the table of docs/measured.md."""
+    lines = ["| setting | what is tried | attempts | " + " | ".join(OUTCOMES.values()) + " |", "|---" * 7 + "|"]
+    for kind in dict.fromkeys((row["setting"], row["kind"]) for row in rows):
+        counts = Counter(row["measured"] for row in rows if (row["setting"], row["kind"]) == kind)
+        numbers = (counts.total(), *(counts[word] for word in OUTCOMES))
+        lines.append(f"| {' | '.join((*kind, *map(str, numbers)))} |")
+    return lines
+
+
 def told(rows: Sequence[Row]) -> str:
     """All rows, then the counts."""
     columns = {"setting": "<11", "name": "<42", "expected": "<14", "measured": "<14"}
-    kinds = dict.fromkeys((row["setting"], row["kind"]) for row in rows)
-    counts = [Counter(row["measured"] for row in rows if (row["setting"], row["kind"]) == kind) for kind in kinds]
-    named = [f"| {setting} | {kind} | " for setting, kind in kinds]
-    totals = ["| setting | what is tried | attempts | " + " | ".join(OUTCOMES.values()) + " |", "|---" * 7 + "|"]
-    totals += [
-        head + " | ".join(str(number) for number in (count.total(), *(count[word] for word in OUTCOMES))) + " |"
-        for head, count in zip(named, counts, strict=True)
-    ]
     unexpected = [f"not as expected: {row['name']}: {row['evidence']}" for row in rows if not row["holds"]]
     last = f"{len(rows)} attempts, {len(unexpected)} not as expected"
-    return "\n".join([table(rows, columns), "", *totals, *unexpected, last])
+    return "\n".join([table(rows, columns), "", *totals(rows), *unexpected, last])
 
 
 @click.command(help=__doc__)

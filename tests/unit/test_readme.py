@@ -14,6 +14,7 @@ import pytest
 from nightshift.campaign import replay as replays
 from nightshift.campaign.ledger import Ledger
 from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+from tests.cheats.__main__ import totals
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -90,6 +91,7 @@ def test_cheats() -> None:
     counts = Counter(attempt["measured"] for attempt in data["attempts"])
     quoted = [counts[word] for word in ("refused", "named", "harmless", "not defended")]
     assert list(map(int, re.findall(r"\d+", row_of("cheats", f"{data['num_attempts']} attempts")))) == quoted
+    assert "\n".join(totals(data["attempts"])) in MEASURED
 
 
 def test_the_same_config_against_itself() -> None:
