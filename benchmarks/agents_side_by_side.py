@@ -23,7 +23,7 @@ from machine import RESULTS, machine, write_result
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nightshift.campaign.index import fold_last  # noqa: E402
+from nightshift.campaign.index import fold, last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.certify import certificate  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
@@ -74,7 +74,7 @@ def row(folder: Path) -> dict[str, object]:
     ledger = Ledger(folder)
     records = ledger.records()
     decided: list[Record] = night_state.decided(records)
-    standing = fold_last(ledger, records).standing
+    standing = fold(ledger, records, *last_campaign(records)).standing
     sealed = certificate.read(Ledger(folder).runs_dir)
     seconds = sum(r.total_seconds or 0.0 for r in records)
     return {

@@ -204,19 +204,19 @@ def wait(root: Path, timeout_seconds: float | None) -> int:
 
 def status_line(ledger: Ledger, now: datetime) -> str:
     """What is running and for how long; then what the ledger holds, and what the night does."""
-    from nightshift.campaign.index import fold_sound, last  # loads numpy: a typo in train.toml shall not wait for that
+    from nightshift.campaign.index import fold_sound, last_campaign  # loads numpy, for which a typo shall not wait
     from nightshift.night.text import status_lines
 
     records, damaged = ledger.readable()
-    campaign, unfit = fold_sound(ledger, records, *last(records))
+    campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     lines = [f"damaged:  {cause}" for cause in (*damaged, *unfit.values())]
     is_running = ledger.is_running()
     if is_running and records and records[-1].status == "started":
-        one = records[-1]
-        reading = read_progress(ledger.run_dir(one.number, len(one.runs) + 1))
+        last = records[-1]
+        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
         lines.append(
-            f"running:  {one.number:04d} for {(now - datetime.fromisoformat(one.started)).total_seconds():.0f} s  "
-            f"{reading_text(reading) if reading else 'starting'}  {one.description}"
+            f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
+            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
         )
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"

@@ -76,14 +76,14 @@ def fold_sound(
         return campaign, unfit
 
 
-def last(records: Sequence[Record]) -> tuple[str, str]:
+def last_campaign(records: Sequence[Record]) -> tuple[str, str]:
     """Branch and rules hash of the last experiment that came to a verdict; of no campaign where none did."""
     return next(((r.branch, r.rules_hash) for r in reversed(records) if r.judgement is not None), ("", ""))
 
 
 def save(ledger: Ledger) -> None:
     """Write the index, if folding without it would take long. Call with the lock held. EngineError of the disk."""
-    whose = last(records := ledger.records())
+    whose = last_campaign(records := ledger.records())
     try:
         campaign = fold(ledger, records, *whose)
     except UsageError:  # who needs the belief will hear of it

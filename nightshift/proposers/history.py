@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.index import fold_sound, last
+from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
@@ -181,7 +181,7 @@ def of_last_campaign(ledger: Ledger) -> str:
     asked which it uses. Raises UsageError before the baseline.
     """
     records, damaged = ledger.readable()
-    campaign, unfit = fold_sound(ledger, records, *last(records))
+    campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
     now = incumbent(campaign, found)
     if now is None:

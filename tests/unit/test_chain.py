@@ -18,7 +18,7 @@ from nightshift import command, sealed
 from nightshift.campaign import chain as chains
 from nightshift.campaign import verify as verifying
 from nightshift.campaign.chain import Chain, Entry
-from nightshift.campaign.index import fold, last
+from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import mend, verify
 from nightshift.cli import commands
@@ -375,7 +375,7 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
 
     def believe() -> None:  # scores are looked at where they are used
         records = again(ledger).records()
-        fold(ledger, records, *last(records))
+        fold(ledger, records, *last_campaign(records))
 
     with pytest.raises(UsageError, match=r"0003/record\.json is damaged: .*Move .*0003 out of runs/") as refused:
         believe()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.index import fold, last
+from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.proposers.history import (
@@ -218,7 +218,7 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
     story.tell({LR: 4e-5}, CRASH, None, failure=Failure.MACHINERY, decided=None)
     story.store(ledger)
     records = ledger.records()
-    campaign = fold(ledger, records, *last(records))
+    campaign = fold(ledger, records, *last_campaign(records))
     assert [r.number for r in campaign.decided] == [1, 3]
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3]

@@ -14,7 +14,7 @@ import pytest
 from nightshift.campaign import index as indexes
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.index import INDEX_NAME, Index, fold, last, save
+from nightshift.campaign.index import INDEX_NAME, Index, fold, last_campaign, save
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
 from nightshift.records import Evaluation, Record
@@ -37,7 +37,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def believed(ledger: Ledger) -> Campaign:
     fresh = Ledger(ledger.tsv_path.parent)
     records = fresh.records()
-    return fold(fresh, records, *last(records))
+    return fold(fresh, records, *last_campaign(records))
 
 
 def plain(ledger: Ledger) -> Campaign:

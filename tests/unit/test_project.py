@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,19 @@ def test_a_notebook_reads_a_recorded_campaign_with_them() -> None:
     assert all(isinstance(record, Record) for record in records)
     assert records[0].status == Verdict.KEEP
     assert isinstance(nightshift.load_config(ROOT / "train.toml"), Config)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_from_here_exists(path: Path) -> None:
+    """Most of them take too long to be run by a test."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").startswith("nightshift")]
+    wanted = [(str(node.module), each.name) for node in ours for each in node.names]
+    assert [f"{module}.{name}" for module, name in wanted if not exists(module, name)] == []
+
+
+def exists(module: str, name: str) -> bool:
+    return hasattr(import_module(module), name) or find_spec(f"{module}.{name}") is not None
 
 
 def test_one_version_everywhere() -> None:
