@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.campaign import baseline_of, require_same_setup
@@ -184,8 +185,13 @@ def submit(record: Record, setup: Setup) -> None:
     """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
-    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))  # before the worker imports any of it
-    setup.pool.submit(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware))
+    submit_job(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware), setup)
+
+
+def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
+    """Start a worker, once it is known how all is that it will import."""
+    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
+    setup.pool.submit(run_dir, job)
 
 
 def next_seed(record: Record, setup: Setup) -> int:

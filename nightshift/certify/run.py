@@ -22,12 +22,11 @@ from nightshift.campaign.chain import sha256
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
-from nightshift.experiment import job_of, require_packaged, require_ready
+from nightshift.experiment import job_of, require_packaged, require_ready, submit_job
 from nightshift.files import read_file, read_json, remove_tree, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Record
-from nightshift.rules import covered_files
 from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
 from nightshift.worker import KEY_BYTES, RESULT_NAME
@@ -195,8 +194,7 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     folder.mkdir()
     try:
         job = job_of(plan.settings[side], seed, setup, setup.engine.hardware(), plan.look.number)
-        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-        setup.pool.submit(folder, job)
+        submit_job(folder, job, setup)
         while not setup.pool.is_over(folder):
             setup.wait()
         result = setup.pool.result(folder)

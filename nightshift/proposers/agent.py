@@ -116,10 +116,10 @@ class Agent:
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:  # what git might start, should somebody find a way, ends with the agent
             listing = self.clone.open(source)
+            ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
         except BaseException:
             group.stop()
             raise
-        ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
         notes = (*filter(None, [self.shortfall]), *self.clone.changes(listing), *ending.notes)
         return ending._replace(notes=notes)
 
