@@ -42,7 +42,7 @@ ENTROPY_RATIO = 2.0  # it never rises in a healthy run: the policy comes apart
 # rate; "a sustained, growing mean is the early-warning sign" (prime-rl docs/training.md).
 KL_MISMATCH = 0.01
 KL_SHARE = 0.25  # of the steps of the last half: it comes in bursts
-KL_GROWTH = 10.0
+KL_GROWTH = 10.0  # of the level at the start, at the end: what a server that computes with stale weights looks like
 KL_FLOOR = 1e-3  # growth below it is numerical noise
 MASKED_SHARE = 0.05  # of tokens: generated and trained on in vain; 0 in the recorded runs
 OFF_POLICY_AGE = 4.0  # versions: prime-rl aims at 1 and drops beyond 8 by default; 1.1 recorded
@@ -163,11 +163,13 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
 def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
     if kl := _curve(steps, "kl", 2):
-        early, late = median(kl[: max(2, len(kl) // 10)]), last_half(kl)
-        is_high = sum(value >= KL_MISMATCH for value in late) >= KL_SHARE * len(late)
-        has_grown = len(kl) >= MIN_STEPS and median(late) > max(KL_FLOOR, KL_GROWTH * early)
-        if is_high or has_grown:
-            text = f"KL between trainer and server {fmean(late):.1e} in the last half, up to {max(kl):.1e}"
+        (first, last), late = ends(kl), last_half(kl)
+        where = f"in the last half, up to {max(kl):.1e}"
+        if len(kl) >= MIN_STEPS and last > max(KL_FLOOR, KL_GROWTH * first):
+            text = f"mismatch KL grows over the run, from {first:.1e} to {last:.1e}: trainer and server come apart"
+            yield Finding(f"{text} ({fmean(late):.1e} {where})", (_LR, _AGE, _KL_TAU), Severity.COSTLY)
+        elif sum(value >= KL_MISMATCH for value in late) >= KL_SHARE * len(late):
+            text = f"KL between trainer and server {fmean(late):.1e} {where}"
             yield Finding(text, (_LR, _AGE, _KL_TAU), Severity.COSTLY)
     if (masked := _curve(steps, "masked_share", 1)) and (share := fmean(last_half(masked))) >= MASKED_SHARE:
         keys = (*_MASKS, "trainer.loss.ipo_threshold", _LR, _AGE)

@@ -145,8 +145,16 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
         lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
     ),
     "mismatch grows": (
-        "KL between", Severity.COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"kl": scaled(lambda x: 1e-4 * math.exp(5 * x), 0.5, seed)},
+        "mismatch KL grows over the run", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"kl": scaled(lambda x: 1.5e-4 * math.exp(5 * x), 0.1, seed)},
+    ),
+    "mismatch explodes late": (  # as of a server that computes with keys and values of older weights
+        "mismatch KL grows over the run", Severity.COSTLY, "trainer.optim.lr",
+        lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
+    ),
+    "mismatch": (
+        "KL between trainer and server", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"kl": scaled(lambda x: 0.02, 0.5, seed)},
     ),
     "masked": (
         "10% of the tokens are masked", Severity.COSTLY, "trainer.loss.dppo_mask_low",
@@ -278,6 +286,13 @@ def test_truncation_at_evaluation_alone_is_told() -> None:
     conditions = timed(5.0, 3.0, truncated_share=0.2)
     assert "20% at evaluation" in found(healthy(4, 100), "cut and so scored 0", conditions).text
     assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
+
+
+def test_a_mismatch_that_grows_is_told_with_its_numbers() -> None:
+    steps = changed(healthy(0, 100), kl=lambda x: 2e-4 if x < 0.8 else 0.06)
+    text = found(steps, "mismatch KL").text
+    assert text.startswith("mismatch KL grows over the run, from 2.0e-04 to 6.0e-02: trainer and server come apart")
+    assert not alarms(changed(healthy(0, 100), kl=lambda x: 1e-5 if x < 0.8 else 2e-4))  # x 20, and still noise
 
 
 def test_unclipped_spikes_weigh_more() -> None:

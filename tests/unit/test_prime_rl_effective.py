@@ -181,6 +181,16 @@ def test_the_server_logs_no_prompt_whatever_the_config_and_the_shell_say() -> No
         assert not {"VLLM_LOGGING_LEVEL", *shell} & set(passed)
 
 
+def test_no_rollout_begins_with_what_older_weights_computed() -> None:
+    """At the pin an update leaves the prefix cache as it is, and the salt of the version never comes to vLLM."""
+    for name, config in {**{name: variant(name) for name in VARIANTS}, **open_configs()}.items():
+        launch = launch_of(config, RUN_DIR)
+        assert launch.tree["inference"]["vllm"]["enable_prefix_caching"] is False, name
+        assert launch.inference_json["vllm"]["enable_prefix_caching"] is False, name
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        parse(SHIPPED + b"enable_prefix_caching = true\n")
+
+
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:
     source = SHIPPED.replace(b"max_completion_tokens = 1024", b"max_completion_tokens = 2049")
     source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")

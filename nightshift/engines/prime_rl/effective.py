@@ -1,7 +1,8 @@
 """What prime-rl trains with: the allow-listed train.toml plus what the rules and the engine fix.
 
 A nested tree in prime-rl's own names that its RLConfig accepts, without anything that depends on a single
-run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit.
+run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit, `V/` is
+verifiers/v1/ of the verifiers that it pins.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         + max(rules.max_completion_tokens, rules.decoding.max_completion_tokens),
         # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
         "inference.vllm.generation_config": "vllm",
-        # Safe: the orchestrator salts with the policy's version, the evaluation with one of its own, and a
-        # server serves one run.
-        "inference.vllm.enable_prefix_caching": True,
+        # No update clears the cache (P/inference/vllm/server.py:73), and the salt of the policy's version never comes
+        # to vLLM: the orchestrator puts it into extra_body (P/orchestrator/envs.py:90), the train client among the
+        # sampling parameters (V/clients/train.py:359), and vLLM reads it beside them (P/inference/vllm/
+        # serving_tokens.py:227). With a cache, rollouts would begin with keys and values of older weights.
+        "inference.vllm.enable_prefix_caching": False,
         # vLLM's own defaults, said here: the sealed set's prompts lie nowhere below runs/. (Its prompts need the
         # level DEBUG besides, whose variable engine_environment leaves out; a crash dump has lengths only.)
         "inference.vllm.enable_log_requests": False,

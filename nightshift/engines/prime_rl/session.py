@@ -150,7 +150,7 @@ class PrimeRlSession:
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
-        """One completion a prompt, in order. The salt keeps answers of other weights out of the prefix cache."""
+        """One completion a prompt, in order. The salt: were there a prefix cache, it would hold other weights'."""
         completions = self._server.complete(
             prompts,
             decoding,
