@@ -166,7 +166,8 @@ class Load:
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder.
 
-    `hardware` is the campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline; `hardware` is the
+    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is
     part of. A worker with another rules hash, harness or hardware refuses.
     """
 
@@ -183,6 +184,7 @@ class Job:
     look: int | None = None
     gpus: str | None = None  # --gpus
     keep_all: bool = False
+    incumbent: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,15 @@ class MetricsTail:
         """Complete steps in order, up to `last_step`. `began`: when training began, in seconds of time.time()."""
         return [self._step(number, began) for number in self._complete(last_step)]
 
+    def is_whole(self, number: int) -> bool:
+        """True once trainer and orchestrator have written all of a step."""
+        return self._rows.get(number, {}).keys() >= {"time", "_num_rollouts"}
+
+    def last_reward(self) -> float | None:
+        """Mean reward of the last complete step that has one."""
+        rewards = (self._rows[number].get("reward_mean") for number in reversed(self._complete()))
+        return next((reward for reward in rewards if reward is not None), None)
+
     def reward_mean(self, last_step: int | None = None) -> float | None:
         """Mean reward over all rollouts of the complete steps; None before the first."""
         total, count = 0.0, 0.0
