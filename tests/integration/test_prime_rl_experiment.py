@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
@@ -79,6 +83,68 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
     assert (record.status, record.failure) == ("crash", failure)
     assert cause in record.judgement.why
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "told"),
+    [
+        ("bad_lr", Failure.TRAINING, "; the incumbent starts, so it is the config's fault"),
+        ("trainer_exception", Failure.MACHINERY, "; the incumbent does not start either: trainer ended: exit code 1: "),
+    ],
+)
+def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
+    setup: Setup, fault: str, failure: Failure, told: str
+) -> None:
+    assert run_with(setup, None).status == "keep"
+    stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault)  # type: ignore[attr-defined]
+    (setup.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
+    run_experiment(Request(), setup)
+    record = setup.ledger.record(2)
+    assert (record.status, record.failure) == ("crash", failure)
+    why = record.judgement.why  # type: ignore[union-attr]
+    assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
+    assert told in why
+    assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
+    tried = setup.ledger.run_dir(2, 1) / "attempt-0" / "incumbent"
+    assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
+    assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
+    assert living_children() == []
+
+
+def test_a_baseline_has_no_incumbent_to_tell_whose_fault_it_is(setup: Setup) -> None:
+    record = run_with(setup, "trainer_exception")
+    assert record.failure is Failure.MACHINERY
+    assert record.judgement.why == "trainer ended: exit code 1: ZeroDivisionError: division by zero"  # type: ignore[union-attr]
+
+
+def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
+    furnish(checkout, SOURCE)
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+    attempt = checkout / "runs" / "0001" / "run-1" / "attempt-0"
+    heavy = [attempt / "prime-rl" / name for name in ("broadcasts", "rollouts")]
+    wait_for(lambda: [process.poll() is None, *(path.is_dir() for path in heavy)] == [True] * 3)
+    head = psutil.Process(process.pid)
+    [worker] = [child for child in head.children() if str(attempt.parent) in child.cmdline()]
+    for killed in (worker, head):
+        killed.kill()
+    process.communicate()
+    wait_for(lambda: not leftovers(checkout))
+    assert [path.is_dir() for path in heavy] == [True, True]
+    foreign = checkout / "runs" / "0002" / "run-1" / "attempt-0"  # what a living worker writes, and who is none
+    link = checkout / "runs" / "0003" / "run-1" / "attempt-0"
+    for folder, trace in ((foreign, {"pid": os.getpid(), "began": psutil.Process().create_time()}), (link, {"pid": 1})):
+        folder.mkdir(parents=True)
+        content = {"began": 0.0, "keep_all": False, "segments": []} | trace
+        (folder / TRACE_NAME).write_text(json.dumps(content))
+    (foreign / "prime-rl" / "rollouts").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "rollouts").mkdir(parents=True)
+    (link / "prime-rl").symlink_to(tmp_path / "elsewhere")
+    installation = Installation(tmp_path, Pins.read(ROOT / "pyproject.toml"))
+    PrimeRlEngine(RULES, checkout, {}, "none", installation=installation).prepare_at_start(print)
+    assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
+    assert (foreign / "prime-rl" / "rollouts").is_dir()
+    assert (tmp_path / "elsewhere" / "rollouts").is_dir()
+    assert list(attempt.glob("*.log"))  # what is light stays
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
