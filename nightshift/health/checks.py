@@ -201,10 +201,11 @@ def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]
 
 def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     """prime-rl: which side idles. The first step waits for the start and is left out."""
-    idle, busy, broadcast, blocked, generating = (
+    idle, busy, broadcast, blocked = (
         median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
-        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy", "generate")
+        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy")
     )
+    step = _step_seconds(steps)
     if idle is not None and busy is not None:
         seconds = idle + busy + (broadcast or 0.0)
         if idle > WAIT_SHARE * seconds:
@@ -213,8 +214,8 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         if broadcast is not None and broadcast > BROADCAST_SHARE * seconds:
             text = f"writing the weights takes {broadcast:.1f} of {seconds:.1f} s a step"
             yield Finding(text, (_BATCH, "trainer.model.lora"), Severity.HINT)
-    if blocked is not None and generating is not None and blocked > WAIT_SHARE * generating:
-        text = f"training is the bottleneck: generation waits {blocked:.1f} of {generating:.1f} s a step"
+    if blocked is not None and step is not None and blocked > WAIT_SHARE * step:
+        text = f"training is the bottleneck: generation waits {blocked:.1f} of {step:.1f} s a step"
         yield Finding(text, _SPEED, Severity.HINT)
 
 
@@ -248,14 +249,18 @@ CHECKS = (reward, entropy, mismatch, gradient, truncation, length, groups, budge
 
 
 def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
-    """Number and length of the steps and what fills them, and the keys of the larger part."""
+    """Number and length of the steps and what fills them, and the keys of the larger part.
+
+    Where generation goes on beside training (prime-rl), the trainer waits for rollouts in place of it.
+    """
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
-    generate, train = _curve(steps, "generate_seconds", 1), _curve(steps, "train_seconds", 1)
-    if not generate or not train:
-        return text, ()
-    parts = f"generation {median(generate):.2g} s, training {median(train):.2g} s"
-    return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(generate) > median(train) else (_BATCH, *_SPEED)
+    train = _curve(steps, "train_seconds", 1)
+    for name, what in (("generate", "generation"), ("wait_for_rollouts", "waiting for rollouts")):
+        if train and (other := _curve(steps, f"{name}_seconds", 1)):
+            parts = f"{what} {median(other):.2g} s, training {median(train):.2g} s"
+            return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(other) > median(train) else (_BATCH, *_SPEED)
+    return text, ()
 
 
 def note(steps: Sequence[Step], conditions: Conditions) -> Finding:

@@ -51,7 +51,7 @@ def test_a_recorded_file_read_whole(name: str) -> None:
     assert tail.not_finite_step() is None
     for step in steps:
         missing = {field.name for field in fields(Step) if getattr(step, field.name) is None}
-        assert missing == {"reward_std"}, step  # prime-rl does not write it
+        assert missing == {"reward_std", "generate_seconds"}, step  # prime-rl writes neither
 
 
 def test_each_raw_key_lands_in_its_field() -> None:
@@ -75,7 +75,6 @@ def test_each_raw_key_lands_in_its_field() -> None:
         lr=raw["optim/lr"],
         loss=raw["loss/mean"],
         tokens_per_second=pytest.approx(32 * raw["train/agg/all/agent/num_output_tokens/mean"] / 6.8669603559997086),
-        generate_seconds=6.8669603559997086,
         train_seconds=raw["time/forward_backward"],
         broadcast_seconds=raw["time/broadcast_weights"],
         wait_for_rollouts_seconds=raw["time/wait_for_batch"],
@@ -144,6 +143,15 @@ def test_a_step_counts_when_the_trainers_rows_exist(tmp_path: Path) -> None:
     assert (step.reward_mean, step.tokens_per_second) == (None, None)
     assert step.loss is not None
     assert tail.reward_mean() is None
+
+
+def test_a_last_step_without_its_orchestrator_row_is_a_step_of_unknown_reward(tmp_path: Path) -> None:
+    rows = [r for r in rows_of("metrics-5-steps.jsonl") if is_trainers(r) or r["step"] < 5]
+    tail = read(written(tmp_path / "a.jsonl", rows))
+    assert [step.reward_mean is None for step in tail.steps(0.0)] == [False, False, False, False, True]
+    assert [tail.is_whole(number) for number in range(7)] == [False, True, True, True, True, False, False]
+    assert tail.last_reward() == tail.steps(0.0)[3].reward_mean
+    assert tail.reward_mean() == tail.reward_mean(last_step=4)
 
 
 def test_a_step_that_was_redone_counts_once_and_its_last_rows_win() -> None:
