@@ -80,7 +80,9 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
     ("validator", "ModuleNotFoundError: No module named 'prime_rl'", "No module named 'prime_rl'", "", INCUMBENT),
     ("orchestrator", f"{UNREACHED}\n{TRACEBACK}ValueError: Model x was not found in the inference pool",
      "exit code 1: ValueError: Model x was not found", "", INCUMBENT),
-    # Nobody said why.
+    # Nobody said why; what is no error quotes the config, in which an agent names pools and gates.
+    ("orchestrator", "17:41:57    INFO Curriculum (pools={'EADDRINUSE': 1, 'OutOfMemoryError': 2, 'Xid': 3})",
+     "ended: exit code 1: ", "", MACHINERY),
     ("inference", f"{API}{ENGINE_DIED}\n{API}{ENGINE_DEAD}\nINFO:  Application shutdown complete.",
      "Engine core proc EngineCore died unexpectedly", "", MACHINERY),
     ("orchestrator", f"{UNREACHED}\n17:58:15 WARNING Address already in use, trying another", "ended: exit code 1", "",

@@ -117,12 +117,12 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
 
 # They stand below the cause and only point back to it: torchrun, vLLM's executor, its engine, its API server.
 _WRAPPER = re.compile(r"ChildFailedError|EngineDeadError|(?i:see (?:root cause|stack trace))|died unexpectedly")
-# Every healthy start has some, of loguru, of Python, of torch: prime-rl's while it waits for the server, for one.
-_WARNING = re.compile(r"\bWARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{4} [\d:.]+ ")
 # What torchrun, vLLM, prime-rl's and vLLM's loggers put before a line.
-_PREFIX = re.compile(
-    r"^(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\]\s*|[\d:]{8}\s+ERROR\s+)+"
-)
+_FROM = r"(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|[\d:]{8}\s+)*"
+_PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*\])?\s*)?")
+# Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
+_WARNING = re.compile(rf"^{_FROM}WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{{4}} [\d:.]+ ")
+_NEWS = re.compile(rf"^{_FROM}(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
 _NEAR = 100  # lines above: an exception further up did not end it
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
 
@@ -133,15 +133,17 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> EngineErro
     Without a pattern that fits: how it ended and the exception that stands above what only points to it. Nobody knows
     then whose fault it is (None); a death without an exception is one of machinery.
     """
-    lines = [line for line in log_lines if not _WARNING.search(line)]
+    said = [line for line in log_lines if not _WARNING.search(line)]
+    lines = [line for line in said if not _NEWS.search(line)]
     for pattern, cause, fix, is_config_fault in _PATTERNS:
         for line in lines:
             if re.search(pattern, f"{name}: {line}"):
                 text = f"{name}: {cause.format(match=_shown(line, 160))}"
                 return EngineError(text, fix, is_config_fault=is_config_fault)
-    end = next((i for i, line in enumerate(lines) if _WRAPPER.search(line)), len(lines))
-    causes = [line for line in lines[max(0, end - _NEAR) : end] if _EXCEPTION.search(line)]
-    words = (causes or lines[end : end + 1] or lines)[-1:]
+    end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
+    near = said[max(0, end - _NEAR) : end]
+    causes = [line for line in near if _EXCEPTION.search(line) and not _NEWS.search(line)]
+    words = (causes or said[end : end + 1] or said)[-1:]
     text = ": ".join([f"{name} ended: {exit_cause}", *(_shown(word, 200) for word in words)])
     return EngineError(text, is_config_fault=None if causes else False)
 
