@@ -249,10 +249,7 @@ CHECKS = (reward, entropy, mismatch, gradient, truncation, length, groups, budge
 
 
 def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
-    """Number and length of the steps and what fills them, and the keys of the larger part.
-
-    Where generation goes on beside training (prime-rl), the trainer waits for rollouts in place of it.
-    """
+    """Number and length of the steps and what fills them (prime-rl generates beside it), the larger part's keys."""
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
     train = _curve(steps, "train_seconds", 1)
