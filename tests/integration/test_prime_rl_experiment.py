@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
+from nightshift.night.loop import Night
+from nightshift.night.state import NightRequest, NightState
+from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Record, Request
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl
-from tests.conftest import git, living_children
+from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
@@ -108,6 +112,29 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
     tried = setup.ledger.run_dir(2, 1) / "attempt-0" / "incumbent"
     assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
     assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
+    assert living_children() == []
+
+
+class TwoIdeas:
+    """A proposer whose first idea cannot start."""
+
+    name = "two ideas"
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        lr = "0.5" if context.number == 2 else "4e-6"
+        return Proposal(context.source.replace(b"3e-6", lr.encode()), f"lr {lr}")
+
+
+def test_a_night_tries_a_config_once_that_cannot_start(setup: Setup) -> None:
+    stand_in_prime_rl.misbehave(setup.engine.installation.venv, "bad_lr")  # type: ignore[attr-defined]
+    started = setup.now().isoformat()
+    state = NightState(NightRequest("two ideas", experiments=3), CAMPAIGN, setup.rules_hash, started, first=1)
+    stop = Night(state, setup, TwoIdeas(), lambda text: None, pauses=(0.01,) * 3).run()
+    assert stop.is_planned, stop
+    baseline, bad, good = setup.ledger.records()
+    assert (baseline.status, bad.status, bad.failure) == ("keep", "crash", Failure.TRAINING)
+    assert (bad.description, good.description) == ("lr 0.5", "lr 4e-6")
+    assert good.status in ("keep", "discard")
     assert living_children() == []
 
 
