@@ -77,6 +77,7 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
     ("inference", core("KeyError: 'model.layers.0.qkv_proj.lora_A'"), "KeyError: 'model.layers.0", "", INCUMBENT),
     ("inference", core("AssertionError: block size", 512 * f"{ENGINE_DEAD}\n"), "AssertionError: block size", "",
      INCUMBENT),
+    ("inference", core("RuntimeError: UVA is not available"), "UVA is not available", "", INCUMBENT),  # on WSL2
     ("validator", "ModuleNotFoundError: No module named 'prime_rl'", "No module named 'prime_rl'", "", INCUMBENT),
     ("orchestrator", f"{UNREACHED}\n{TRACEBACK}ValueError: Model x was not found in the inference pool",
      "exit code 1: ValueError: Model x was not found", "", INCUMBENT),
