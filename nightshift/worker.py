@@ -138,8 +138,8 @@ def _start_incumbent(
     engine: Engine, settings: Mapping[str, Any], seed: int, folder: Path, seconds_left: float
 ) -> tuple[bool, str]:
     """Start the incumbent once and stop it: whether a start that failed here is its config's fault, and why."""
-    folder.mkdir()
     try:
+        folder.mkdir()
         engine.open(settings, seed, folder, seconds_left).close()
     except Interrupted:
         raise
