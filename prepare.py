@@ -4,7 +4,7 @@
     uv run prepare.py                        # what this machine's engine needs
     uv run prepare.py --gsm8k FOLDER         # GSM8K from its official train.jsonl and test.jsonl
     uv run prepare.py --rebuild-base         # remake the tiny base model from its recipe
-    uv run prepare.py --smoke                # two GPUs: install prime-rl, then one short real run of the whole chain
+    uv run prepare.py --smoke                # two GPUs: install prime-rl; one short real run with the tiny model
 """
 
 import os
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
 @click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
-@click.option("--smoke", is_flag=True, help="prime-rl: afterwards one short real run with the tiny model.")
+@click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
 @click.option("--rebuild-base", is_flag=True, help="Remake models/arithmetic-base by supervised learning.")
 def main(**flags: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from nightshift.command import in_one_line, moment, refuse_max_runs, run
+from nightshift.command import in_one_line, moment, refuse_max_runs, run, use_prime_rl
 from nightshift.engines import ENGINES
 from nightshift.records import Request
 
@@ -30,6 +30,13 @@ ROOT = Path(__file__).resolve().parent
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
+@click.option(
+    "--prime-rl",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=use_prime_rl,
+    expose_value=False,
+    help="prime-rl: the checkout to use, as prepare.py has it.",
+)
 @click.option("--max-runs", hidden=True, expose_value=False, callback=refuse_max_runs)
 @click.option("--until", callback=moment, help="HH:MM or ISO time: no second run of a baseline that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")

@@ -66,6 +66,12 @@ def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | Non
         raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
+def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
+    if value is not None:
+        os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
+
+
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
     """Its errors are shown as one line, without a traceback; the exit code is theirs.
 
@@ -139,7 +145,8 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
             base_model.rebuild(root / ARITHMETIC_TRL.model, reporter.note)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
-        reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
+        if not flags.smoke:
+            reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED
 
 

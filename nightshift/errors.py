@@ -48,12 +48,13 @@ class EngineError(NightshiftError):
     """Hardware or installation is missing or broken; nothing was measured.
 
     In the middle of an experiment it is recorded: as a failure of machinery, or of the config where
-    `is_config_fault` says so (the engine itself refused it, or ran out of memory with it).
+    `is_config_fault` says so (the engine itself refused it, or ran out of memory with it). None: its words do not
+    tell; whether the incumbent starts does.
     """
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, cause: str, fix: str = "", *, is_config_fault: bool = False) -> None:
+    def __init__(self, cause: str, fix: str = "", *, is_config_fault: bool | None = False) -> None:
         super().__init__(cause, fix)
         self.is_config_fault = is_config_fault
 

@@ -185,7 +185,11 @@ def submit(record: Record, setup: Setup) -> None:
     """Start the worker of the record's next run."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
     run_dir.mkdir()
-    submit_job(run_dir, job_of(record.effective, next_seed(record, setup), setup, record.hardware), setup)
+    job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
+    if record.parent is not None:  # checked again: its record lies where agents can write
+        incumbent = setup.engine.validate(setup.ledger.stored_config(setup.ledger.record(record.parent)))
+        job = replace(job, incumbent=dict(incumbent.settings))
+    submit_job(run_dir, job, setup)
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:

@@ -35,7 +35,7 @@ class Step:
     lr: float | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
-    generate_seconds: float | None = None
+    generate_seconds: float | None = None  # trl: prime-rl generates beside training
     train_seconds: float | None = None
     broadcast_seconds: float | None = None  # prime-rl: writing the weights for the server
     wait_for_rollouts_seconds: float | None = None  # prime-rl: the trainer idles

@@ -175,7 +175,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of.
+    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
     A worker with another rules hash, harness or hardware refuses."""
 
     rules_name: str
@@ -191,6 +192,7 @@ class Job:
     look: int | None = None
     gpus: str | None = None  # --gpus
     keep_all: bool = False
+    incumbent: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -32,9 +34,11 @@ from nightshift.processes.supervise import interruptible
 from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules, rules_named
 from nightshift.sealed import sealed_set
+from nightshift.text import MAX_TEXT, clean
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32
+INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 _PROGRESS_SECONDS = 0.5
 
 
@@ -92,6 +96,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     """
     began = time.monotonic()
     result = Result(job.seed, Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY))
+    engine: Engine | None = None
     try:
         attempt.mkdir()
         rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
@@ -118,11 +123,29 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     except Interrupted:
         raise
     except (NightshiftError, OSError) as error:
-        is_config_fault = isinstance(error, EngineError) and error.is_config_fault
+        is_config_fault, cause = isinstance(error, EngineError) and error.is_config_fault, str(error)
+        if is_config_fault is None and engine and job.incumbent:
+            seconds_left = job.deadline_seconds - (time.monotonic() - began)
+            is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, attempt / INCUMBENT, seconds_left)
+            cause = f"{cause.rstrip('.')}; {told}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        crashed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=str(error))
+        crashed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
         result = replace(result, training=crashed, evaluation=None)
     return replace(result, total_seconds=time.monotonic() - began)
+
+
+def _start_incumbent(
+    engine: Engine, settings: Mapping[str, Any], seed: int, folder: Path, seconds_left: float
+) -> tuple[bool, str]:
+    """Start the incumbent once and stop it: whether a start that failed here is its config's fault, and why."""
+    try:
+        folder.mkdir()
+        engine.open(settings, seed, folder, seconds_left).close()
+    except Interrupted:
+        raise
+    except (NightshiftError, OSError) as error:
+        return False, f"the incumbent does not start either: {error}"
+    return True, "the incumbent starts, so it is the config's fault"
 
 
 def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:

@@ -9,6 +9,7 @@ prime-rl wrote; what is in the rows is made up, and no test takes it for a resul
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -73,9 +75,47 @@ def append(path: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "stand_in"\n'
+# As torch's torchrun ends (tests/fixtures/prime_rl/logs/kill9-trainer.txt), and vLLM's API server.
+TORCHRUN = f"""E1120 18:01:14.545000 32683 torch/distributed/elastic/multiprocessing/api.py:986] failed (exitcode: 1)
+{TRACEBACK}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+======================================================
+prime_rl.trainer.rl.train FAILED
+Root Cause (first observed failure):
+[0]:
+  exitcode  : {{code}} (pid: 32703)
+  error_file: <N/A>
+  traceback : {{why}}
+======================================================"""
+CORE = "(EngineCore pid=30504) ERROR 11-20 17:43:38 [core.py:1313] "  # what stands before a line
+API = "(APIServer pid=30442) ERROR 11-20 17:43:38 [serving.py:1267] "
+ENGINE_DIED = (
+    "ERROR 11-20 17:43:38 [core_client.py:610] Engine core proc EngineCore died unexpectedly, shutting down client."
+)
+ENGINE_DEAD = (
+    f"{TRACEBACK}vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
+    "See stack trace (above) for the root cause."
+)
+CORE_FAILED = (
+    f"{TRACEBACK}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}"
+)
+
+
+def say(text: str, prefix: str = "") -> None:
+    """Into the log, each line with what the real program puts before it."""
+    print("".join(f"{prefix}{line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
+
+
 def fail(message: str) -> None:
     """End as prime-rl's clean_exit does: a traceback in the log, exit code 1."""
-    print(f'Traceback (most recent call last):\n  File "stand_in"\n{message}', file=sys.stderr, flush=True)
+    say(f"17:45:37   ERROR Fatal error in main\n{TRACEBACK}{message}")
+    sys.exit(1)
+
+
+def fail_below_torchrun(message: str) -> None:
+    """The same of the worker of torchrun, which has the last words."""
+    say(f"17:45:37   ERROR Fatal error in train\n{TRACEBACK}{message}", "[trainer0]:")
+    say(TORCHRUN.format(code=1, why="To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"))
     sys.exit(1)
 
 
@@ -113,6 +153,8 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
     if fault == "no_first_broadcast":
         time.sleep(600)
+    if fault == "trainer_exception" or (fault == "bad_lr" and config["optim"]["lr"] > 0.1):
+        fail_below_torchrun("ZeroDivisionError: division by zero")
     broadcast(broadcasts, 0)
     step, max_steps = 0, config["max_steps"]
     while max_steps is None or step < max_steps:
@@ -124,7 +166,10 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         if step == at and fault == "trainer_hang":
             time.sleep(600)
         if step == at and fault == "trainer_out_of_memory":
-            fail("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+            fail_below_torchrun("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if step == at and fault == "trainer_worker_killed":
+            say(TORCHRUN.format(code=-9, why="Signal 9 (SIGKILL) received by PID 32703"))
+            sys.exit(1)
         if step == at and fault == "trainer_dies":
             os.kill(os.getpid(), signal.SIGKILL)
         row = {"step": step, "time": time.time()}
@@ -142,6 +187,8 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
         broadcast(broadcasts, step, stable=not (fault == "no_stable" and step >= at))
         if fault != "no_stable":
             shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
+    if fault == "slow_exit":
+        time.sleep(600)
 
 
 # --- orchestrator ----------------------------------------------------------------------------------------
@@ -183,6 +230,10 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     fault, at = orders["fault"], orders["step"]
     run_dir = run_dir_of(config)
     base = config["model"]["client"]["base_url"].removesuffix("/v1")
+    unreached = "Inference server was not reached after 10 seconds (Error: All connection attempts failed)"
+    say(f"17:57:55 WARNING {unreached} on {base}")
+    if fault == "silent_death":
+        sys.exit(1)
     while (
         not listens(config["env_server_base_port"])
         or not get(base + "/health")
@@ -211,9 +262,14 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
                 time.sleep(600)
             post(base, "/update_weights", {"weight_dir": str(run_dir / "broadcasts" / f"step_{version}")})
             post(base, "/resume", {})
+        if fault == "no_rollout":
+            time.sleep(600)
         rollouts = run_dir / "rollouts" / f"step_{step}" / "train"
         for number in range(2 * GROUPS):
             append(rollouts / "all" / "traces.jsonl", trace(float(number % 2), number))
+        if step == config["max_steps"] and fault == "no_last_row":
+            append(rollouts / "effective" / "traces.jsonl", trace(1.0, 1))
+            break
         append(
             metrics_path(config),
             {
@@ -241,13 +297,31 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
 # --- the others ------------------------------------------------------------------------------------------
 
 
+NUM_WORKERS = 4
+
+
 def env_server(config: dict[str, Any], orders: dict[str, Any]) -> None:
-    """Hold the port on which the real one would answer."""
-    if orders["fault"] == "port_taken":
+    """Hold the port on which the real one would answer, as a broker over workers that take their time to end."""
+    fault = orders["fault"]
+    if fault == "port_taken":
         fail(f"zmq.error.ZMQError: Address already in use (addr='{config['serve']['address']}')")
     host, port = config["serve"]["address"].removeprefix("tcp://").split(":")
     with socket.create_server((host, int(port))):
+        workers = [worker(number, fault) for number in range(NUM_WORKERS)]
+        say(f"17:40:57    INFO EnvServerPool up: address=tcp://{host}:{port} workers=4/4 multiplex=128 elastic=False")
+        signal.signal(signal.SIGTERM, lambda *_: [os.waitpid(pid, 0) for pid in workers] and sys.exit(0))
         time.sleep(600)
+
+
+def worker(number: int, fault: str | None) -> int:
+    """A process that imports, says that it is up, and on SIGTERM ends its rollouts for as long as one lets it."""
+    if pid := os.fork():
+        return pid
+    signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
+    if not (fault == "slow_worker" and number == NUM_WORKERS - 1):
+        say(f"17:41:48    INFO EnvServer up: taskset=nightshift_arithmetic address=ipc:///tmp/vf-pool-x/{number}")
+    time.sleep(600)
+    os._exit(0)
 
 
 def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
@@ -256,7 +330,11 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
 
     fault = orders["fault"]
     if fault == "server_out_of_memory":
-        fail("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+        say(f"{TRACEBACK}ValueError: No available memory for the cache blocks. Try increasing", CORE)
+        say(CORE_FAILED, "(APIServer pid=30442) ")
+        sys.exit(1)
+    if fault == "shares_memory":
+        share()
     if fault == "server_never_ready":
         time.sleep(600)
     if fault == "slow_start":
@@ -276,15 +354,46 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
         answer,
         max_model_len=8192,
     )
-    if fault == "server_dies":
-        threading.Thread(target=die_after, args=(server, orders["step"]), daemon=True).start()
+    if fault in ENDS:
+        threading.Thread(target=die_after, args=(server, orders["step"], ENDS[fault]), daemon=True).start()
     server.serve()
 
 
-def die_after(server: Any, num_updates: int) -> None:
+def share() -> None:
+    """Map a segment that nobody unlinks, and end at once when asked to."""
+    descriptor, path = tempfile.mkstemp(prefix="psm_nightshift_", dir="/dev/shm")
+    os.truncate(descriptor, 4096)
+    globals()["segment"] = mmap.mmap(descriptor, 4096)
+    print(f"shares {Path(path).name}", flush=True)
+
+
+def kill_engine() -> None:
+    """Somebody killed the engine core: the API server shuts down in order, with exit code 0."""
+    say(ENGINE_DIED, "(APIServer pid=30442) ")
+    say(ENGINE_DEAD, API)
+    say("INFO:     Application shutdown complete.", "(APIServer pid=30442) ")
+    os._exit(0)
+
+
+def break_engine() -> None:
+    """An exception in the engine core, and what each request in flight says of it."""
+    say(f"{TRACEBACK}KeyError: 'block_table'", CORE)
+    for _ in range(512):
+        say(ENGINE_DEAD, API)
+    kill_engine()
+
+
+ENDS: dict[str | None, Any] = {
+    "server_dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "engine_killed": kill_engine,
+    "engine_breaks": break_engine,
+}
+
+
+def die_after(server: Any, num_updates: int, end: Any) -> None:
     while sum(path == "/update_weights" for path, _ in server.requests) < num_updates:
         time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGKILL)
+    end()
 
 
 def validator(arguments: list[str], orders: dict[str, Any]) -> None:

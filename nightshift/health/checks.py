@@ -42,7 +42,7 @@ ENTROPY_RATIO = 2.0  # it never rises in a healthy run: the policy comes apart
 # rate; "a sustained, growing mean is the early-warning sign" (prime-rl docs/training.md).
 KL_MISMATCH = 0.01
 KL_SHARE = 0.25  # of the steps of the last half: it comes in bursts
-KL_GROWTH = 10.0
+KL_GROWTH = 10.0  # of the level at the start, at the end: what a server that computes with stale weights looks like
 KL_FLOOR = 1e-3  # growth below it is numerical noise
 MASKED_SHARE = 0.05  # of tokens: generated and trained on in vain; 0 in the recorded runs
 OFF_POLICY_AGE = 4.0  # versions: prime-rl aims at 1 and drops beyond 8 by default; 1.1 recorded
@@ -163,11 +163,13 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
 def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     """Between the policy that trains and the one that sampled: KL, masked tokens, age."""
     if kl := _curve(steps, "kl", 2):
-        early, late = median(kl[: max(2, len(kl) // 10)]), last_half(kl)
-        is_high = sum(value >= KL_MISMATCH for value in late) >= KL_SHARE * len(late)
-        has_grown = len(kl) >= MIN_STEPS and median(late) > max(KL_FLOOR, KL_GROWTH * early)
-        if is_high or has_grown:
-            text = f"KL between trainer and server {fmean(late):.1e} in the last half, up to {max(kl):.1e}"
+        (first, last), late = ends(kl), last_half(kl)
+        where = f"in the last half, up to {max(kl):.1e}"
+        if len(kl) >= MIN_STEPS and last > max(KL_FLOOR, KL_GROWTH * first):
+            text = f"mismatch KL grows over the run, from {first:.1e} to {last:.1e}: trainer and server come apart"
+            yield Finding(f"{text} ({fmean(late):.1e} {where})", (_LR, _AGE, _KL_TAU), Severity.COSTLY)
+        elif sum(value >= KL_MISMATCH for value in late) >= KL_SHARE * len(late):
+            text = f"KL between trainer and server {fmean(late):.1e} {where}"
             yield Finding(text, (_LR, _AGE, _KL_TAU), Severity.COSTLY)
     if (masked := _curve(steps, "masked_share", 1)) and (share := fmean(last_half(masked))) >= MASKED_SHARE:
         keys = (*_MASKS, "trainer.loss.ipo_threshold", _LR, _AGE)
@@ -199,10 +201,11 @@ def gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]
 
 def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     """prime-rl: which side idles. The first step waits for the start and is left out."""
-    idle, busy, broadcast, blocked, generating = (
+    idle, busy, broadcast, blocked = (
         median(values) if (values := _curve(steps[1:], f"{name}_seconds", 3)) else None
-        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy", "generate")
+        for name in ("wait_for_rollouts", "train", "broadcast", "wait_for_policy")
     )
+    step = _step_seconds(steps)
     if idle is not None and busy is not None:
         seconds = idle + busy + (broadcast or 0.0)
         if idle > WAIT_SHARE * seconds:
@@ -211,8 +214,8 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         if broadcast is not None and broadcast > BROADCAST_SHARE * seconds:
             text = f"writing the weights takes {broadcast:.1f} of {seconds:.1f} s a step"
             yield Finding(text, (_BATCH, "trainer.model.lora"), Severity.HINT)
-    if blocked is not None and generating is not None and blocked > WAIT_SHARE * generating:
-        text = f"training is the bottleneck: generation waits {blocked:.1f} of {generating:.1f} s a step"
+    if blocked is not None and step is not None and blocked > WAIT_SHARE * step:
+        text = f"training is the bottleneck: generation waits {blocked:.1f} of {step:.1f} s a step"
         yield Finding(text, _SPEED, Severity.HINT)
 
 
@@ -246,14 +249,15 @@ CHECKS = (reward, entropy, mismatch, gradient, truncation, length, groups, budge
 
 
 def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
-    """Number and length of the steps and what fills them, and the keys of the larger part."""
+    """Number and length of the steps and what fills them (prime-rl generates beside it), the larger part's keys."""
     typical = _step_seconds(steps)
     text = f"{len(steps)} steps" + (f" of {typical:.2g} s" if typical else "")
-    generate, train = _curve(steps, "generate_seconds", 1), _curve(steps, "train_seconds", 1)
-    if not generate or not train:
-        return text, ()
-    parts = f"generation {median(generate):.2g} s, training {median(train):.2g} s"
-    return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(generate) > median(train) else (_BATCH, *_SPEED)
+    train = _curve(steps, "train_seconds", 1)
+    for name, what in (("generate", "generation"), ("wait_for_rollouts", "waiting for rollouts")):
+        if train and (other := _curve(steps, f"{name}_seconds", 1)):
+            parts = f"{what} {median(other):.2g} s, training {median(train):.2g} s"
+            return f"{text} ({parts})", (_BATCH, _MAX_TOKENS) if median(other) > median(train) else (_BATCH, *_SPEED)
+    return text, ()
 
 
 def note(steps: Sequence[Step], conditions: Conditions) -> Finding:

@@ -125,19 +125,19 @@ class Child(subprocess.Popen[bytes]):
             return f"exit code {code}"
         return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
 
-    def tail(self, num_lines: int) -> list[str]:
-        """The last lines of its log that say something, as plain text of at most TAIL_LINE_LENGTH characters.
+    def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
+        """The last lines that say something in the last `num_bytes` of its log, as plain text of so many characters.
 
         Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
         """
         try:
             with open_regular(self.log_path) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                text = log.read(TAIL_BYTES).decode(errors="replace")
+                log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
+                text = log.read(num_bytes).decode(errors="replace")
         except OSError:
             return []
         shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-        lines = (clean(line, TAIL_LINE_LENGTH) for line in shown)
+        lines = (clean(line, line_length) for line in shown)
         return [line for line in lines if line][-num_lines:]
 
 
@@ -205,6 +205,18 @@ class ProcessGroup:
         self._tree.sample()
         leftovers.remember(process for group in _open_groups for process in group._tree.seen)
         return [child for child in self.children if child.poll() is not None]
+
+    @property
+    def processes(self) -> frozenset[psutil.Process]:
+        """Those that the last look at the tree found."""
+        return frozenset(self._tree.seen)
+
+    def kill_below(self, child: Child) -> None:
+        """SIGKILL to all that a child has started, so that it has nobody to wait for when it is asked to end."""
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(child.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def stop(self) -> list[str]:
         """End every process of the group; returns descriptions of what could not be killed, normally none.

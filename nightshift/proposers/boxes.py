@@ -95,6 +95,6 @@ def _schedule(num_steps: float | None) -> dict[str, Box]:
     return {
         kinds: _choice("constant", "linear", "cosine"),
         warmup: Box(_LINEAR, 1, max(2, n // 10)),
-        "trainer.scheduler.decay_steps": Box(_LINEAR, 1, n // 2),
+        "trainer.scheduler.decay_steps": Box(_LINEAR, 2, n // 2),
         "max_steps": Box(_LINEAR, math.ceil(0.8 * n), 1.1 * n, only_if=_DECAYING),
     }

@@ -50,13 +50,11 @@ class Night:
 def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
     """The seconds of one run by use; the window of training, in one piece without `steps`, from the trainer's side.
 
-    Where generation runs beside training (prime-rl: the trainer reports what it waits for), it costs only the
-    time that the trainer waits.
+    Where generation runs beside training (prime-rl), it costs only the time that the trainer waits for rollouts.
     """
-    is_parallel = any(step.wait_for_rollouts_seconds is not None for step in steps)
     window = run.training.training_seconds or 0.0
     training = {
-        Use.GENERATION: 0.0 if is_parallel else sum(step.generate_seconds or 0.0 for step in steps),
+        Use.GENERATION: sum(step.generate_seconds or 0.0 for step in steps),
         Use.TRAINING: sum(step.train_seconds or 0.0 for step in steps),
         Use.TRANSFER: sum(step.broadcast_seconds or 0.0 for step in steps),
         Use.WAITING: sum(step.wait_for_rollouts_seconds or 0.0 for step in steps),

@@ -82,6 +82,8 @@ def _scheduler(view: _View) -> None:
     warmup, decay = view[warmup_path], view[decay_path] or 0
     if kind == "linear" and warmup == 0 and decay == 0:
         view.refuse("warmup_steps and decay_steps are both 0", 'Write type = "constant"', selector)
+    if kind == "linear" and decay == 1:  # P/trainer/scheduler.py:49 decays over decay_steps - 1
+        view.refuse("it would divide by zero at its start", "Write 0, or 2 or more", decay_path)
     if steps is None:
         if kind == "cosine" or decay > 0:
             fix = "Write max_steps at the top of the file" + ("" if kind == "cosine" else ", or decay_steps = 0")

@@ -58,7 +58,8 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     "orchestrator.concurrency": (
         Key("initial_inflight", INT, None, "rollouts in flight at the start", 1, 65_536, nullable=True),
         Key("min_inflight", INT, 1, "fewest rollouts in flight", 1, 65_536),
-        Key("max_inflight", INT, 1024, "most rollouts in flight", 1, 65_536, nullable=True),
+        # prime-rl's 1024, or no bound at all, let rollouts grow older until all are as old as max_off_policy_steps.
+        Key("max_inflight", INT, None, "most rollouts in flight; unset: two batches", 1, 65_536),
     ),
     "orchestrator.train": (
         Key("filter_zero_advantages", BOOL, True, "drop tokens without advantage from a batch"),

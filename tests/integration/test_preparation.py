@@ -22,7 +22,7 @@ from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
-from tests.prime_rl_plans import GPU, PAIR
+from tests.prime_rl_plans import GPU, PAIR, SHIPPED
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     smoke = replace(preparation.smoke_rules(ROOT, RULES), environments=SMALL.environments)
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
-    monkeypatch.setattr(preparation, "SMOKE_CONFIG", ENDS + preparation.SMOKE_CONFIG)
+    monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
     return Prepared(tmp_path)
 
 
@@ -150,10 +150,36 @@ def test_a_rehearsal_without_a_step_is_no_success(tmp_path: Path) -> None:
     assert living_children() == []
 
 
+def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise EngineError("no network")
+
+    monkeypatch.setattr(preparation, "prepare_model", refuse)
+    monkeypatch.setattr(preparation, "prepare_data", refuse)
+    prepared.prepare(smoke=True)
+    assert prepared.opened == ["smoke"]
+    assert prepared.notes[-1].endswith("weights of step 3 answer")
+    with pytest.raises(EngineError, match="no network"):
+        prepared.prepare()
+
+
+def test_the_smoke_run_rehearses_the_trainer_that_experiments_use() -> None:
+    lora = b"[trainer.model.lora]\nrank = 8\n"
+    for source in (SHIPPED, SHIPPED.replace(b"[inference.vllm]", lora + b"[inference.vllm]"), CONFIG.source):
+        config = parse(source)
+        smoke = preparation.smoke_config(config)
+        for path in config.resolved:
+            if path.startswith(("trainer.model.", "trainer.optim.", "trainer.loss.")):
+                assert smoke.get(path) == config.get(path), path
+    assert preparation.smoke_config(parse(SHIPPED)).get("trainer.model.optim_cpu_offload") is False
+
+
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:
     rules = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL)
     engine = PrimeRlEngine(rules, ROOT, {"NIGHTSHIFT_PRIME_RL": str(ROOT / "none")})
-    settings = engine.validate(parse(preparation.SMOKE_CONFIG)).settings
+    settings = engine.validate(preparation.smoke_config(parse(SHIPPED))).settings
     assert settings["model"]["name"] == str(ROOT / "models" / "arithmetic-base")
     context = json.loads((ROOT / "models" / "arithmetic-base" / "config.json").read_bytes())["max_position_embeddings"]
     assert settings["seq_len"] <= context

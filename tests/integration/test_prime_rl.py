@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 RULES = prime_rl_rules()
@@ -134,6 +137,14 @@ def test_a_run_from_open_to_close(start: Open, train: Train, run_dir: Path) -> N
     assert rollout["problem"].startswith("2 + ")
 
 
+def test_shared_memory_of_killed_processes_goes_with_the_run(start: Open, engine: PrimeRlEngine) -> None:
+    session = start("shares_memory")
+    [name] = re.findall(r"^shares (\S+)$", session._children["inference"].log_path.read_text(), re.MULTILINE)
+    assert Path("/dev/shm", name).exists()
+    session.close()
+    assert not Path("/dev/shm", name).exists()
+
+
 def test_a_clock_that_is_set_back_takes_no_weights_away(
     start: Open, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,10 +206,13 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
     [
         ("trainer_out_of_memory", "trainer: out of GPU memory", Failure.TRAINING),
         ("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
+        ("trainer_worker_killed", "trainer: its worker was killed (SIGKILL)", Failure.MACHINERY),
         ("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
         ("empty_batches", "all rewards of every group were equal", Failure.TRAINING),
         ("nan", "not a number at step 2", Failure.TRAINING),
         ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
+        ("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
+        ("engine_breaks", "inference ended: exit code 0: KeyError: 'block_table'", Failure.MACHINERY),
     ],
 )
 def test_a_death_in_training_is_a_crash_with_its_cause(
@@ -231,7 +245,45 @@ def test_a_budget_too_short_for_one_step_is_a_crash(start: Open, train: Train) -
     training = train(start("trainer_hang", step=1), 0)
     assert training.outcome is Outcome.CRASHED
     assert training.failure is Failure.TRAINING
-    assert (training.cause or "").startswith("no step was finished in")
+    assert re.match(r"no step was finished in \d+ s, of [1-9]\d* rollouts. Lower orch", training.cause or "")
+
+
+def test_a_budget_without_one_rollout_says_so_and_blames_nobody(start: Open, train: Train) -> None:
+    training = train(start("no_rollout"), 0)
+    assert training.failure is Failure.MACHINERY
+    assert re.match(r"not one rollout was finished in \d+ s. See env-server.log", training.cause or "")
+
+
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(start: Open, clock: Clock, run_dir: Path) -> None:
+    """Not with the exit of the trainer, which may take twenty seconds."""
+    session = start("slow_exit", source=b"max_steps = 3\n" + BATCH)
+
+    def tick(reading: Progress) -> None:
+        clock.now += 20.0
+
+    training = session.train(math.inf, tick)
+    assert (training.outcome, training.num_steps, training.cause) == (Outcome.FINISHED, 3, None)
+    assert training.training_seconds == read_steps(run_dir / "metrics.jsonl")[-1].time
+
+
+def test_a_last_step_whose_rewards_were_not_written_is_a_step(start: Open, run_dir: Path) -> None:
+    session = start("no_last_row", source=b"max_steps = 3\n" + BATCH)
+    rewards: list[float | None] = []
+    training = session.train(math.inf, lambda reading: rewards.append(reading.reward))
+    assert (training.outcome, training.num_steps, training.reward_mean) == (Outcome.FINISHED, 3, 0.5)
+    assert [step.reward_mean for step in read_steps(run_dir / "metrics.jsonl")] == [0.5, 0.5, None]
+    assert rewards[-1] in (None, 0.5)
+    assert session.load_final_weights().step == 3
+
+
+def test_workers_of_the_environment_are_not_waited_for(start: Open, train: Train, timing: Timing) -> None:
+    """They would take any grace; their broker still ends by itself, after them."""
+    session = start(timing=replace(timing, grace_seconds=HANG_SECONDS))
+    broker = session._children["env-server"]
+    began = time.monotonic()
+    assert train(session).outcome is Outcome.BUDGET
+    assert time.monotonic() - began < HANG_SECONDS
+    assert broker.poll() == 0
 
 
 @pytest.mark.parametrize(
@@ -239,16 +291,19 @@ def test_a_budget_too_short_for_one_step_is_a_crash(start: Open, train: Train) -
     [
         ("server_out_of_memory", "inference: no GPU memory is left for the KV cache", True),
         ("server_never_ready", "the inference server was not ready after 20 s", False),
-        ("no_model", f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found", False),
+        ("no_model", f"orchestrator ended: exit code 1: ValueError: Model {RULES.model} was not found", None),
+        ("trainer_exception", "trainer ended: exit code 1: ZeroDivisionError: division by zero", None),
+        ("silent_death", "orchestrator ended: exit code 1", False),
         ("no_first_broadcast", "the first broadcast of weights was not ready after 20 s", False),
         ("loop_never_starts", "the orchestrator's loop was not ready after 20 s", False),
+        ("slow_worker", "the environment's workers were not ready after 20 s", False),
         ("port_taken", "env-server: a port was taken", False),
         ("config_refused", "train.toml:5: trainer.optim.lr = 0.5: prime-rl refuses it", True),
-        ("validator_dies", "validator ended: exit code 1: ModuleNotFoundError", False),
+        ("validator_dies", "validator ended: exit code 1: ModuleNotFoundError", None),
     ],
 )
 def test_a_failed_start_names_the_part(
-    start: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str, is_config_fault: bool
+    start: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str, is_config_fault: bool | None
 ) -> None:
     really = PrimeRlSession._wait_for
 
@@ -261,6 +316,7 @@ def test_a_failed_start_names_the_part(
     with pytest.raises(EngineError) as caught:
         start(fault, source=source)
     assert cause in str(caught.value)
+    assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
     assert caught.value.is_config_fault is is_config_fault
     assert living_children() == []
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
+from nightshift.engines.prime_rl.installation import Installation, Pins
+from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
+from nightshift.night.loop import Night
+from nightshift.night.state import NightRequest, NightState
+from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Record, Request
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl
-from tests.conftest import git, living_children
+from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
@@ -81,6 +89,91 @@ def test_a_failed_experiment_is_a_record_with_its_cause(setup: Setup, fault: str
     assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
 
 
+@pytest.mark.parametrize(
+    ("fault", "failure", "told"),
+    [
+        ("bad_lr", Failure.TRAINING, "; the incumbent starts, so it is the config's fault"),
+        ("trainer_exception", Failure.MACHINERY, "; the incumbent does not start either: trainer ended: exit code 1: "),
+    ],
+)
+def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
+    setup: Setup, fault: str, failure: Failure, told: str
+) -> None:
+    assert run_with(setup, None).status == "keep"
+    stand_in_prime_rl.misbehave(setup.engine.installation.venv, fault)  # type: ignore[attr-defined]
+    (setup.root / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE.replace(b"3e-6", b"0.5"))
+    run_experiment(Request(), setup)
+    record = setup.ledger.record(2)
+    assert (record.status, record.failure) == ("crash", failure)
+    why = record.judgement.why  # type: ignore[union-attr]
+    assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
+    assert told in why
+    assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
+    tried = setup.ledger.run_dir(2, 1) / "attempt-0" / "incumbent"
+    assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
+    assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
+    assert living_children() == []
+
+
+class TwoIdeas:
+    """A proposer whose first idea cannot start."""
+
+    name = "two ideas"
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        lr = "0.5" if context.number == 2 else "4e-6"
+        return Proposal(context.source.replace(b"3e-6", lr.encode()), f"lr {lr}")
+
+
+def test_a_night_tries_a_config_once_that_cannot_start(setup: Setup) -> None:
+    stand_in_prime_rl.misbehave(setup.engine.installation.venv, "bad_lr")  # type: ignore[attr-defined]
+    started = setup.now().isoformat()
+    state = NightState(NightRequest("two ideas", experiments=3), CAMPAIGN, setup.rules_hash, started, first=1)
+    stop = Night(state, setup, TwoIdeas(), lambda text: None, pauses=(0.01,) * 3).run()
+    assert stop.is_planned, stop
+    baseline, bad, good = setup.ledger.records()
+    assert (baseline.status, bad.status, bad.failure) == ("keep", "crash", Failure.TRAINING)
+    assert (bad.description, good.description) == ("lr 0.5", "lr 4e-6")
+    assert good.status in ("keep", "discard")
+    assert living_children() == []
+
+
+def test_a_baseline_has_no_incumbent_to_tell_whose_fault_it_is(setup: Setup) -> None:
+    record = run_with(setup, "trainer_exception")
+    assert record.failure is Failure.MACHINERY
+    assert record.judgement.why == "trainer ended: exit code 1: ZeroDivisionError: division by zero"  # type: ignore[union-attr]
+
+
+def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
+    furnish(checkout, SOURCE)
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+    attempt = checkout / "runs" / "0001" / "run-1" / "attempt-0"
+    heavy = [attempt / "prime-rl" / name for name in ("broadcasts", "rollouts")]
+    wait_for(lambda: [process.poll() is None, *(path.is_dir() for path in heavy)] == [True] * 3)
+    head = psutil.Process(process.pid)
+    [worker] = [child for child in head.children() if str(attempt.parent) in child.cmdline()]
+    for killed in (worker, head):
+        killed.kill()
+    process.communicate()
+    wait_for(lambda: not leftovers(checkout))
+    assert [path.is_dir() for path in heavy] == [True, True]
+    foreign = checkout / "runs" / "0002" / "run-1" / "attempt-0"  # what a living worker writes, and who is none
+    link = checkout / "runs" / "0003" / "run-1" / "attempt-0"
+    for folder, trace in ((foreign, {"pid": os.getpid(), "began": psutil.Process().create_time()}), (link, {"pid": 1})):
+        folder.mkdir(parents=True)
+        content = {"began": 0.0, "keep_all": False, "segments": []} | trace
+        (folder / TRACE_NAME).write_text(json.dumps(content))
+    (foreign / "prime-rl" / "rollouts").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "rollouts").mkdir(parents=True)
+    (link / "prime-rl").symlink_to(tmp_path / "elsewhere")
+    installation = Installation(tmp_path, Pins.read(ROOT / "pyproject.toml"))
+    PrimeRlEngine(RULES, checkout, {}, "none", installation=installation).prepare_at_start(print)
+    assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
+    assert (foreign / "prime-rl" / "rollouts").is_dir()
+    assert (tmp_path / "elsewhere" / "rollouts").is_dir()
+    assert list(attempt.glob("*.log"))  # what is light stays
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_harness_leaves_no_process_and_a_closed_record(
     checkout: Path, tmp_path: Path, number: signal.Signals
@@ -124,5 +217,9 @@ def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch
     assert code == 0, stderr
     for word in ("inference @", "env-server @", "orchestrator @", "prime_rl.trainer.rl.train @", "ports:", "GPUs:"):
         assert word in stdout
-    assert "missing:  prime-rl is not installed" in stdout
+    assert f"missing:  prime-rl is not installed in {checkout / 'nowhere'}" in stdout
+    (checkout / "prime-rl").mkdir()
+    code, stdout, stderr = finish(start_run(checkout, *flags, "--dry-run", "--prime-rl", "prime-rl"))
+    assert code == 0, stderr
+    assert f"missing:  prime-rl is not installed in {checkout / 'prime-rl'}" in stdout
     assert not (checkout / "runs").exists()

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines import ENGINES, PrepareFlags, open_engine
+from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
 from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
 from tests.conftest import git
+from tests.prime_rl_plans import PAIR
 
 ROOT = Path(__file__).parents[2]
 BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
@@ -58,7 +60,7 @@ def test_nothing_outside_asks_for_an_engine_by_its_name() -> None:
                 assert not set(ENGINES) & set(values), f"{path}:{node.lineno}"
 
 
-def test_versions_are_those_of_the_environment_that_trains(tmp_path: Path) -> None:
+def test_versions_are_those_of_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_engine(ARITHMETIC_TRL, ROOT, {}).versions()["trl"] == importlib.metadata.version("trl")
     engine = open_engine(GSM8K_PRIME_RL, ROOT, {"NIGHTSHIFT_PRIME_RL": str(tmp_path)})
     assert engine.versions() == {}
@@ -70,6 +72,8 @@ def test_versions_are_those_of_the_environment_that_trains(tmp_path: Path) -> No
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
     found = {"torch": "2.11.0+cu128", "vllm": "0.26.0", "transformers": "5.9.0", "prime-rl": commit}
     assert engine.versions() == found
+    monkeypatch.setattr(prime_rl, "list_gpus", lambda: list(PAIR))
+    assert engine.versions() == found | {"driver": "570.86"}
 
 
 @pytest.mark.parametrize("run", ["run-1", "run-1/attempt-0"])

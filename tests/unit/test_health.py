@@ -147,8 +147,16 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
         lambda seed: {"entropy": scaled(lambda x: 0.06 * math.exp(2 * x), 0.1, seed)},
     ),
     "mismatch grows": (
-        "KL between", Severity.COSTLY, "orchestrator.max_off_policy_steps",
-        lambda seed: {"kl": scaled(lambda x: 1e-4 * math.exp(5 * x), 0.5, seed)},
+        "mismatch KL grows over the run", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"kl": scaled(lambda x: 1.5e-4 * math.exp(5 * x), 0.1, seed)},
+    ),
+    "mismatch explodes late": (  # as of a server that computes with keys and values of older weights
+        "mismatch KL grows over the run", Severity.COSTLY, "trainer.optim.lr",
+        lambda seed: {"kl": scaled(lambda x: 1e-4 if x < 0.85 else 0.05, 0.5, seed)},
+    ),
+    "mismatch": (
+        "KL between trainer and server", Severity.COSTLY, "orchestrator.max_off_policy_steps",
+        lambda seed: {"kl": scaled(lambda x: 0.02, 0.5, seed)},
     ),
     "masked": (
         "10% of the tokens are masked", Severity.COSTLY, "trainer.loss.dppo_mask_low",
@@ -173,12 +181,12 @@ FAULTS: dict[str, tuple[str, Severity, str, Callable[[int], dict[str, Callable[[
         "the trainer waits 3.0 of 4.2 s", Severity.HINT, "inference.vllm.max_num_seqs",
         lambda seed: {
             "wait_for_rollouts_seconds": lambda x: 3.0, "train_seconds": lambda x: 1.0,
-            "broadcast_seconds": lambda x: 0.2, "generate_seconds": lambda x: 4.2,
+            "broadcast_seconds": lambda x: 0.2,
         },
     ),
     "server waits": (
-        "generation waits 2.0 of 4.0 s", Severity.HINT, "trainer.model.ac",
-        lambda seed: {"wait_for_policy_seconds": lambda x: 2.0, "generate_seconds": lambda x: 4.0},
+        "training is the bottleneck: generation waits 9.0 of", Severity.HINT, "trainer.model.ac",
+        lambda seed: {"wait_for_policy_seconds": lambda x: 9.0, "time": lambda x: 1200 * x},
     ),
     "slow broadcast": (
         "writing the weights takes 2.0 of 4.2 s", Severity.HINT, "trainer.model.lora",
@@ -282,6 +290,13 @@ def test_truncation_at_evaluation_alone_is_told() -> None:
     assert "at evaluation" not in digest(changed(healthy(4, 100), truncated_share=lambda x: 0.5), USUAL)
 
 
+def test_a_mismatch_that_grows_is_told_with_its_numbers() -> None:
+    steps = changed(healthy(0, 100), kl=lambda x: 2e-4 if x < 0.8 else 0.06)
+    text = found(steps, "mismatch KL").text
+    assert text.startswith("mismatch KL grows over the run, from 2.0e-04 to 6.0e-02: trainer and server come apart")
+    assert not alarms(changed(healthy(0, 100), kl=lambda x: 1e-5 if x < 0.8 else 2e-4))  # x 20, and still noise
+
+
 def test_unclipped_spikes_weigh_more() -> None:
     steps = changed(healthy(0, 200), **FAULTS["spikes"][3](0))
     conditions = replace(USUAL, values={"trainer.optim.max_norm": None})
@@ -311,6 +326,10 @@ def test_real_prime_rl_metrics() -> None:
     steps = read_steps(FIXTURES / "prime-rl-40-steps.jsonl")
     assert not alarms(steps, conditions)
     assert found(steps, "the trainer waits 2.7 of 3.5 s", conditions)
+    # What beside generation takes a trainer's time, by its own clock; the orchestrator's is that of whole batches.
+    assert "40 steps of 3.8 s (waiting for rollouts 2.8 s, training 0.75 s)" in digest(steps, conditions)
+    steps = [replace(step, wait_for_policy_seconds=1.2) for step in steps]
+    assert found(steps, "generation waits 1.2 of 3.8 s a step", conditions)
     hot = read_steps(FIXTURES / "prime-rl-lr-x10.jsonl")
     assert [finding.text[:10] for finding in alarms(hot, conditions)] == ["KL between"]
 

@@ -24,7 +24,12 @@ MAPPINGS = {
     f"{CURRICULUM}.gates.": "orchestrator.train.source[].curriculum.gates",
 }
 # Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
-LATE_DEFAULTS = {"orchestrator.batch_size": 128, "seq_len": RECORDED["orchestrator.seq_len"]["default"]}
+# And the one that is Nightshift's own (prime_rl/effective.py): it follows from the batch.
+LATE_DEFAULTS = {
+    "orchestrator.batch_size": 128,
+    "seq_len": RECORDED["orchestrator.seq_len"]["default"],
+    "orchestrator.concurrency.max_inflight": None,
+}
 TYPES = {Kind.INT: "integer", Kind.FLOAT: "number", Kind.BOOL: "boolean", Kind.CHOICE: "string", Kind.LIST: "array"}
 
 

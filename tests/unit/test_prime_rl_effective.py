@@ -181,6 +181,43 @@ def test_the_server_logs_no_prompt_whatever_the_config_and_the_shell_say() -> No
         assert not {"VLLM_LOGGING_LEVEL", *shell} & set(passed)
 
 
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("", 256),  # prime-rl's batch of 128
+        ("batch_size = 64", 128),
+        ("token_batch_size = 65536", 1024),
+        ("concurrency.initial_inflight = 2000", 2000),
+        ("concurrency.min_inflight = 300", 300),
+        ("concurrency.max_inflight = 64", 64),
+    ],
+)
+def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(text: str, bound: int) -> None:
+    settings = effective(parse(f"[orchestrator]\ngroup_size = 4\n{text}\n".encode()), RULES, PROMPT_TOKENS)
+    assert settings["orchestrator"]["concurrency"]["max_inflight"] == bound
+
+
+def test_what_the_shipped_file_says_of_rollouts_in_flight_is_true() -> None:
+    """P/orchestrator/dispatcher.py:286: the pool grows by a tenth of its cap, or a group, every five seconds."""
+    shipped = variant("train")
+    cap, batch = (shipped.get(f"orchestrator.{name}") for name in ("concurrency.initial_inflight", "batch_size"))
+    settings = effective(shipped, RULES, PROMPT_TOKENS)
+    assert settings["orchestrator"]["concurrency"]["max_inflight"] == cap == 2 * batch
+    seconds = 5 * cap / max(shipped.get("orchestrator.group_size"), cap // 10)
+    assert f"after about {seconds:.0f} s (a tenth more every 5 s)" in SHIPPED.decode()
+    assert "slow ramp" not in SHIPPED.decode()
+
+
+def test_no_rollout_begins_with_what_older_weights_computed() -> None:
+    """At the pin an update leaves the prefix cache as it is, and the salt of the version never comes to vLLM."""
+    for name, config in {**{name: variant(name) for name in VARIANTS}, **open_configs()}.items():
+        launch = launch_of(config, RUN_DIR)
+        assert launch.tree["inference"]["vllm"]["enable_prefix_caching"] is False, name
+        assert launch.inference_json["vllm"]["enable_prefix_caching"] is False, name
+    with pytest.raises(ConfigError, match="enable_prefix_caching"):
+        parse(SHIPPED + b"enable_prefix_caching = true\n")
+
+
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:
     source = SHIPPED.replace(b"max_completion_tokens = 1024", b"max_completion_tokens = 2049")
     source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")

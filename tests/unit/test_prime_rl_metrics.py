@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from nightshift.engines.prime_rl.metrics import MetricsTail
+from nightshift.engines.prime_rl.rollouts import num_rollouts, rollout_files, sample_rollouts
+from nightshift.health import Conditions, digest
 from nightshift.metrics import Step, read_steps, write_steps
+from nightshift.records import Outcome, Result, Training
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))
@@ -51,7 +54,7 @@ def test_a_recorded_file_read_whole(name: str) -> None:
     assert tail.not_finite_step() is None
     for step in steps:
         missing = {field.name for field in fields(Step) if getattr(step, field.name) is None}
-        assert missing == {"reward_std"}, step  # prime-rl does not write it
+        assert missing == {"reward_std", "generate_seconds"}, step  # prime-rl writes neither
 
 
 def test_each_raw_key_lands_in_its_field() -> None:
@@ -75,7 +78,6 @@ def test_each_raw_key_lands_in_its_field() -> None:
         lr=raw["optim/lr"],
         loss=raw["loss/mean"],
         tokens_per_second=pytest.approx(32 * raw["train/agg/all/agent/num_output_tokens/mean"] / 6.8669603559997086),
-        generate_seconds=6.8669603559997086,
         train_seconds=raw["time/forward_backward"],
         broadcast_seconds=raw["time/broadcast_weights"],
         wait_for_rollouts_seconds=raw["time/wait_for_batch"],
@@ -144,6 +146,15 @@ def test_a_step_counts_when_the_trainers_rows_exist(tmp_path: Path) -> None:
     assert (step.reward_mean, step.tokens_per_second) == (None, None)
     assert step.loss is not None
     assert tail.reward_mean() is None
+
+
+def test_a_last_step_without_its_orchestrator_row_is_a_step_of_unknown_reward(tmp_path: Path) -> None:
+    rows = [r for r in rows_of("metrics-5-steps.jsonl") if is_trainers(r) or r["step"] < 5]
+    tail = read(written(tmp_path / "a.jsonl", rows))
+    assert [step.reward_mean is None for step in tail.steps(0.0)] == [False, False, False, False, True]
+    assert [tail.is_whole(number) for number in range(7)] == [False, True, True, True, True, False, False]
+    assert tail.last_reward() == tail.steps(0.0)[3].reward_mean
+    assert tail.reward_mean() == tail.reward_mean(last_step=4)
 
 
 def test_a_step_that_was_redone_counts_once_and_its_last_rows_win() -> None:
@@ -227,3 +238,28 @@ def test_a_strange_line_is_passed_over(tmp_path: Path, line: bytes) -> None:
     whole = (RECORDED / "metrics-5-steps.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(line + b"\n" + whole + line)
     assert read(tmp_path / "metrics.jsonl").steps(0.0) == read(RECORDED / "metrics-5-steps.jsonl").steps(0.0)
+
+
+RECORDED_RUNS = next((p for d in RECORDED.parents if (p := d / "shared" / "prime-rl-recorded").is_dir()), None)
+NUM_STEPS = {"run-5-steps": 5, "run-40-steps": 40, "resumed": 7, "evals": 0}
+
+
+@pytest.mark.skipif(RECORDED_RUNS is None, reason="the recording is not here")
+@pytest.mark.parametrize("name", NUM_STEPS)
+def test_every_recorded_run_is_read_whole(name: str) -> None:
+    assert RECORDED_RUNS
+    tail = read(RECORDED_RUNS / name / "metrics.jsonl")
+    assert [step.step for step in tail.steps(0.0)] == list(range(1, NUM_STEPS[name] + 1))
+    assert all(tail.is_whole(step.step) for step in tail.steps(0.0))
+    assert (tail.reward_mean() is None) == (tail.last_reward() is None) == (NUM_STEPS[name] == 0)
+    conditions = Conditions(Result(1000, Training(Outcome.BUDGET, tail.num_steps, training_seconds=60.0)), 60.0, {})
+    assert bool(digest(tail.steps(0.0), conditions)) is bool(NUM_STEPS[name])
+
+
+@pytest.mark.skipif(RECORDED_RUNS is None, reason="the recording is not here")
+def test_the_recorded_rollouts_are_counted_and_shown() -> None:
+    assert RECORDED_RUNS
+    folder = RECORDED_RUNS / "run-5-steps" / "rollouts"
+    lines = [path.read_bytes().count(b"\n") for path in rollout_files(folder)]
+    assert num_rollouts(folder) == sum(lines) > 0
+    assert len(sample_rollouts(folder, 5)) == 5

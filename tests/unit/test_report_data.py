@@ -212,10 +212,7 @@ def test_the_seconds_of_a_run_sum_to_its_total() -> None:
 
 
 def test_generation_beside_training_costs_what_the_trainer_waits() -> None:
-    steps = [
-        Step(i, generate_seconds=1.5, train_seconds=0.9, broadcast_seconds=0.1, wait_for_rollouts_seconds=0.4)
-        for i in range(40)
-    ]
+    steps = [Step(i, train_seconds=0.9, broadcast_seconds=0.1, wait_for_rollouts_seconds=0.4) for i in range(40)]
     uses = split_run(a_result(), steps)
     assert Use.GENERATION not in uses
     assert uses[Use.WAITING] == pytest.approx(16.0)

@@ -1,8 +1,8 @@
 """Why a prime-rl process died, as one line: what happened, on which side, and what to try next.
 
-Exit codes say little (everything is 1) and prime-rl writes no structured cause, so this is the one
-place that reads log text; no number is taken from it. The patterns are quoted from the sources named
-beside them (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
+Exit codes say little (everything is 1, and 0 for a server whose engine died) and prime-rl writes no structured
+cause, so this is the one place that reads log text; no number is taken from it. The patterns are quoted from the
+sources named beside them (prime-rl 559b44772, vLLM 0.26.0, torch 2.11).
 """
 
 from __future__ import annotations
@@ -13,21 +13,30 @@ from collections.abc import Sequence
 from nightshift.errors import EngineError
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-# A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame.
-# The first that matches decides, so the specific ones stand first.
-_PATTERNS = (
+_HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
+# A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame: None where
+# another start must tell. The first that matches decides, so the specific ones stand first.
+_PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     # vLLM v1/worker/gpu_worker.py and v1/core/kv_cache_utils.py: the share asked for is not free, or too small.
     (
         r"Free memory on device .* is less than desired GPU memory utilization",
         "the GPU has less free memory than the share asked for: {match}",
         "Lower inference.vllm.gpu_memory_utilization, or free the GPU (nvidia-smi).",
-        False,
+        None,
     ),
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
         "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
         True,
+    ),
+    # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
+    # Below 1 GiB (a desktop's) it writes MiB.
+    (
+        rf"(?:{_OUT_OF_MEMORY}).*{_HOLDS}.*{_HOLDS}",
+        "out of GPU memory beside another process: {match}",
+        "Free the GPU (nvidia-smi), then run it again.",
+        False,
     ),
     # torch.OutOfMemoryError and its older spelling; NCCL and cuBLAS report the same in other words.
     (
@@ -106,16 +115,47 @@ _PATTERNS = (
 )
 
 
+# They stand below the cause and only point back to it: torchrun, vLLM's executor, its engine, its API server.
+_WRAPPER = re.compile(r"ChildFailedError|EngineDeadError|(?i:see (?:root cause|stack trace))|died unexpectedly")
+# What torchrun, vLLM, prime-rl's and vLLM's loggers put before a line.
+_FROM = r"(?:\[\w+\]:\s*|\(\w[^()]* pid=\d+\)\s*|[\d:]{8}\s+)*"
+_PREFIX = re.compile(rf"^{_FROM}(?:(?:ERROR|CRITICAL)\s(?:[\d-]+ [\d:]+ \[[^\]]*\])?\s*)?")
+# Every healthy start has some: of loguru, of Python, of torch; prime-rl's while it waits for the server, for one.
+_WARNING = re.compile(rf"^{_FROM}WARNING\b|\b\w*Warning:|(?:^|[\]:\s])W\d{{4}} [\d:.]+ ")
+_NEWS = re.compile(rf"^{_FROM}(?:DEBUG|INFO|SUCCESS)\b")  # quotes the config, so a name that the agent chose
+_NEAR = 100  # lines above: an exception further up did not end it
+_EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
+
+
 def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
 
-    Without a pattern that fits: how it ended and the last line that names an error, as a failure of machinery.
+    Without a pattern that fits: how it ended and the exception that stands above what only points to it. Nobody knows
+    then whose fault it is (None); a death without an exception is one of machinery.
     """
+    said = [line for line in log_lines if not _WARNING.search(line)]
+    lines = [line for line in said if not _NEWS.search(line)]
     for pattern, cause, fix, is_config_fault in _PATTERNS:
-        for line in log_lines:
+        for line in lines:
             if re.search(pattern, f"{name}: {line}"):
-                text = f"{name}: {cause.format(match=line.strip()[:160])}"
+                text = f"{name}: {cause.format(match=_shown(line, 160))}"
                 return EngineError(text, fix, is_config_fault=is_config_fault)
-    errors = [line for line in log_lines if re.search(r"\b\w*(?:Error|Exception)\b\s*:", line)]
-    words = [*log_lines[-1:], *errors][-1:]
-    return EngineError(": ".join([f"{name} ended: {exit_cause}", *(word.strip()[:200] for word in words)]))
+    end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
+    near = said[max(0, end - _NEAR) : end]
+    causes = [line for line in near if _EXCEPTION.search(line) and not _NEWS.search(line)]
+    words = (causes or said[end : end + 1] or said)[-1:]
+    text = ": ".join([f"{name} ended: {exit_cause}", *(_shown(word, 200) for word in words)])
+    return EngineError(text, is_config_fault=None if causes else False)
+
+
+def no_step(seconds: float, num_rollouts: int) -> EngineError:
+    """Why a budget ended without a step: too few rollouts are the config's doing, none at all are not."""
+    if not num_rollouts:
+        fix = "See env-server.log and inference.log in the run's folder, then run it again."
+        return EngineError(f"not one rollout was finished in {seconds:.0f} s", fix)
+    cause = f"no step was finished in {seconds:.0f} s, of {num_rollouts} rollouts"
+    return EngineError(cause, "Lower orchestrator.batch_size or max_completion_tokens.", is_config_fault=True)
+
+
+def _shown(line: str, length: int) -> str:
+    return _PREFIX.sub("", line).strip()[:length]

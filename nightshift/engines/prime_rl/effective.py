@@ -1,7 +1,8 @@
 """What prime-rl trains with: the allow-listed train.toml plus what the rules and the engine fix.
 
 A nested tree in prime-rl's own names that its RLConfig accepts, without anything that depends on a single
-run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit.
+run. `C/` and `P/` are packages/prime-rl-configs/src/prime_rl/configs/ and src/prime_rl/ at the pinned commit, `V/` is
+verifiers/v1/ of the verifiers that it pins.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orches
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
 _SAMPLER = f"{CURRICULUM}.sampler.type"
+_INFLIGHT = "orchestrator.concurrency.max_inflight"
+INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
 
@@ -35,6 +38,7 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     """
     _check_length(config, rules)
     values: dict[str, Any] = {**config.resolved, **fixed(rules, prompt_tokens)}
+    values[_INFLIGHT] = values[_INFLIGHT] or _bound(values)
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
@@ -44,6 +48,17 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
     values[SOURCE] = [{**source, **_nested(curriculum)} for source in values.pop(SOURCE)]
     return _nested(values)
+
+
+def _bound(values: Mapping[str, Any]) -> int:
+    """The most rollouts in flight where train.toml does not say: each batch of them makes rollouts a version older.
+
+    Measured over 600 s with prime-rl's own bound of 1,024, sixteen batches there: the number in flight grew until every
+    rollout was 8 versions old, which is max_off_policy_steps.
+    """
+    batch = values.get("orchestrator.batch_size")  # None: a batch of tokens, of nobody knows how many rollouts
+    least = ("concurrency.initial_inflight", "concurrency.min_inflight", "group_size")
+    return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,9 +100,11 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
         + max(rules.max_completion_tokens, rules.decoding.max_completion_tokens),
         # Else missing sampling parameters come from the model's own file: a repetition penalty among them.
         "inference.vllm.generation_config": "vllm",
-        # Safe: the orchestrator salts with the policy's version, the evaluation with one of its own, and a
-        # server serves one run.
-        "inference.vllm.enable_prefix_caching": True,
+        # No update clears the cache (P/inference/vllm/server.py:73), and the salt of the policy's version never comes
+        # to vLLM: the orchestrator puts it into extra_body (P/orchestrator/envs.py:90), the train client among the
+        # sampling parameters (V/clients/train.py:359), and vLLM reads it beside them (P/inference/vllm/
+        # serving_tokens.py:227). With a cache, rollouts would begin with keys and values of older weights.
+        "inference.vllm.enable_prefix_caching": False,
         # vLLM's own defaults, said here: the sealed set's prompts lie nowhere below runs/. (Its prompts need the
         # level DEBUG besides, whose variable engine_environment leaves out; a crash dump has lengths only.)
         "inference.vllm.enable_log_requests": False,

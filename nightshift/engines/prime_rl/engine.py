@@ -27,9 +27,10 @@ from nightshift.engines.prime_rl.installation import (
     problems,
 )
 from nightshift.engines.prime_rl.installer import Installer
-from nightshift.engines.prime_rl.launch import Launch, describe, plan
+from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, plan
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
+from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
@@ -76,7 +77,8 @@ class PrimeRlEngine:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Nothing: gigabytes are prepare.py's to install."""
+        """Nothing but to sweep: gigabytes are prepare.py's to install."""
+        sweep(self.root / "runs", PRIME_DIR)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """The GPUs and their state, then each part of the installation."""
@@ -114,8 +116,12 @@ class PrimeRlEngine:
         return f"2 x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
     def versions(self) -> dict[str, str]:
-        """prime-rl's commit, and the packages of its own environment."""
-        return installed_versions(self.installation)
+        """prime-rl's commit, the packages of its own environment, the driver."""
+        found = installed_versions(self.installation)
+        with suppress(EngineError):
+            for gpu in self._pair()[:1]:
+                found["driver"] = gpu.driver
+        return found
 
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
@@ -134,6 +140,7 @@ class PrimeRlEngine:
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
         deadline = self._timing.clock() + deadline_seconds
+        sweep(self.root / "runs", PRIME_DIR)
         base = self.root / self.rules.model
         if self.rules.model_revision is not None:
             base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision

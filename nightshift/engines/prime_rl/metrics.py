@@ -41,7 +41,7 @@ _ORCHESTRATOR = {
     "train/agg/all/agent/is_truncated/mean": "truncated_share",
     "train/agg/all/has_error/mean": "error_share",  # of episodes: also those that left no rollout
     "off_policy/mean": "off_policy_mean",
-    "time/step": "generate_seconds",  # from one full batch to the next
+    "time/step": "_batch_seconds",  # since the last batch was full, an empty one too; generation goes on beside it
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
 }
@@ -76,6 +76,15 @@ class MetricsTail:
     def steps(self, began: float, last_step: int | None = None) -> list[Step]:
         """Complete steps in order, up to `last_step`. `began`: when training began, in seconds of time.time()."""
         return [self._step(number, began) for number in self._complete(last_step)]
+
+    def is_whole(self, number: int) -> bool:
+        """True once trainer and orchestrator have written all of a step."""
+        return self._rows.get(number, {}).keys() >= {"time", "_num_rollouts"}
+
+    def last_reward(self) -> float | None:
+        """Mean reward of the last complete step that has one."""
+        rewards = (self._rows[number].get("reward_mean") for number in reversed(self._complete()))
+        return next((reward for reward in rewards if reward is not None), None)
 
     def reward_mean(self, last_step: int | None = None) -> float | None:
         """Mean reward over all rollouts of the complete steps; None before the first."""
@@ -122,7 +131,7 @@ class MetricsTail:
         values = dict(self._rows[number])
         # As the trl engine counts: completion tokens of all rollouts, a second of the orchestrator's clock. The
         # trainer's perf/throughput counts padding too, and only the time that it computes.
-        tokens, seconds = values.get("completion_tokens_mean"), values.get("generate_seconds")
+        tokens, seconds = values.get("completion_tokens_mean"), values.pop("_batch_seconds", None)
         num_rollouts = values.pop("_num_rollouts", None)
         if tokens is not None and num_rollouts and seconds:
             values["tokens_per_second"] = tokens * num_rollouts / seconds

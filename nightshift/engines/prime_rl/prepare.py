@@ -20,12 +20,13 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import pair_problems
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.edit import set_values
 
 if TYPE_CHECKING:
     from nightshift.engines.prime_rl.engine import PrimeRlEngine
 
 # For the shipped model of a megabyte, whose context is 512 tokens.
-SMOKE_CONFIG = b"""
+_SMOKE_CONFIG = b"""
 seq_len = 512
 [orchestrator]
 batch_size = 64
@@ -40,18 +41,24 @@ def prepare(
 ) -> None:
     """Install prime-rl, its model and data; fill its compile caches by an unscored run with `config`.
 
+    With `smoke` the chain runs once with the tiny model instead, which needs no network where prime-rl is installed.
     EngineError names what is in the way; repeating goes on where this stopped.
     """
     rules, installation, note = engine.rules, installer.installation, installer.note
     for problem in pair_problems(installer.gpus):
         raise problem
     installer.install()
+    runs_dir = installation.state_dir / "runs"
+    if smoke:
+        with _alone(installation):
+            tiny = smoke_rules(installer.root, rules)
+            rehearse(engine.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
+        return
     model = prepare_model(installer.root, rules, note)
     prepare_data(installer.root, rules, gsm8k, note)
     if model_problem(installation, rules) is not None:
         pin_model(installation, rules, model)
     with _alone(installation):
-        runs_dir = installation.state_dir / "runs"
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to twenty minutes")
@@ -59,9 +66,6 @@ def prepare(
             said = rehearse(engine.under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(said + "\n")
-        if smoke:
-            tiny = smoke_rules(installer.root, rules)
-            rehearse(engine.under(tiny), parse(SMOKE_CONFIG), runs_dir / tiny.name, note)
 
 
 @contextmanager
@@ -89,6 +93,13 @@ def smoke_rules(root: Path, rules: Rules) -> Rules:
         budget_seconds=30.0,
         startup_seconds=rules.startup_seconds,
     )
+
+
+def smoke_config(config: Config) -> Config:
+    """Sizes for the tiny model, and the trainer of `config`: with another one, other code would be rehearsed."""
+    trainer = ("trainer.model.", "trainer.optim.", "trainer.loss.", "trainer.matmul_precision")
+    values = {path: value for path, value in config.values.items() if path.startswith(trainer)}
+    return parse(set_values(_SMOKE_CONFIG, values))
 
 
 def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -> str:

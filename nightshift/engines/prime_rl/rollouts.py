@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,20 @@ _MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rol
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 
 
+def rollout_files(rollouts_dir: Path) -> Iterator[Path]:
+    """Of all steps, in no order; they grow while any rollout is finished."""
+    return rollouts_dir.glob("step_*/train/all/traces.jsonl")
+
+
+def num_rollouts(rollouts_dir: Path) -> int:
+    """Finished so far, also those that failed."""
+    total = 0
+    for path in rollout_files(rollouts_dir):
+        with open_regular(path) as file:
+            total += sum(1 for _ in file)
+    return total
+
+
 def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
     """Up to `num` rollouts as {step, problem, completion, reward, truncated}, of the last steps first.
 
@@ -27,7 +42,7 @@ def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:
     or no episode are left out.
     """
     samples: list[dict[str, Any]] = []
-    files = rollouts_dir.glob("step_*/train/all/traces.jsonl")
+    files = rollout_files(rollouts_dir)
     steps = {int(name[1]): path for path in files if (name := re.fullmatch(r"step_(\d+)", path.parents[2].name))}
     for step in sorted(steps, reverse=True):
         with open_regular(steps[step]) as file:

@@ -125,7 +125,7 @@ class Server:
     ) -> list[Completion]:
         """One completion a prompt, in order, from the model served as `model`.
 
-        `cache_salt` must be new for every set of weights: the server keeps the prefix cache of earlier ones.
+        `cache_salt` must be new for every set of weights: a server with a prefix cache keeps that of earlier ones.
         `progress` is called every second, in this thread, with the number done; what it raises ends the call.
         Raises EngineError for an answer that is not exactly one finished completion of that model, and when none
         comes for STALL_SECONDS.

@@ -9,7 +9,6 @@ prime-rl writes nowhere else, and for the cause of a death.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,13 @@ from pathlib import Path
 import msgspec
 
 from nightshift.engines import Message, ProgressCallback
-from nightshift.engines.prime_rl.causes import diagnose
-from nightshift.engines.prime_rl.effective import ORCHESTRATOR_METRICS, TRAINER_METRICS
+from nightshift.engines.prime_rl.causes import diagnose, no_step
+from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
-from nightshift.engines.prime_rl.rollouts import sample_rollouts
+from nightshift.engines.prime_rl.remains import Remains
+from nightshift.engines.prime_rl.rollouts import num_rollouts, rollout_files, sample_rollouts
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
@@ -36,10 +36,14 @@ from nightshift.processes.supervise import Child, ProcessGroup, engine_environme
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.train_toml.config import Config
 
-SETTLE_SECONDS = 1.0  # after a death
-LOG_LINES = 400  # of a log's end, for the cause of a death
+SETTLE_SECONDS = 1.0  # after a death, and after the end
+# Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
+# torch's line for "out of memory" names every process on the GPU.
+LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
 NUM_ROLLOUTS = 12  # that a run keeps for people to read
-LOOP_STARTED = b"Starting orchestrator loop"  # P/orchestrator/orchestrator.py:463
+# Whose log, what, how often: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
+LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
+WORKERS_UP = ("env-server", b"EnvServer up:", NUM_ENV_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class PrimeRlSession:
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
-        self._environment, self._timing, self._keep_all = environment, timing, keep_all
+        self._environment, self._timing = environment, timing
         self._clock = timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
@@ -82,6 +86,7 @@ class PrimeRlSession:
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
+        self._remains = Remains(launch.prime_dir, keep_all, timing.clock)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
         self._memory = PeakMemory(launch.gpu_ids, self._resources.enter_context(nvml_session()))
@@ -91,19 +96,22 @@ class PrimeRlSession:
 
         prime-rl's own validation runs while the server starts; `config` puts its errors into lines of train.toml.
         """
+        self._remains.begin()
         self._launch.write()
         self._start("server", "inference")
         self._validate(config)
         for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
             self._start(group, name)
-        broadcasts, log = self._launch.broadcasts_dir, self._children["orchestrator"].log_path
+        broadcasts = self._launch.broadcasts_dir
         self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
         # Any step's: a fast trainer may have deleted step 0 between two looks.
         self._wait_for(
             "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
         )
         # Before that it asks the server for the model by its name.
-        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: LOOP_STARTED in read_file(log))
+        self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._says(*LOOP_STARTED))
+        # prime-rl calls an environment ready when its workers are spawned, before they have imported anything.
+        self._wait_for("the environment's workers were not ready", "env-server", lambda: self._says(*WORKERS_UP))
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
@@ -114,15 +122,18 @@ class PrimeRlSession:
         except EngineError as error:
             problem = error
         seconds = self._clock() - began
-        self._stop("trainer", "rollouts")
+        self._stop("trainer")
+        self._settle()
+        self._stop("rollouts")
         self._tail.poll()
+        if outcome is Outcome.FINISHED:  # with its last step, not with the trainer's exit
+            ended = max((step.time or 0.0 for step in self._tail.steps(began_epoch)), default=0.0)
+            seconds = ended if 0 < ended < seconds else seconds  # a clock may have been set
         # What is there at the end, not what is dated before it: a clock that was set back dates nothing rightly.
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
-                outcome = Outcome.CRASHED
-                fix = "Lower orchestrator.batch_size or max_completion_tokens."
-                problem = EngineError(f"no step was finished in {seconds:.0f} s", fix, is_config_fault=True)
+                outcome, problem = Outcome.CRASHED, no_step(seconds, num_rollouts(self._launch.rollouts_dir))
         last_step = None if problem else self._final_step
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
@@ -150,7 +161,7 @@ class PrimeRlSession:
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
-        """One completion a prompt, in order. The salt keeps answers of other weights out of the prefix cache."""
+        """One completion a prompt, in order. The salt: were there a prefix cache, it would hold other weights'."""
         completions = self._server.complete(
             prompts,
             decoding,
@@ -171,9 +182,7 @@ class PrimeRlSession:
             if rollouts:
                 text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
                 write_atomically(self._run_dir / "rollouts.jsonl", text.encode(), sync=False)
-            if not self._keep_all:
-                for gigabytes in (self._launch.broadcasts_dir, self._launch.rollouts_dir):
-                    shutil.rmtree(gigabytes, ignore_errors=True)
+            self._remains.remove()
 
     def _start(self, group: str, name: str) -> None:
         command = next(command for command in self._launch.commands if command.name == name)
@@ -210,28 +219,32 @@ class PrimeRlSession:
                 words = " | ".join(self._children[name].tail(3)) or "nothing"
                 raise EngineError(f"{problem} after {self._timing.startup_seconds:g} s: {name} says: {words}")
             self._memory.sample()
+            self._remains.look(self._groups.values())
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. EngineError if it dies, hangs or can no longer learn."""
-        activity, active = (0, 0), began
+        activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
         reward: float | None = None
         while True:
             now = self._clock()
-            if self._leavers and self._children["trainer"].poll() == 0:
+            has_news = self._tail.poll()
+            if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
-            if self._tail.poll():
+            if has_news:
                 if step := self._tail.not_finite_step():
                     fix = "Lower trainer.optim.lr or trainer.optim.max_norm."
                     raise EngineError(f"the loss was not a number at step {step}", fix, is_config_fault=True)
-                steps = self._tail.steps(0.0)
-                reward = steps[-1].reward_mean if steps else None
+                reward = self._tail.last_reward()
             left = began + budget_seconds - now
             progress(Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward))
             if left <= 0:
                 return Outcome.BUDGET
-            latest = (self._tail.num_steps, _size(self._launch.rollouts_dir))
+            latest = (
+                self._tail.num_steps,
+                sum(path.stat().st_size for path in rollout_files(self._launch.rollouts_dir)),
+            )
             if latest != activity:
                 activity, active = latest, now
             elif now - active >= self._timing.hang_seconds:
@@ -240,7 +253,19 @@ class PrimeRlSession:
                     "Run it again; if it repeats, undo the last change.",
                 )
             self._memory.sample()
+            self._remains.look(self._groups.values())
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
+
+    def _settle(self) -> None:
+        """Wait for what the orchestrator writes of the trainer's last step up to half a second after it."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while self._tail.poll() or (self._tail.num_steps and time.monotonic() < until):
+            if self._tail.is_whole(self._tail.num_steps):
+                return
+            time.sleep(self._timing.poll_seconds / 10)
+
+    def _says(self, name: str, words: bytes, times: int) -> bool:
+        return read_file(self._children[name].log_path).count(words) >= times
 
     def _raise_if_dead(self) -> None:
         """EngineError with the likeliest cause if a process of the run has ended that should not have."""
@@ -256,14 +281,15 @@ class PrimeRlSession:
         return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
 
     def _death(self, child: Child) -> EngineError:
-        return diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES))
+        return diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES))
 
     def _stop(self, *groups: str) -> None:
-        left = [process for name in groups for process in self._groups[name].stop()]
+        self._remains.look(self._groups.values(), now=True)
+        left: list[str] = []
+        for name in groups:
+            if name == "rollouts" and (broker := self._children.get("env-server")):
+                # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
+                self._groups[name].kill_below(broker)
+            left += self._groups[name].stop()
         if left:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
-
-
-def _size(rollouts_dir: Path) -> int:
-    """Bytes of all rollouts so far: grows while any is finished."""
-    return sum(path.stat().st_size for path in rollouts_dir.glob("step_*/train/all/traces.jsonl"))

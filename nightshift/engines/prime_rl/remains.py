@@ -1,0 +1,100 @@
+"""What a prime-rl run leaves behind that is heavy: published weights, rollouts, segments of shared memory.
+
+A session removes its own at its end. Until then a file in the run's folder says that they are there, so that what a
+killed worker could not remove (1 to 3 GB on GPUs) goes with the next start in the checkout.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from nightshift.errors import NightshiftError
+from nightshift.files import read_json, write_json
+from nightshift.processes import shared_memory
+from nightshift.processes.supervise import ProcessGroup
+from nightshift.processes.watchdog import is_alive
+from nightshift.records import ATTEMPT
+
+TRACE_NAME = "unfinished.json"
+LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
+_HEAVY = ("broadcasts", "rollouts")
+_SAME_SECONDS = 2.0  # as in leftovers.py
+
+
+class _Trace(msgspec.Struct):
+    """Who works in the run's folder, and what goes with it."""
+
+    pid: int
+    began: float  # of the process, as psutil tells
+    keep_all: bool
+    segments: set[shared_memory.Segment]
+
+
+@dataclass(slots=True)
+class Remains:
+    """Of one run, whose prime-rl works in `prime_dir`. `keep_all`: weights and rollouts stay."""
+
+    prime_dir: Path
+    keep_all: bool
+    clock: Callable[[], float]
+    _segments: set[shared_memory.Segment] = field(default_factory=set)
+    _looked: float = float("-inf")
+
+    def begin(self) -> None:
+        """Before the first process: from now on something may be left."""
+        self._write()
+
+    def look(self, groups: Iterable[ProcessGroup], *, now: bool = False) -> None:
+        """Note what their processes share, every LOOK_SECONDS or `now`."""
+        if not now and self.clock() < self._looked + LOOK_SECONDS:
+            return
+        self._looked = self.clock()
+        if new := shared_memory.mapped(p for group in groups for p in group.processes) - self._segments:
+            self._segments |= new
+            self._write()
+
+    def remove(self) -> None:
+        """When every process has ended."""
+        _remove(self.prime_dir, self.keep_all, self._segments)
+
+    def _write(self) -> None:
+        me = psutil.Process()
+        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments)
+        with suppress(OSError, NightshiftError):  # a full disk ends the run where it matters, not here
+            write_json(self.prime_dir.parent / TRACE_NAME, trace)
+
+
+def sweep(runs_dir: Path, prime_name: str) -> None:
+    """Remove what dead workers left: beside the trace, and never where a link leads out of `runs_dir`."""
+    for runs in ("*/*", "certify/*/*"):
+        for below in ("", "*/"):  # a start of the incumbent has a folder of its own
+            for path in runs_dir.glob(f"{runs}/{ATTEMPT}/{below}{TRACE_NAME}"):
+                with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
+                    _sweep(path, (path.parent / prime_name).resolve(), runs_dir.resolve())
+
+
+def _sweep(path: Path, prime_dir: Path, runs_dir: Path) -> None:
+    trace = read_json(path, _Trace, "")
+    if trace is not None and prime_dir.is_relative_to(runs_dir) and not _is_at_work(trace):
+        _remove(prime_dir, trace.keep_all, trace.segments)
+
+
+def _is_at_work(trace: _Trace) -> bool:
+    with suppress(psutil.Error, OverflowError, ValueError):
+        process = psutil.Process(trace.pid)
+        return is_alive(process) and abs(process.create_time() - trace.began) < _SAME_SECONDS
+    return False
+
+
+def _remove(prime_dir: Path, keep_all: bool, segments: Iterable[shared_memory.Segment]) -> None:
+    shared_memory.remove(segments)
+    for name in () if keep_all else _HEAVY:
+        shutil.rmtree(prime_dir / name, ignore_errors=True)  # refuses a link
+    (prime_dir.parent / TRACE_NAME).unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""What a run leaves that is heavy goes: at its end, or with the next start; whatever lies where its trace would."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.engines.prime_rl.remains import LOOK_SECONDS, TRACE_NAME, Remains, sweep
+from nightshift.processes import shared_memory
+
+DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
+
+
+def made(folder: Path) -> Path:
+    """The folder of an attempt with what is heavy, and what is not."""
+    for name in ("broadcasts/step_3", "rollouts/step_3", "configs"):
+        (folder / "prime-rl" / name).mkdir(parents=True)
+    return folder
+
+
+def heavy(folder: Path) -> list[bool]:
+    return [(folder / "prime-rl" / name).is_dir() for name in ("broadcasts", "rollouts", "configs")]
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+def test_a_session_removes_its_own(tmp_path: Path, keep_all: bool) -> None:
+    folder = made(tmp_path / "attempt-0")
+    remains = Remains(folder / "prime-rl", keep_all, lambda: 0.0)
+    remains.begin()
+    assert json.loads((folder / TRACE_NAME).read_text())["pid"] == os.getpid()
+    for _ in range(2):
+        remains.remove()
+        assert heavy(folder) == [keep_all, keep_all, True]
+        assert not (folder / TRACE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["0001/run-1/attempt-0", "0001/run-1/attempt-0/incumbent", "certify/0001/a-7/attempt-0"]
+)
+def test_the_next_start_removes_what_a_kill_left(tmp_path: Path, place: str) -> None:
+    folder = made(tmp_path / place)
+    (folder / TRACE_NAME).write_text(json.dumps(DEAD))
+    sweep(tmp_path, "prime-rl")
+    assert heavy(folder) == [False, False, True]
+    assert not (folder / TRACE_NAME).exists()
+
+
+def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_path: Path) -> None:
+    mine = {"pid": os.getpid(), "began": psutil.Process().create_time()}
+    for number, trace in enumerate((DEAD | mine, DEAD | {"keep_all": True}), 1):
+        folder = made(tmp_path / f"{number:04d}" / "run-1" / "attempt-0")
+        (folder / TRACE_NAME).write_text(json.dumps(trace))
+        sweep(tmp_path, "prime-rl")
+        assert heavy(folder) == [True, True, True]
+        assert (folder / TRACE_NAME).exists() is (number == 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[" * 100_000,
+        json.dumps(DEAD | {"pid": "1"}).encode(),
+        json.dumps(DEAD | {"segments": [["../../etc/passwd", 1, 2]]}).encode(),
+        json.dumps(DEAD | {"prime_dir": "/"} | {"began": None}).encode(),
+    ],
+)
+def test_a_trace_that_is_none_removes_nothing(tmp_path: Path, content: bytes) -> None:
+    folder = made(tmp_path / "0001" / "run-1" / "attempt-0")
+    (folder / TRACE_NAME).write_bytes(content)
+    sweep(tmp_path, "prime-rl")
+    assert heavy(folder) == [True, True, True]
+
+
+def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
+    outside, runs = made(tmp_path / "outside"), tmp_path / "runs"
+    places = [runs / f"{number:04d}" / "run-1" / "attempt-0" for number in range(1, 5)]
+    for folder in places[1:]:
+        folder.mkdir(parents=True)
+    places[0].parent.mkdir(parents=True)
+    places[0].symlink_to(outside)  # the whole folder
+    (outside / TRACE_NAME).write_text(json.dumps(DEAD))
+    (places[1] / "prime-rl").symlink_to(outside / "prime-rl")
+    (places[1] / TRACE_NAME).write_text(json.dumps(DEAD))
+    (places[2] / "prime-rl").mkdir()
+    (places[2] / "prime-rl" / "broadcasts").symlink_to(outside / "prime-rl" / "broadcasts")
+    (places[2] / TRACE_NAME).write_text(json.dumps(DEAD))
+    os.mkfifo(places[3] / TRACE_NAME)
+    sweep(runs, "prime-rl")
+    assert heavy(outside) == [True, True, True]
+
+
+def test_processes_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [0.0], []
+
+    def mapped(processes: object) -> set[shared_memory.Segment]:
+        looks.append(clock[0])
+        return {("psm_1", len(looks))}
+
+    monkeypatch.setattr(shared_memory, "mapped", mapped)
+    remains = Remains(tmp_path / "prime-rl", False, lambda: clock[0])
+    for clock[0] in (0.0, 1.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 1):
+        remains.look([])
+    remains.look([], now=True)
+    assert looks == [0.0, LOOK_SECONDS, LOOK_SECONDS + 1]
+    seen = json.loads((tmp_path / TRACE_NAME).read_text())["segments"]
+    assert sorted(seen) == [["psm_1", 1], ["psm_1", 2], ["psm_1", 3]]

@@ -1,0 +1,110 @@
+"""Segments in /dev/shm: only what a process of ours was seen to map, and nobody maps now, is removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift.processes import shared_memory
+from nightshift.processes.shared_memory import FOLDER, mapped, remove
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no /dev/shm here")
+MAPS = """
+import mmap, os, sys, time
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+os.truncate(file, 4096)
+segment = mmap.mmap(file, 4096)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"nightshift-test-{uuid.uuid4().hex}"
+    yield name
+    (FOLDER / name).unlink(missing_ok=True)
+
+
+def holder(name: str) -> subprocess.Popen[bytes]:
+    """A process that maps the segment, as vLLM does, and unlinks nothing when it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", MAPS, str(FOLDER / name)], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout
+    process.stdout.close()
+
+
+def test_a_segment_goes_once_all_who_map_it_are_gone(name: str) -> None:
+    first, second = holder(name), holder(name)
+    try:
+        seen = mapped([psutil.Process(first.pid)])
+        assert [segment[0] for segment in seen] == [name]
+        end(first)
+        assert remove(seen) == []  # the other one, which nobody knows of, has it still
+        assert (FOLDER / name).exists()
+    finally:
+        end(second)
+    assert remove(seen) == [name]
+    assert not (FOLDER / name).exists()
+    assert remove(seen) == []
+
+
+def test_what_took_its_name_stays(name: str) -> None:
+    process = holder(name)
+    seen = mapped([psutil.Process(process.pid)])
+    end(process)
+    (FOLDER / f"{name}-new").write_bytes(b"of another program")
+    (FOLDER / f"{name}-new").chmod(0o600)
+    (FOLDER / f"{name}-new").rename(FOLDER / name)
+    assert remove(seen) == []
+    assert (FOLDER / name).read_bytes() == b"of another program"
+
+
+def test_what_others_may_open_stays_and_so_does_what_is_no_segment(name: str, tmp_path: Path) -> None:
+    process = holder(name)
+    seen = mapped([psutil.Process(process.pid)])
+    end(process)
+    (FOLDER / name).chmod(0o644)
+    assert remove(seen) == []
+    outside = tmp_path / "file"
+    outside.touch(mode=0o600)
+    inode = outside.stat().st_ino
+    (FOLDER / name).unlink()
+    (FOLDER / name).symlink_to(outside)
+    hostile = [
+        (f"../..{outside}", inode),
+        (name, inode),
+        ("..", 1),
+        ("", 2),
+        ("a\0b", 3),
+        ("x" * 5000, 4),
+        (name, 1 << 99),
+    ]
+    assert remove(hostile) == []
+    assert outside.exists()
+
+
+def test_what_was_unlinked_is_nobody_s_and_a_process_that_is_gone_has_nothing(name: str) -> None:
+    process = holder(name)
+    (FOLDER / name).unlink()
+    assert mapped([psutil.Process(process.pid)]) == set()
+    gone = psutil.Process(process.pid)
+    end(process)
+    wait_for(lambda: not psutil.pid_exists(gone.pid))
+    assert mapped([gone]) == set()
+    assert shared_memory.mapped([psutil.Process(os.getpid())]) == set()
