@@ -249,7 +249,9 @@ def examine(record: Record, setup: Setup) -> str | None:
         return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
+    form = setup.campaign(record.branch).form(record) if record.failure is None else None
+    told = str(form) if form and form.conclusion else None
+    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
 
 
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:

@@ -1,5 +1,4 @@
 """The frozen values that travel between the ten steps of an experiment and end in its record.
-
 Not measured is None, never 0. Scores are fractions 0..1; seconds are wall-clock.
 """
 
@@ -141,7 +140,8 @@ class Weights:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scores of one run's final policy, as `packed` makes them: of thousands of records those of a few are looked into.
-    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired."""
+    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired.
+    `eval_score` reads an answer in any form, and decides; `strict_score` only those written as asked."""
 
     eval_score: Fraction
     eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
@@ -151,6 +151,8 @@ class Evaluation:
     completion_tokens_mean: float
     weights: Weights
     seconds: float
+    strict_score: Fraction | None = None  # None: recorded before there was one, or no form is asked for
+    formatted_share: Fraction | None = None  # of the answers, right or wrong
 
     @property
     def example_scores(self) -> tuple[float, ...]:
@@ -174,9 +176,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of.
-    A worker with another rules hash, harness or hardware refuses."""
+    """All that a worker needs to make one run: `job.json`. `hardware` is the campaign's, None for its baseline; `look`
+    numbers the look at the sealed set. A worker with another rules hash, harness or hardware refuses."""
 
     rules_name: str
     rules_hash: str
@@ -229,7 +230,6 @@ class Judgement:
 @dataclass(frozen=True, slots=True)
 class DecisionRules:
     """Constants of the keep / discard / take-back rule (campaign/decision.py), as fractions of 1.
-
     Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of what
     ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild. A keep is taken
     back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.
