@@ -32,7 +32,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A parent and its candidate, of which more answers, surely, are written as asked."""
+    """A parent and its candidate, of which surely more answers are written as asked."""
 
     before: Answers
     after: Answers
@@ -44,8 +44,8 @@ class Form:
 
     @property
     def by_form(self) -> float:
-        """What of the gain comes with the form alone: the change of the formatted share, times how much more often
-        formatted answers are right than others, on the mean of both sides (Kitagawa 1955, JASA 50, 1168)."""
+        """What the form alone is worth: the change of the formatted share, times how much more often formatted answers
+        are right than others, on the mean of both sides (Kitagawa 1955, JASA 50, 1168). May exceed the gain."""
         known = [
             [share for side in (self.before, self.after) if (share := side.right_share(formatted)) is not None]
             for formatted in (True, False)
@@ -65,7 +65,7 @@ class Form:
         return (
             f"form: {after.formatted:.0%} of the answers end as asked, {before.formatted:.0%} before: strict_score "
             f"{100 * (after.strict - before.strict):+.1f} pp, eval_score {100 * self.gain:+.1f} pp, "
-            f"{100 * self.by_form:+.1f} pp of it by form: {self.conclusion or 'more than form'}"
+            f"the form alone is worth {100 * self.by_form:+.1f} pp: {self.conclusion or 'more than form'}"
         )
 
 
