@@ -75,10 +75,11 @@ def certificate_line(morning: Morning) -> str:
     if (c := morning.certificate) is None:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
     low, high = c.interval
+    strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
     line = (
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
         f"{c.num_seeds['incumbent']} fresh seeds: {score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
-        f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}. "
+        f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}{strict}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line

@@ -69,6 +69,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.num_examples == NUM_SELECTION
     assert made.sealed_looks == 1
+    assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
     assert made.interval[0] < made.difference < made.interval[1]
     assert made.interval[0] > 0.1
     assert made.difference == pytest.approx(made.incumbent_score - made.baseline_score)
