@@ -143,4 +143,8 @@ def test_every_official_answer_scores_one_and_a_perturbed_one_zero() -> None:
         assert is_formatted(solution), gold
         assert score(gold, gold) == score(f"\\boxed{{{gold}}}", gold) == score(solution, gold) == 1.0, gold
         assert score(wrong, gold) == score(solution, wrong) == score(f"{solution}\n#### {wrong}", gold) == 0.0, gold
+        worked = solution.rpartition("\n####")[0]
+        said = f"#### 1. Work it out\n{worked}\n\n#### 2. Conclude\nThe total is **{gold}**"
+        assert (score(said, gold), is_formatted(said)) == (1.0, False), gold
+        assert score(said, "2") == float(gold in ("2", "2.00")), gold
         assert score(solution, f"-{gold}") == float(gold == "0"), gold
