@@ -91,6 +91,9 @@ SHAPES: list[tuple[str, str, int, int]] = [  # completion, right answer, strict,
     ("It is 6.\n#### 2. Check", "2", 0, 0),
     ("It is 6.\n## Step 2: Check", "2", 0, 0),
     ("#### 1. Calculate the cost", "1", 0, 0),
+    ("5## 1)6", "56", 0, 0),  # what stands around a heading does not grow together
+    ("5## 1)6", "6", 0, 1),
+    ("(he came in as #4)", "4", 0, 1),  # one # is no heading
     ("#### 1.\nCalculate. It is **6**", "1", 0, 1),  # alone on its line: nothing tells it from an answer
     # Hostile
     ("", "6", 0, 0),

@@ -33,7 +33,7 @@ _WITH_UNIT = rf"(?!{_ENUMERATOR})(?:\([^()\n#]*+\)|[^0-9\n#]|(?<=[A-Za-z^{{])[0-
 _AFTER_HASHES = re.compile(
     rf".*####(?!#)[ \t*]*+((?:{_SIGN}[ \t]*+)?(?:\\?\$[ \t]*+)?{_SIGN}?{_DIGITS})(?={_ALONE}|{_WITH_UNIT})", re.DOTALL
 )
-_HEADING = re.compile(rf"(?<!#)#++[ \t*_]*+(?:(?:[Ss]tep|[Pp]art)[ \t]++[0-9]++|[0-9]++(?:\.[0-9]++)*+{_ENUMERATOR})")
+_HEADING = re.compile(rf"(?<!#)##++[ \t*_]*+(?:(?:[Ss]tep|[Pp]art)[ \t]++[0-9]++|[0-9]++(?:\.[0-9]++)*+{_ENUMERATOR})")
 _ASKED = re.compile(r"(?:.*\n)?[ \t]*+####[ \t]++-?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?\s*+", re.DOTALL)
 
 _VALUE = re.compile(
@@ -65,7 +65,7 @@ def extract_answer(text: str) -> str | None:
             return number[0]
     if hashes:
         return hashes[1]
-    text = _HEADING.sub("", text) if "#" in text else text
+    text = _HEADING.sub("\n", text) if "##" in text else text  # a newline: what stood around it is no one number
     if match := _LAST_DIGIT.match(text):
         # A number that fills the window is too long to be one, so cutting it does no harm.
         window = text[max(0, match.end() - MAX_NUMBER_CHARS - 4) : match.end()]
