@@ -21,7 +21,7 @@ import click
 
 from nightshift.command import in_one_line, moment, refuse_max_runs, run, use_prime_rl
 from nightshift.engines import ENGINES
-from nightshift.records import Request
+from nightshift.request import Request
 
 ROOT = Path(__file__).resolve().parent
 

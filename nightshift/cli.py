@@ -19,7 +19,8 @@ from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.records import DecisionRules, Request
+from nightshift.records import DecisionRules
+from nightshift.request import Request
 from nightshift.rules import num_gpus, pick_rules
 
 

@@ -29,7 +29,8 @@ from nightshift.console import (
 from nightshift.engines import PrepareFlags, open_engine
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.files import read_file
-from nightshift.records import ATTEMPT, Record, Request
+from nightshift.records import ATTEMPT, Record
+from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL, num_gpus, pick_rules
 from nightshift.train_toml.config import load
 from nightshift.train_toml.keys import describe_keys

@@ -74,6 +74,7 @@ def summary(record: Record, chain: str) -> str:
         ("eval_score", _number(values["eval_score"], ".6f")),
         ("eval_stderr", _number(values["eval_stderr"], ".6f")),
         (metric, _number(values["eval_score"], ".6f")),
+        ("strict_score", _number(values["strict_score"], ".6f")),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),
         ("delta", _number(values["delta"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),

@@ -9,6 +9,7 @@ folder and puts that folder at the end of Python's path; no list of dependencies
     data.messages(example)             the chat that asks
     data.prepare(source=, progress=)   only where data must be fetched; ValueError, one line with its fix
     scoring.score(text, answer)        0..1
+    scoring.is_formatted(text)         only where a form is asked for: whether the answer is written in it
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Episode(Protocol):
 
     def score(self) -> float:
         """0..1; what was not answered scores as an empty text."""
+        ...
+
+    def is_formatted(self) -> bool | None:
+        """Whether the answer is written as asked; None where no form is asked for."""
         ...
 
 
@@ -113,7 +118,7 @@ class SingleTurn:
 
     def episode(self, example: Example) -> Question:
         """See Environment."""
-        return Question(self._data.messages(example), lambda text: self._scoring.score(text, example.answer))
+        return Question(self._data.messages(example), example.answer, self._scoring)
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """See Environment; generated data needs no preparation."""
@@ -124,8 +129,8 @@ class SingleTurn:
 class Question:
     """The Episode of a SingleTurn."""
 
-    def __init__(self, messages: Sequence[Message], score: Callable[[str], float]) -> None:
-        self._messages, self._score = messages, score
+    def __init__(self, messages: Sequence[Message], answer: str, scoring: Any) -> None:
+        self._messages, self._answer, self._scoring = messages, answer, scoring
         self._text: str | None = None
 
     def ask(self) -> Sequence[Message] | None:
@@ -138,7 +143,12 @@ class Question:
 
     def score(self) -> float:
         """By the package's scoring."""
-        return self._score(self._text or "")
+        return float(self._scoring.score(self._text or "", self._answer))
+
+    def is_formatted(self) -> bool | None:
+        """By the package's scoring, where it says."""
+        check = getattr(self._scoring, "is_formatted", None)
+        return bool(check(self._text or "")) if check else None
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:

@@ -7,6 +7,7 @@ each environment. The bytes of this file are part of the rules hash.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -37,7 +38,8 @@ def evaluate(
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    Without `path` no answer is written. `eval_score` is the mean over examples. Raises EngineError when the policy
+    Without `path` no answer is written. `eval_score` is the mean over examples; `strict_score` takes for wrong
+    what is not written as asked. Raises EngineError when the policy
     cannot be loaded or answers another number of questions than it was asked.
     """
     began = time.monotonic()
@@ -53,17 +55,20 @@ def evaluate(
             said[index].append(completion)
     scores = tuple(episode.score() for episode in episodes)
     n, mean = len(scores), sum(scores) / len(scores)
+    formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
+    has_form = len(formatted) == n
     lines = [
         {
             "environment": environment.package,
             "key": example.key,
             "score": score,
+            **({"formatted": formatted[index]} if has_form else {}),
             "answer": example.answer,
             "completion": "\n".join(turn.text for turn in turns),
             "num_tokens": sum(turn.num_tokens for turn in turns),
             "truncated": any(turn.truncated for turn in turns),
         }
-        for (environment, example), turns, score in zip(examples, said, scores, strict=True)
+        for index, ((environment, example), turns, score) in enumerate(zip(examples, said, scores, strict=True))
     ]
     if path is not None:
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
@@ -77,4 +82,6 @@ def evaluate(
         completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
         weights=weights,
         seconds=time.monotonic() - began,
+        strict_score=sum(itertools.compress(scores, formatted)) / n if has_form else None,
+        formatted_share=sum(formatted) / n if has_form else None,
     )

@@ -27,7 +27,8 @@ from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Failure, Job, Record, Request
+from nightshift.records import Failure, Job, Record
+from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
@@ -259,7 +260,9 @@ def examine(record: Record, setup: Setup) -> str | None:
         return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used)) or None
+    form = setup.campaign(record.branch).form(record) if record.failure is None else None
+    told = str(form) if form and form.conclusion else None
+    return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
 
 
 def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:

@@ -1,5 +1,4 @@
 """The frozen values that travel between the ten steps of an experiment and end in its record.
-
 Not measured is None, never 0. Scores are fractions 0..1; seconds are wall-clock.
 """
 
@@ -7,14 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, json
-
-from nightshift.text import clean
 
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
@@ -62,30 +58,6 @@ class Phase(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     EVALUATING = "evaluating"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the person or agent asked for: run.py's flags, and what a night knows beside them (see Record)."""
-
-    description: str = ""
-    engine: str | None = None
-    gpus: str | None = None
-    until: datetime | None = None
-    budget_seconds: float | None = None
-    again: bool = False
-    keep_all: bool = False
-    detach: bool = False
-    dry_run: bool = False
-    keys: bool = False
-    prediction: str | None = None
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """The front door of all that people and agents say: nothing that records it has to clean it again."""
-        object.__setattr__(self, "description", clean(self.description))
-        object.__setattr__(self, "prediction", self.prediction and clean(self.prediction))
-        object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +113,8 @@ class Weights:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scores of one run's final policy, as `packed` makes them: of thousands of records those of a few are looked into.
-    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired."""
+    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired.
+    `eval_score` reads an answer in any form, and decides; `strict_score` only those written as asked."""
 
     eval_score: Fraction
     eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
@@ -151,6 +124,8 @@ class Evaluation:
     completion_tokens_mean: float
     weights: Weights
     seconds: float
+    strict_score: Fraction | None = None  # None: recorded before there was one, or no form is asked for
+    formatted_share: Fraction | None = None  # of the answers, right or wrong
 
     @property
     def example_scores(self) -> tuple[float, ...]:
@@ -231,7 +206,6 @@ class Judgement:
 @dataclass(frozen=True, slots=True)
 class DecisionRules:
     """Constants of the keep / discard / take-back rule (campaign/decision.py), as fractions of 1.
-
     Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of what
     ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild. A keep is taken
     back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.

@@ -19,7 +19,8 @@ from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.records import Progress, Record, Request
+from nightshift.records import Progress, Record
+from nightshift.request import Request
 from nightshift.rules import Rules, num_gpus, pick_rules
 
 _TICK_SECONDS = 0.5

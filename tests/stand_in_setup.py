@@ -17,7 +17,8 @@ from nightshift.engines import Engine
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
-from nightshift.records import Progress, Request
+from nightshift.records import Progress
+from nightshift.request import Request
 from nightshift.rules import Rules
 from nightshift.setup import Setup
 from tests.conftest import git

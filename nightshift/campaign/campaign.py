@@ -15,6 +15,7 @@ import numpy as np
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Array, Belief, Tested
+from nightshift.campaign.form import Form, compare
 from nightshift.campaign.version_1 import FINISH
 from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
@@ -94,7 +95,13 @@ class Campaign:
             return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         candidate = run_scores(record).mean(axis=0)
-        return decision.judge(self.test(record), candidate, run_scores(parent), numbers, record.decision)
+        found = decision.judge(self.test(record), candidate, run_scores(parent), numbers, record.decision)
+        learnt = self.form(record)
+        return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
+
+    def form(self, record: Record) -> Form | None:
+        """What a measured experiment learnt of the form beside its parent, see form.py."""
+        return compare(record, self.kept[self._index_of(record.parent)]) if self.kept else None
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""

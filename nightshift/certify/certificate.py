@@ -56,6 +56,7 @@ class Certificate:
     """What `runs/certificate.json` says. Scores are fractions 0..1; `created` is ISO 8601, UTC.
 
     `num_seeds` counts the runs that were evaluated, by config; `sealed_looks` all looks up to this one.
+    `strict_scores` are those of baseline and incumbent, None where a run has none.
     """
 
     created: str
@@ -70,6 +71,7 @@ class Certificate:
     estimator: str
     sealed_looks: int
     notes: tuple[str, ...] = ()
+    strict_scores: tuple[float, float] | None = None
     chain: str = ""  # the head of the chain when its runs were made (campaign/chain.py)
     version: Literal[1] = 1
 
@@ -121,6 +123,7 @@ def summary(certificate: Certificate) -> str:
         ("verdict", verdict),
         ("baseline_score", f"{certificate.baseline_score:.6f}"),
         ("incumbent_score", f"{certificate.incumbent_score:.6f}"),
+        ("strict_scores", " ".join(f"{value:.6f}" for value in certificate.strict_scores or ())),
         ("num_seeds", " ".join(f"{side} {count}" for side, count in certificate.num_seeds.items())),
         ("num_examples", str(certificate.num_examples)),
         ("sealed_looks", str(certificate.sealed_looks)),

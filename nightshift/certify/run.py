@@ -62,6 +62,7 @@ class SealedRun:
     scores: tuple[float, ...] = ()
     examples_sha256: str = ""
     cause: str | None = None
+    strict: float | None = None
 
 
 def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
@@ -211,7 +212,8 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
     finally:
         _tidy(folder)
     if result.evaluation:
-        run = SealedRun(side, seed, result.evaluation.example_scores, result.evaluation.examples_sha256)
+        told = result.evaluation
+        run = SealedRun(side, seed, told.example_scores, told.examples_sha256, strict=told.strict_score)
     else:
         run = SealedRun(side, seed, cause=result.training.cause or "no cause known")
     with setup.ledger.lock():
@@ -243,6 +245,8 @@ def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
         raise UsageError("the sealed examples changed since this look began", fix)
     result = certificate.estimate(scores["baseline"], scores["incumbent"], setup.rules.decision)
     baseline, incumbent = (float(np.mean(scores[side])) for side in SIDES)
+    strict = {side: [run.strict for run in runs if run.side == side and run.scores] for side in SIDES}
+    means = [fmean(known) for each in strict.values() if (known := [s for s in each if s is not None]) == each]
     return Certificate(
         created=setup.now().isoformat(timespec="seconds"),
         branch=plan.look.branch,
@@ -256,4 +260,5 @@ def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
         estimator=certificate.describe(result),
         sealed_looks=plan.look.number,
         notes=tuple(notes),
+        strict_scores=(means[0], means[1]) if len(means) == len(SIDES) else None,
     )

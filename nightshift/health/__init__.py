@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nightshift.health import checks
-from nightshift.health.finding import Conditions, Finding
+from nightshift.health.finding import Conditions, Finding, Severity
 from nightshift.metrics import Step
 
 __all__ = ["MAX_FINDINGS", "Conditions", "digest", "examine"]
@@ -29,6 +29,7 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
     if not steps:
         return []
     found = [finding for check in checks.CHECKS for finding in check(steps, conditions)]
+    found += [Finding(conditions.form, (), Severity.COSTLY)] if conditions.form else []
     found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
     found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]
     used = conditions.used_keys

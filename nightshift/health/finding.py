@@ -37,10 +37,11 @@ class Conditions:
     """What the digest knows of a run beside its curves.
 
     `values`: the config's keys with defaults (Config.resolved). `used_keys`: what the engine uses, None for every
-    key; a finding points to no other.
+    key; a finding points to no other. `form`: what of its gain is form only (campaign/form.py).
     """
 
     run: Result
     budget_seconds: float
     values: Mapping[str, Any]
     used_keys: AbstractSet[str] | None = None
+    form: str | None = None

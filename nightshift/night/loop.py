@@ -23,7 +23,8 @@ from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_sin
 from nightshift.night.text import write_summary
 from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
-from nightshift.records import Failure, Record, Request
+from nightshift.records import Failure, Record
+from nightshift.request import Request
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
 from nightshift.train_toml.text import read_source

@@ -19,7 +19,8 @@ from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
-from nightshift.records import Failure, Record, Request
+from nightshift.records import Failure, Record
+from nightshift.request import Request
 
 STATE_NAME = "night.json"
 STOP_NAME = "STOP"  # a file in the checkout's root

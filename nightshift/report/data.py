@@ -15,6 +15,7 @@ from pathlib import Path
 from nightshift.campaign.campaign import Standing
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import figures
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import UsageError
@@ -68,6 +69,12 @@ class Experiment:
     def score(self) -> float | None:
         """Mean score of its runs."""
         return self.record.score
+
+    @property
+    def strict(self) -> float | None:
+        """Mean strict score of its runs."""
+        found: float | None = figures(self.record)["strict_score"]
+        return found
 
     @property
     def spread(self) -> float | None:

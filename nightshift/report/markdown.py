@@ -37,9 +37,9 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["## Experiments", ""]
         if left_out > 0:
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
-        lines += ["| run | verdict | score | delta | hypothesis |", "|---|---|---|---|---|"]
+        lines += ["| run | verdict | score | strict | delta | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.score)} | {_delta(e)} "
+            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.score)} | {score(e.strict)} | {_delta(e)} "
             f"| {markdown(e.record.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]

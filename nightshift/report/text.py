@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from nightshift.campaign.form import compare
 from nightshift.records import Verdict
 from nightshift.report.data import Z95, Experiment, Morning, counted
 
@@ -58,6 +59,10 @@ def headline(morning: Morning) -> Headline:
     low, high = (standing.difference + sign * Z95 * standing.difference_sd for sign in (-1, 1))
     sentence = f"Expected gain of the incumbent over the baseline: {points(standing.difference)} "
     sentence += f"(95 % interval {signed(100 * low)} to {points(high)})."
+    form = compare(morning.chain[-1].record, morning.chain[0].record)
+    if form and form.conclusion:
+        strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
+        sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
     if low > 0:
         return Headline(f"Better: {change}", sentence, "good")
     if standing.difference > 0:
@@ -70,10 +75,11 @@ def certificate_line(morning: Morning) -> str:
     if (c := morning.certificate) is None:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
     low, high = c.interval
+    strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
     line = (
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
         f"{c.num_seeds['incumbent']} fresh seeds: {score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
-        f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}. "
+        f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}{strict}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line

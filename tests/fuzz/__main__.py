@@ -35,7 +35,7 @@ from hypothesis import HealthCheck, Phase, configuration
 
 from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift import command
-from nightshift.records import Request
+from nightshift.request import Request
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts

@@ -10,7 +10,7 @@ import pytest
 from nightshift.certify import certificate
 from nightshift.certify.run import certify
 from nightshift.experiment import run_experiment
-from nightshift.records import Request
+from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import counted_looks
 from tests.conftest import git, living_children

@@ -24,7 +24,8 @@ from nightshift.git.repo import Repo
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.proposers import Context, Proposal
-from nightshift.records import Failure, Record, Request
+from nightshift.records import Failure, Record
+from nightshift.request import Request
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl

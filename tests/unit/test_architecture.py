@@ -31,7 +31,7 @@ LINE = """
     train_toml environments processes
     metrics
     rules
-    records
+    records request
     files
     entry errors
     text

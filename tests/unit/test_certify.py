@@ -14,7 +14,7 @@ from nightshift.certify import certificate
 from nightshift.certify.run import FIRST_SEED_INDEX, certify, describe, make_plan
 from nightshift.errors import Interrupted, NightshiftError, UsageError
 from nightshift.experiment import run_experiment
-from nightshift.records import Request
+from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
@@ -69,6 +69,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.num_examples == NUM_SELECTION
     assert made.sealed_looks == 1
+    assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
     assert made.interval[0] < made.difference < made.interval[1]
     assert made.interval[0] > 0.1
     assert made.difference == pytest.approx(made.incumbent_score - made.baseline_score)

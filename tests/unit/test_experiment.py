@@ -18,7 +18,8 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import run_experiment
-from nightshift.records import Failure, Outcome, Record, Request
+from nightshift.records import Failure, Outcome, Record
+from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.setup import Setup
 from tests.campaigns import judged, stored
@@ -117,6 +118,10 @@ def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
     assert setup.repo.config_at("HEAD") == source
     assert record.kept_commit == setup.repo.head().commit
     assert setup.ledger.read(record.number) == record
+    # All that is not right says "#### no": the stand-in learns nothing but to write a number.
+    assert record.judgement.why.endswith("after 1 run; a gain in form only")
+    assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
+    assert record.evaluations[0].strict_score == record.score
 
 
 def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(setup: Setup) -> None:

@@ -139,6 +139,9 @@ def test_a_certificate_is_told_with_its_interval_and_its_looks(tmp_path: Path) -
     assert line.startswith("Certified on 1,000 sealed examples with 3 and 3 fresh seeds: 0.660")
     assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp" in line
     assert "opened 2 times" in line
+    assert "strict" not in line
+    line, _ = certified_line(tmp_path / "strict", certificate(strict_scores=[0.61, 0.7]))
+    assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700. The sealed set" in line
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nightshift_arithmetic import scoring as arithmetic_scoring
-from nightshift_gsm8k.scoring import extract_answer, score
+from nightshift_gsm8k.scoring import extract_answer, is_formatted, score
 
 from tests.waiting import assert_linear
 
@@ -21,7 +21,7 @@ needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names
     [
         ("2 + 3 = 5\n#### 5", "5"),
         ("#### 5\nNo, wait.\n#### 6", "6"),
-        ("#### 5, which is \\boxed{7}, or 8", "5"),
+        ("#### 5, which is \\boxed{7}, or 8", "7"),
         ("#### Step 1\nThere are 3.\n#### Step 2\nSo \\boxed{12} at 9 am", "12"),
         ("The answer is \\boxed{\\text{about } 42 \\text{ m}^2}", "42"),
         ("\\boxed{1} and then \\boxed{\\frac{3}{4}}", "3/4"),
@@ -42,7 +42,7 @@ needs_official = pytest.mark.skipif(not OFFICIAL, reason="NIGHTSHIFT_GSM8K names
         ("the answer is \u0663", None),  # only ASCII digits are digits
     ],
 )
-def test_answer_is_the_last_hashes_else_the_last_box_else_the_last_number(text: str, answer: str | None) -> None:
+def test_answer_is_the_last_hashes_or_box_else_the_last_number(text: str, answer: str | None) -> None:
     assert extract_answer(text) == answer
 
 
@@ -108,7 +108,10 @@ def test_integers_score_one_exactly_when_equal(left: int, right: int) -> None:
         assert score(f"#### {written}", str(right)) == float(left == right)
 
 
-NUMBERS, SPACES = ("1", "1,", "1.", "1/", "1 ", "-$"), (" ", "#", "#### ", "#### -", "####\t")
+NUMBERS, SPACES = (
+    ("1", "1,", "1.", "1/", "1 ", "-$"),
+    (" ", "#", "# ", "#### ", "#### -", "####\t", "#### 1 (", "#### 1. ", "#### 1\n", "#### 1 \n "),
+)
 
 
 @pytest.mark.parametrize("unit", [*NUMBERS, *SPACES, "{", "}", "{}", "\\boxed{", "\\boxed{{}"])
@@ -119,6 +122,7 @@ def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end:
     def both_ways(size: int) -> None:
         assert score(texts[size], "5") in (0.0, 1.0)
         assert score("#### 5", texts[size]) == 0.0
+        assert is_formatted(texts[size]) in (True, False)
 
     assert_linear(both_ways, 60_000)
 
@@ -126,6 +130,7 @@ def test_the_time_grows_with_the_text_and_not_faster(unit: str, start: str, end:
 def test_arithmetic_shares_the_scoring() -> None:
     assert arithmetic_scoring.score is score
     assert arithmetic_scoring.extract_answer is extract_answer
+    assert arithmetic_scoring.is_formatted is is_formatted
 
 
 @needs_official
@@ -135,6 +140,11 @@ def test_every_official_answer_scores_one_and_a_perturbed_one_zero() -> None:
     for solution in (json.loads(line)["answer"] for line in lines):
         gold = solution.rpartition("#### ")[2]
         wrong = str(int(gold.replace(",", "")) + 1)
+        assert is_formatted(solution), gold
         assert score(gold, gold) == score(f"\\boxed{{{gold}}}", gold) == score(solution, gold) == 1.0, gold
         assert score(wrong, gold) == score(solution, wrong) == score(f"{solution}\n#### {wrong}", gold) == 0.0, gold
+        worked = solution.rpartition("\n####")[0]
+        said = f"#### 1. Work it out\n{worked}\n\n#### 2. Conclude\nThe total is **{gold}**"
+        assert (score(said, gold), is_formatted(said)) == (1.0, False), gold
+        assert score(said, "2") == float(gold in ("2", "2.00")), gold
         assert score(solution, f"-{gold}") == float(gold == "0"), gold

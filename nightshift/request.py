@@ -1,0 +1,32 @@
+"""What the person or agent asked for: run.py's flags, and what a night knows beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from nightshift.text import clean
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`prediction` and `notes` come from a night's proposer (see Record)."""
+
+    description: str = ""
+    engine: str | None = None
+    gpus: str | None = None
+    until: datetime | None = None
+    budget_seconds: float | None = None
+    again: bool = False
+    keep_all: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    keys: bool = False
+    prediction: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """The front door of all that people and agents say: nothing that records it has to clean it again."""
+        object.__setattr__(self, "description", clean(self.description))
+        object.__setattr__(self, "prediction", self.prediction and clean(self.prediction))
+        object.__setattr__(self, "notes", tuple(map(clean, self.notes)))

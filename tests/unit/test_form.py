@@ -1,0 +1,191 @@
+"""Strict and flexible scores: measured side by side, and a gain in form only is told as one, wherever it is told."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.form import compare
+from nightshift.campaign.replay import replay
+from nightshift.campaign.results import COLUMNS, figures, row
+from nightshift.console import summary
+from nightshift.environments import load
+from nightshift.evaluation import evaluate
+from nightshift.health import Conditions, examine
+from nightshift.metrics import Step
+from nightshift.records import Completion, Decoding, Progress, Record, Training, Weights
+from nightshift.report.data import gather
+from nightshift.report.markdown import summary as markdown
+from nightshift.report.page import render, view_of
+from nightshift.report.text import headline
+from nightshift.rules import ARITHMETIC_TRL
+from tests.campaigns import BRANCH, a_record, a_result, stored
+
+ROOT = Path(__file__).parents[2]
+NUM = 1000
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+Scores = tuple[float, float | None, float | None]  # eval_score, strict_score, formatted_share
+
+
+def measured(number: int, *runs: Scores, parent: int | None = None) -> Record:
+    results = []
+    for index, (score, strict, share) in enumerate(runs):
+        result = a_result(score, NUM, 1000 + index)
+        assert result.evaluation
+        evaluation = replace(result.evaluation, strict_score=strict, formatted_share=share)
+        results.append(replace(result, evaluation=evaluation))
+    return a_record(number=number, decided=number, parent=parent, config_hash=f"{number}", runs=tuple(results))
+
+
+def pair(before: Scores, after: Scores) -> list[Record]:
+    """A baseline and one change, decided."""
+    records, campaign = list[Record](), Campaign()
+    for record in (measured(1, before), measured(2, after, parent=1)):
+        judgement = campaign.judge(record)
+        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        campaign = campaign.step(records[-1])
+    return records
+
+
+# Before, after, and what is said of it.
+ONLY_FORM = ((0.40, 0.10, 0.12), (0.50, 0.45, 0.90), "a gain in form only")
+SAME_SCORE = ((0.50, 0.10, 0.20), (0.50, 0.45, 0.90), "written better, not right more often")
+LOWER = ((0.50, 0.10, 0.20), (0.40, 0.36, 0.90), "written better, not right more often")
+FROM_NONE = ((0.40, 0.00, 0.00), (0.405, 0.405, 1.00), "written better, not right more often")
+MORE_THAN_FORM = ((0.40, 0.20, 0.50), (0.60, 0.54, 0.90), None)
+FORMATTED_BEFORE = ((0.40, 0.38, 0.95), (0.50, 0.48, 0.96), None)
+FORM_LOST = ((0.50, 0.45, 0.90), (0.55, 0.10, 0.20), None)
+NOT_BEFORE = ((0.40, None, None), (0.50, 0.45, 0.90), None)
+NOT_AFTER = ((0.40, 0.10, 0.12), (0.50, None, None), None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [ONLY_FORM, SAME_SCORE, LOWER, FROM_NONE, MORE_THAN_FORM, FORMATTED_BEFORE, FORM_LOST, NOT_BEFORE, NOT_AFTER],
+)
+def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after: Scores, said: str | None) -> None:
+    found = compare(measured(2, after), measured(1, before))
+    assert (found.conclusion if found else None) == said
+    why = pair(before, after)[1].judgement.why  # type: ignore[union-attr]
+    assert why.endswith(f"after 1 run; {said}" if said else "after 1 run")
+
+
+def test_the_parts_of_a_gain_add_up_to_it() -> None:
+    """Every formatted answer is right as often as before, and so is every other: all of the gain is form."""
+    found = compare(measured(2, (0.7, 0.64, 0.8)), measured(1, (0.5, 0.32, 0.4)))
+    assert found
+    assert found.by_form == pytest.approx(found.gain) == pytest.approx(0.2)
+    nothing = compare(measured(2, (0.6, 0.48, 0.8)), measured(1, (0.5, 0.2, 0.4)))  # as often right in either form
+    assert nothing
+    assert nothing.by_form == pytest.approx(0, abs=1e-12)
+
+
+def test_a_gain_within_the_noise_of_a_few_answers_is_no_form() -> None:
+    few = [replace(a_result(0.5, 4), evaluation=None)]
+    assert compare(measured(2, ONLY_FORM[1]), a_record(runs=tuple(few))) is None
+    assert compare(a_record(), measured(1, ONLY_FORM[0])) is None
+    assert compare(measured(2, (0.5, 0.45, 0.51)), measured(1, (0.5, 0.44, 0.50))) is None
+
+
+def test_a_baseline_is_the_mean_of_its_runs_and_a_run_without_a_strict_score_makes_it_unknown() -> None:
+    first = measured(1, (0.40, 0.10, 0.10), (0.40, 0.20, 0.14))
+    found = compare(measured(2, ONLY_FORM[1]), first)
+    assert found
+    assert (found.before.strict, found.before.formatted, found.before.count) == (
+        pytest.approx(0.15), pytest.approx(0.12), 2 * NUM,
+    )  # fmt: skip
+    assert figures(first)["strict_score"] == pytest.approx(0.15)
+    assert compare(measured(2, ONLY_FORM[1]), measured(1, (0.4, 0.1, 0.1), (0.4, None, None))) is None
+
+
+def test_a_record_of_before_has_no_strict_score_and_never_zero() -> None:
+    record = measured(1, (0.4, 0.1, 0.12))
+    data = json.loads(msgspec.json.encode(record))
+    for name in ("strict_score", "formatted_share"):
+        del data["runs"][0]["evaluation"][name]
+    old = msgspec.json.decode(json.dumps(data).encode(), type=Record)
+    assert [(e.strict_score, e.formatted_share) for e in old.evaluations] == [(None, None)]
+    assert figures(old)["strict_score"] is None
+    assert "\nstrict_score:\n" in summary(old, "")
+    assert "\nstrict_score:     0.100000\n" in summary(record, "")
+
+
+def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
+    plain = [(score, None, None) for score, *_ in ONLY_FORM[:2]]  # type: ignore[misc]
+    with_strict, without = pair(*ONLY_FORM[:2])[1], pair(*plain)[1]
+    assert with_strict.status == without.status
+    assert row(with_strict) == row(without)
+    assert not {"strict_score", "formatted_share"} & set(COLUMNS)
+    assert replay(pair(*ONLY_FORM[:2]), {}).decided[1].judgement == with_strict.judgement
+
+
+def test_the_digest_has_a_line_for_it() -> None:
+    form = str(compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])))
+    run = measured(2, ONLY_FORM[1]).runs[0]
+    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, form))]
+    assert form in told
+    assert form == (
+        "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "
+        "the form alone is worth +19.2 pp: a gain in form only"
+    )
+
+
+def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_is(tmp_path: Path) -> None:
+    ledger = stored(tmp_path, pair(*ONLY_FORM[:2]))
+    view = view_of(ledger, BRANCH, NOW, None)
+    page, text = render(view), markdown(view.morning, view.headline, view.nights, False)
+    assert (
+        "strict score 0.100 \N{RIGHTWARDS ARROW} 0.450, score +10.0 pp: a gain in form only." in view.headline.sentence
+    )
+    assert "a gain in form only" in text
+    assert '<small class="quiet">strict 0.450</small>' in page
+    assert "<td>0.500</td><td>0.450</td>" in page
+    assert "| 0.500 | 0.450 |" in text
+    plain = stored(tmp_path / "plain", pair((0.40, None, None), (0.50, None, None)))
+    view = view_of(plain, BRANCH, NOW, None)
+    assert "form" not in headline(gather(plain, None, BRANCH)).sentence
+    assert "<td>0.500</td><td>not measured</td>" in render(view)
+
+
+class Parrot:
+    """A stand-in for a session: it says what it was told to say."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self._answers = answers
+
+    def load_final_weights(self) -> Weights:
+        return Weights(1, "0" * 64)
+
+    def train(self, budget_seconds: float, progress: Any) -> Training:
+        raise NotImplementedError
+
+    def complete(self, chats: Sequence[Any], decoding: Decoding, progress: Any) -> list[Completion]:
+        progress(Progress(phase="evaluating", num_steps=1))  # type: ignore[arg-type]
+        return [Completion(text, 1, False) for text in self._answers]
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
+    examples = [(environment, example) for example in environment.examples("selection")[:4]]
+    right = [example.answer for _, example in examples]
+    answers = [f"#### {right[0]}", f"It is {right[1]}.", "#### 1000", "no idea"]
+    path = tmp_path / "evaluation.jsonl"
+    found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
+    assert (found.eval_score, found.strict_score, found.formatted_share) == (0.5, 0.25, 0.5)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["formatted"] for line in lines] == [True, False, True, False]
+    monkeypatch.delattr("nightshift_arithmetic.scoring.is_formatted")
+    found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
+    assert (found.eval_score, found.strict_score, found.formatted_share) == (0.5, None, None)
+    assert "formatted" not in json.loads(path.read_text().splitlines()[0])
