@@ -97,6 +97,7 @@ def look_up(root: Path, pins: Pins) -> tuple[list[Finding], list[str]]:
 
     UsageError where that is no prime-rl, or one whose sources this Python cannot parse.
     """
+    _code.cache_clear()
     schema, own = Schema(root), forced()
     findings = [_key(row, schema, own) if row.is_key else _text(row, root, pins) for row in rows()]
     names = (path.replace(f".{ANY}", ".x") for path in schema.fields)
