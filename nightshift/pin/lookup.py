@@ -7,6 +7,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -145,8 +146,8 @@ def _key(row: Row, schema: Schema, own: Mapping[str, Any]) -> Finding:
     fields = _fields(schema, row.what)
     if not fields:
         leaf = row.what.rpartition(".")[2]
-        near = next((path for path in schema.fields if path.rpartition(".")[2] == leaf), None)
-        return Finding(row, "missing", f"perhaps {near}" if near else "")
+        near = get_close_matches(row.what, [path for path in schema.fields if path.rpartition(".")[2] == leaf], n=1)
+        return Finding(row, "missing", f"perhaps {near[0]}" if near else "")
     wrong = list(dict.fromkeys(_wrong(row.what, fields, own)))
     if wrong:
         is_gone = any(not problem.startswith("default") for problem in wrong)
@@ -243,8 +244,10 @@ def _elsewhere(root: Path, folder: str, text: str) -> str | None:
 
 
 def _lines(path: Path, text: str) -> list[int]:
-    code = _code(path)
-    return [code.count("\n", 0, match.start()) + 1 for match in re.finditer(re.escape(text), code)]
+    """The lines of a file where a text begins, by whole words and however it is wrapped."""
+    code, words = _code(path), r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text)))
+    start, end = r"\b" * text[0].isalnum(), r"\b" * text[-1].isalnum()
+    return [code.count("\n", 0, match.start()) + 1 for match in re.finditer(start + words + end, code)]
 
 
 @cache

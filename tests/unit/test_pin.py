@@ -40,7 +40,7 @@ RENAMES = (
     ("P/inference/vllm/server.py", "/update_weights", "/v1/weights", '@router.post("/update_weights")'),
     ("P/orchestrator/orchestrator.py", "Starting orch", "Started orch", "Starting orchestrator loop"),
     ("pyproject.toml", "env-server =", "env_server =", 'env-server = "prime_rl.entrypoints.env_server:main"'),
-    ("V/trace.py", "stop_condition", "stopped_by", "    stop_condition: str | None"),
+    ("V/trace.py", "stop_condition", "stopped_by", "stop_condition: str | None"),
 )
 
 
