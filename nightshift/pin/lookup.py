@@ -41,15 +41,7 @@ type = "difficulty_pool"
 threshold = 1.0
 weight = 1.0
 """
-_TYPES = {
-    Kind.INT: "int",
-    Kind.FLOAT: "float",
-    Kind.BOOL: "bool",
-    Kind.CHOICE: "literal",
-    Kind.LIST: "list",
-    Kind.TABLE: "table",
-}
-_AMONG = {"ge": ("minimum", "above"), "gt": ("above",), "le": ("maximum", "below"), "lt": ("below",)}
+_TYPES = dict(zip(Kind, ("int", "float", "bool", "literal", "list", "table"), strict=True))
 # A docstring or a comment, which prove nothing, or a string, in which either is text.
 _TOKEN = re.compile(
     r"(?m)(?P<no>^[ \t]*[rRbBfF]*(?P<q>\"\"\"|''')[\s\S]*?(?P=q)|\#[^\n]*)"
@@ -148,6 +140,8 @@ def _key(row: Row, schema: Schema, own: Mapping[str, Any]) -> Finding:
         leaf = row.what.rpartition(".")[2]
         near = get_close_matches(row.what, [path for path in schema.fields if path.rpartition(".")[2] == leaf], n=1)
         return Finding(row, "missing", f"perhaps {near[0]}" if near else "")
+    if row.what not in schema.fields and not row.user.endswith("passed through"):
+        return Finding(row, "changed", "named no longer, but passed through as it is")
     wrong = list(dict.fromkeys(_wrong(row.what, fields, own)))
     if wrong:
         is_gone = any(not problem.startswith("default") for problem in wrong)
@@ -201,9 +195,9 @@ def _differences(key: Key, fields: list[Field]) -> Iterator[str]:
         yield f"no value {', '.join(sorted(lost))}"
     for f in fields:
         for name, bound in f.bounds.items():
-            limits = [value for part in _AMONG[name] if (value := getattr(key, part)) is not None]
-            is_inside = any(value >= bound if name in ("ge", "gt") else value <= bound for value in limits)
-            if not is_inside and not (name == "ge" and not limits and key.minimum is None and key.above is None):
+            low = name in ("ge", "gt")
+            ours = (key.minimum, key.above) if low else (key.maximum, key.below)
+            if not any(limit is not None and (limit >= bound if low else limit <= bound) for limit in ours):
                 yield f"bound {name} {bound:g}"
         is_known = f.default is not UNKNOWN and f.default is not None and key.default is not None
         if is_known and key.kind is not Kind.LIST and f.default != key.default and not key.path.endswith(".type"):

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from nightshift.errors import UsageError
 from nightshift.files import read_file
@@ -51,12 +51,11 @@ class Schema:
     def __post_init__(self) -> None:
         main = self._resolve(_MAIN[0], ast.Name(_MAIN[1]))
         if main is None or not isinstance(main[1], ast.ClassDef):
-            cause = f"{self.root} has no class {_MAIN[1]} in {_MAIN[0]}"
-            raise UsageError(cause, _FIX)
+            raise UsageError(f"{self.root} has no class {_MAIN[1]} in {_MAIN[0]}", _FIX)
         try:
             self._walk((main[0], main[1]), "", {}, ())
-        except RecursionError:
-            raise UsageError(f"{self.root}: a type in its config classes stands for itself", _FIX) from None
+        except (RecursionError, SyntaxError):
+            raise UsageError(f"{self.root}: a type in its config classes makes no sense", _FIX) from None
 
     def _walk(self, table: Table, prefix: str, variants: Mapping[str, str], around: tuple[str, ...]) -> None:
         """Take in the keys of a class and of all classes below it; a class inside itself is not entered again."""
@@ -64,21 +63,20 @@ class Schema:
             return
         for name, (module, node) in self._keys(table).items():
             path = f"{prefix}.{name}" if prefix else name
-            default, bounds = _default(node.value)
+            at, (default, bounds) = f"{self._file(module)}:{node.lineno}", _default(node.value)
             parts = list(self._parts(module, node.annotation))
             if "SerializeAsAny" in ast.unparse(node.annotation) and isinstance(node.value, ast.Call):
                 parts = [*self._parts(module, node.value.func)]  # the default's class has more keys than the declared
             tables: list[Table] = [value for kind, value in parts if kind == "table"]
             self.fields.setdefault(path, []).append(
                 Field(
-                    at=f"{self._file(module)}:{node.lineno}",
+                    at=at,
                     variants=variants,
                     types=frozenset(str(value) if kind == "type" else kind for kind, value in parts),
                     choices=frozenset(value for kind, value in parts if kind == "literal"),
                     default=default,
                     bounds=bounds,
-                    anything=self._anything(tables)
-                    or (f"{self._file(module)}:{node.lineno}" if any(map(_is_foreign, parts)) else None),
+                    anything=at if any(kind == "foreign" for kind, _ in parts) else self._anything(tables),
                 )
             )
             inside = (*around, table[1].name)
@@ -114,13 +112,11 @@ class Schema:
 
     def _anything(self, tables: list[Table]) -> str | None:
         lines = ((module, line) for module, node in tables for line in node.body if isinstance(line, ast.Assign))
-        allowing = (
-            f"{self._file(module)}:{line.lineno}" for module, line in lines if "extra='allow'" in ast.unparse(line)
-        )
-        return next(allowing, None)
+        allowing = ((module, line.lineno) for module, line in lines if "extra='allow'" in ast.unparse(line))
+        return next((f"{self._file(module)}:{number}" for module, number in allowing), None)
 
     def _parts(self, module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
-        """What an annotation allows, as (kind, value): type, None, literal, table, list, dict, or entry of a dict."""
+        """What an annotation allows: type, foreign, None, literal, table, list, dict or entry (of a dict), and what."""
         match node:
             case ast.Constant(value=None):
                 yield "None", None
@@ -129,7 +125,8 @@ class Schema:
             case ast.BinOp(left=left, right=right):
                 yield from self._parts(module, left)
                 yield from self._parts(module, right)
-            case ast.Subscript(value=ast.Name(id=name), slice=inner):
+            case ast.Subscript(value=outer, slice=inner):
+                name = ast.unparse(outer).rpartition(".")[2]
                 inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
                 if name == "Literal":
                     yield from (("literal", value.value) for value in inside if isinstance(value, ast.Constant))
@@ -137,12 +134,14 @@ class Schema:
                     yield name, None
                     below = self._parts(module, inside[-1])
                     yield from ((kind if name == "list" else "entry", v) for kind, v in below if kind == "table")
-                else:  # Annotated, SerializeAsAny
-                    yield from self._parts(module, inside[0])
+                else:  # Annotated, SerializeAsAny, Optional, Union
+                    yield from (("None", None) for _ in inside if name == "Optional")
+                    for one in inside[:1] if name == "Annotated" else inside:
+                        yield from self._parts(module, one)
             case ast.Name() | ast.Attribute():
                 resolved = self._resolve(module, node)
                 if resolved is None:
-                    yield "type", ast.unparse(node)
+                    yield "foreign" if self._is_foreign(module, node) else "type", ast.unparse(node)
                 elif isinstance(resolved[1], ast.ClassDef):
                     yield "table", resolved
                 else:
@@ -159,6 +158,12 @@ class Schema:
             return self._resolve(found.module or "", ast.Name(original))
         return None if found is None or isinstance(found, ast.alias) else (module, found)
 
+    def _is_foreign(self, module: str, node: ast.AST) -> bool:
+        """True for a config class of a package that is none of prime-rl's, nor verifiers."""
+        found = self._names(module).get(node.id) if isinstance(node, ast.Name) and node.id.endswith("Config") else None
+        package = (found.module or "").partition(".")[0] if isinstance(found, ast.ImportFrom) else ""
+        return package not in ("", "prime_rl", "verifiers")
+
     def _names(self, module: str) -> dict[str, ast.AST]:
         self._file(module)
         return (self._modules[module] or ("", {}))[1]
@@ -171,10 +176,6 @@ class Schema:
             path = next((path for path in tried if (self.root / path).is_file()), None)
             self._modules[module] = None if path is None else (path, _defined(self.root / path))
         return (self._modules[module] or ("", {}))[0]
-
-
-def _is_foreign(part: tuple[str, Any]) -> bool:
-    return part[0] == "type" and str(part[1]).endswith("Config")
 
 
 def _defined(path: Path) -> dict[str, ast.AST]:
@@ -199,12 +200,17 @@ def _defined(path: Path) -> dict[str, ast.AST]:
     return found
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float)
+
+
 def _default(node: ast.expr | None) -> tuple[Any, dict[str, float]]:
     """A key's default and the bounds that stand in its Field(...)."""
     bounds: dict[str, float] = {}
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "Field":
-        bounds = {str(w.arg): ast.literal_eval(w.value) for w in node.keywords if w.arg in _BOUNDS}
-        node = next(iter(node.args), None)
+        given = {word.arg: word.value for word in node.keywords}
+        bounds = {n: v.value for n in _BOUNDS if isinstance(v := given.get(n), ast.Constant) and _is_number(v.value)}
+        node = next(iter(node.args), given.get("default"))
     try:
         return (UNKNOWN if node is None else ast.literal_eval(node)), bounds
     except ValueError:

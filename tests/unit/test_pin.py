@@ -196,6 +196,19 @@ def test_another_default_type_bound_or_choice_is_told(tree: Path) -> None:
         path.write_text(text)
 
 
+def test_a_key_whose_table_takes_any_name_is_not_there_by_that(tree: Path) -> None:
+    path, table = tree / expanded("C/rl.py"), "class inference_vllm(BaseConfig):\n"
+    text = path.read_text()
+    path.write_text(text.replace(table, f"{table}    model_config = ConfigDict(extra='allow')\n"))
+    assert broken(tree) == {}
+    path.write_text(
+        path.read_text().replace("    enforce_eager:", "    eager:").replace("    max_num_seqs:", "    seqs:")
+    )
+    assert broken(tree) == {
+        "inference.vllm.enforce_eager": "changed named no longer, but passed through as it is"  # max_num_seqs never was
+    }
+
+
 def test_what_moved_breaks_nothing_and_its_line_can_be_renewed(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
