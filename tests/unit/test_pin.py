@@ -196,6 +196,13 @@ def test_another_default_type_bound_or_choice_is_told(tree: Path) -> None:
         path.write_text(text)
 
 
+def test_a_key_that_one_variant_of_two_lost_is_told(tree: Path) -> None:
+    path = tree / expanded("C/rl.py")
+    head, name, tail = path.read_text().partition("class trainer_lossipo(")
+    path.write_text(head + name + tail.replace("kl_tau:", "kl_weight:", 1))
+    assert broken(tree) == {"trainer.loss.kl_tau": "missing not under trainer.loss.type = ipo"}
+
+
 def test_a_key_whose_table_takes_any_name_is_not_there_by_that(tree: Path) -> None:
     path, table = tree / expanded("C/rl.py"), "class inference_vllm(BaseConfig):\n"
     text = path.read_text()
