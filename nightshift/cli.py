@@ -210,6 +210,26 @@ def verify_command(head: str | None) -> None:
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
 
 
+@commands.command("pin")
+@click.option(
+    "--checkout",
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A checkout of prime-rl, with its submodules; nothing of it is run.",
+)
+@click.option("--renew", is_flag=True, help="Write the lines of rows that moved into the table of expectations.")
+def pin_command(checkout: Path, renew: bool) -> None:
+    """What Nightshift expects of prime-rl and this checkout of it does not have; exits 1 where something breaks."""
+    from nightshift.engines.prime_rl.installation import Pins
+    from nightshift.pin import lookup
+
+    findings, new = lookup.look_up(checkout, Pins.read(command.process_root() / "pyproject.toml"))
+    console.print_text("\n".join(map(console.printable, lookup.report(findings, new))))
+    if renew:
+        lookup.renew(findings)
+    sys.exit(ExitCode.CRASH if any(f.breaks for f in findings) else ExitCode.MEASURED)
+
+
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):

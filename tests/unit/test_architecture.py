@@ -16,7 +16,7 @@ LINE = """
     cli
     command
     night
-    console report
+    console report pin
     certify
     experiment
     setup
