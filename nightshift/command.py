@@ -26,14 +26,14 @@ from nightshift.console import (
     summary,
     told,
 )
-from nightshift.engines import PrepareFlags, open_engine
+from nightshift.engines import PrepareFlags, open_engine, used_keys
 from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
 from nightshift.files import read_file
 from nightshift.records import ATTEMPT, Record
 from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL, num_gpus, pick_rules
-from nightshift.train_toml.config import load
-from nightshift.train_toml.keys import describe_keys
+from nightshift.train_toml.config import load, parse
+from nightshift.train_toml.keys import KEYS, describe_keys
 
 TIMED_OUT = 124  # as timeout(1)
 _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records are none, and were looked through often
@@ -105,7 +105,7 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 def run(root: Path, request: Request) -> int:
     """One experiment, or what --keys, --dry-run and --detach ask for; the exit code."""
     if request.keys:
-        print_text(describe_keys())
+        print_text(keys_here(root, request))
         return ExitCode.MEASURED
     load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
@@ -130,6 +130,19 @@ def run(root: Path, request: Request) -> int:
             record = run_experiment(request, setup)
     print_text(summary(record, setup.ledger.chain.head))
     return exit_code(record)
+
+
+def keys_here(root: Path, request: Request) -> str:
+    """What --keys shows: every open key, and what the engine makes of it that would train here."""
+    from nightshift.environments import chosen
+
+    rules = pick_rules(request.engine, num_gpus(os.environ), chosen(root))
+    engine = open_engine(rules, root, dict(os.environ), request.gpus)
+    standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
+    unused = {key.path for key in KEYS} - used_keys(engine, standard)
+    lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
+    lines += [f"-: unused by the {engine.name} engine ({rules.name})"] if unused else []
+    return "\n".join([*lines, describe_keys(unused)])
 
 
 @in_one_line

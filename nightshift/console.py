@@ -88,7 +88,8 @@ def summary(record: Record, chain: str) -> str:
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
         ("changes", "; ".join(record.diff)),
-        ("unused_keys", ", ".join(record.unused_keys)),
+        *(("scaled", line) for line in record.scaled),
+        ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("settled", record.settled or ""),
         *([("chain", chain)] if chain else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
@@ -101,6 +102,7 @@ def dry_run(record: Record, starts: Sequence[str]) -> str:
     against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
     lines = [f"rules:    {record.rules_name} {record.rules_hash}", f"against:  {against}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
+    lines += [f"scaled:   {line}" for line in record.scaled]
     lines += [f"unused:   {key}" for key in record.unused_keys]
     return "\n".join(printable(line) for line in (*lines, *starts))
 

@@ -154,6 +154,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         decision=setup.rules.decision,
         harness_tree=setup.harness_tree,
         effective=dict(validated.settings),
+        scaled=validated.scaled,
         prediction=request.prediction,
         notes=request.notes,
     )

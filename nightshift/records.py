@@ -254,6 +254,7 @@ class Record:
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
     total_seconds: Seconds | None = None
     effective: dict[str, Any] = field(default_factory=dict)
+    scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml

@@ -87,11 +87,13 @@ class Check:
 class Effective:
     """What an engine makes of a config: two configs with equal `settings` train the same.
 
-    `unused`: keys of train.toml that this engine does not use.
+    `unused`: keys of train.toml that this engine does not use. `scaled`: a line for each of its values that the rules
+    multiply for their model.
     """
 
     settings: Mapping[str, Any]
-    unused: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    scaled: tuple[str, ...] = ()
 
 
 class Session(Protocol):

@@ -82,6 +82,7 @@ def _sections(context: Context) -> list[Section]:
     incumbent, decided, now = context.incumbent, context.campaign.decided, parse(context.source)
     last, gone = decided[-1], {r.number for r in context.campaign.taken_back}
     config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
+    config += incumbent.scaled
     ended = [describe(r, r.number in gone) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -260,8 +260,11 @@ def nearest(wanted: str) -> str | None:
     return max(same_leaf, key=lambda path: difflib.SequenceMatcher(None, wanted, path).ratio(), default=None)
 
 
-def describe_keys(width: int = 120) -> str:
-    """The allow-list as aligned text, grouped by TOML table, then what is locked and by whom."""
+def describe_keys(unused: Collection[str] = (), width: int = 120) -> str:
+    """The allow-list as aligned text, grouped by TOML table, then what is locked and by whom.
+
+    The paths in `unused` are marked with a minus.
+    """
     lines: list[str] = []
     for table, keys in _TABLES.items():
         lines.append(f"\n[{table}]" if table else "top of train.toml")
@@ -269,7 +272,8 @@ def describe_keys(width: int = 120) -> str:
             standard = "-" if key.default is None else value_text(key.default).strip('"')
             standard = {TABLE: "off" if key.default is None else "on", LIST: "all"}.get(key.kind, standard)
             condition = f" ({', '.join(map(str, key.only_if[1]))})" if key.only_if and key.only_if != _ROLLOUTS else ""
-            head = f"  {key.leaf:<30} {key.allowed:<33} {standard:<8} "
+            mark = "-" if replace(key, table=table).path in unused else " "
+            head = f"{mark} {key.leaf:<30} {key.allowed:<33} {standard:<8} "
             lines += textwrap.wrap(
                 key.meaning + condition, width, initial_indent=head, subsequent_indent=" " * (len(head) + 1)
             )

@@ -141,6 +141,18 @@ def test_keys_without_an_equal_are_named_as_unused(trl_engine: Engine) -> None:
     assert effective.settings == settings(engine)
 
 
+def test_a_rate_that_the_rules_multiply_is_told_with_its_factor(trl_engine: Engine) -> None:
+    end = b"[trainer.scheduler]\ntype = 'linear'\nmin_lr = 2e-7\n"
+    effective = trl_engine.validate(parse(b"max_steps = 40\n[trainer.optim]\nlr = 3e-6\n" + end + BATCH))
+    scale = trl_engine.rules.learning_rate_scale
+    assert scale != 1
+    assert effective.settings["optimizer"]["lr"] == 3e-6 * scale
+    assert effective.scaled == (
+        f"trainer.optim.lr 3e-6 x {scale:g} = {3e-6 * scale:.6g} on this model",
+        f"trainer.scheduler.min_lr 2e-7 x {scale:g} = {2e-7 * scale:.6g} on this model".replace("e-0", "e-"),
+    )
+
+
 def test_a_worker_that_cannot_start_is_an_error_with_its_cause(trl_engine: Engine, run_dir: Path) -> None:
     engine = trl_engine
     broken = {**settings(engine), "optimizer": {"type": "adamw"}}  # type: ignore[dict-item]

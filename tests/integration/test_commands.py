@@ -240,8 +240,10 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
     code, stdout, _ = finish(start(root, "--dry-run"))
     assert code == 0
     assert "against:  nothing: this is the baseline" in stdout
+    assert "\nscaled:   trainer.optim.lr 3e-6 x " in stdout
     code, stdout, _ = finish(start(root, "--keys"))
     assert code == 0
+    assert "\n- kl_tau  " in stdout
     assert "\n[trainer.optim]\n" in stdout
     assert "\n  lr  " in stdout
     assert not (root / "runs").exists() or Ledger(root).numbers() == []

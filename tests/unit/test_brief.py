@@ -30,10 +30,13 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
 
 def test_it_holds_everything_that_the_next_proposal_needs(tmp_path: Path) -> None:
     rules = replace(ARITHMETIC_TRL, decision=replace(ARITHMETIC_TRL.decision, seed_sd=0.01))
-    brief = compose(context_of(tmp_path, ["3e-6", "1e-5", "2e-6"], rules=rules))
+    context = context_of(tmp_path, ["3e-6", "1e-5", "2e-6"], rules=rules)
+    scaled = ("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",)
+    brief = compose(replace(context, incumbent=replace(context.incumbent, scaled=scaled)))
     for part in (
         "experiment 0005",
         "| trainer.optim.lr = 3e-6",  # the incumbent's, kept as 0002
+        f"\n| {scaled[0]}\n",
         "The incumbent, experiment 0002",
         "| 0003 discard -5.0 +-4.0 pp: trainer.optim.lr 3e-6 -> 1e-5 | idea 3 | lesson: lesson 3",
         "differ by about 1.4 pp (seeds)",

@@ -16,6 +16,7 @@ from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
 from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.train_toml.config import load
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
 
@@ -38,6 +39,14 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1,1")
     with pytest.raises(UsageError, match="--prime-rl, --gpus and --smoke are for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=True), print)
+
+
+def test_the_embedded_experiment_is_the_one_that_was_recorded_with_version_1() -> None:
+    """What train.toml gained or lost since is for prime-rl alone: scores of the tiny model go on to compare."""
+    recorded = json.loads((ROOT / "benchmarks/campaigns/tpe-0/0001/record.json").read_bytes())
+    assert recorded["diff"] == []
+    found = open_engine(ARITHMETIC_TRL, ROOT, {}).validate(load(ROOT / "train.toml")).settings
+    assert json.loads(json.dumps(found)) == recorded["effective"]
 
 
 def test_one_engine_does_not_load_the_other() -> None:

@@ -247,3 +247,5 @@ def test_description_names_every_key_and_every_lock_within_120_columns() -> None
     assert described == {key.path for key in KEYS}
     for entry in LOCKS:
         assert all(prefix in text for prefix in entry.prefixes)
+    [marked] = set(describe_keys({"trainer.loss.kl_tau"}).split("\n")) - set(lines)
+    assert marked.startswith("- kl_tau  ")

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,12 @@ def test_keys_of_the_summary_exist() -> None:
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed
-    assert {"eval_score", "delta", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"} <= printed
+    known = {"eval_score", "delta", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"}
+    assert known <= printed
+    told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",), unused_keys=("a", "b"))
+    text = summary(told, "abc")
+    assert "\nscaled:           trainer.optim.lr 3e-6 x 50 = 0.00015 on this model\nunused_keys:      2: a, b\n" in text
+    assert {"scaled", "unused_keys"} <= set(re.findall(r"`(\w+)", TEXT))
 
 
 def test_keys_of_train_toml_are_open() -> None:

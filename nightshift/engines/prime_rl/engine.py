@@ -127,7 +127,7 @@ class PrimeRlEngine:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
         loaded = environments.load(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
-        return Effective(effective(config, self.rules, prompt_tokens), unused=())
+        return Effective(effective(config, self.rules, prompt_tokens))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Every process's command line, the complete config, ports and GPUs; and what is missing here."""

@@ -26,6 +26,7 @@ from nightshift.files import free_disk_gb, write_json
 from nightshift.processes.supervise import engine_environment
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
+from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
@@ -142,14 +143,17 @@ class TrlEngine:
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
-        settings["optimizer"]["lr"] *= self.rules.learning_rate_scale
-        if "min_lr" in settings["scheduler"]:
-            settings["scheduler"]["min_lr"] *= self.rules.learning_rate_scale
+        scale, scaled = self.rules.learning_rate_scale, []
+        for name, leaf in (("optimizer", "lr"), ("scheduler", "min_lr")):
+            if rate := settings[name].get(leaf):
+                settings[name][leaf] = rate * scale
+                times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
+                scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
         cap = self.rules.max_completion_tokens
         if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
             used.remove(_SETTINGS["max_completion_tokens"])
-        return Effective(settings, tuple(key for key in config.values if key not in used))
+        return Effective(settings, tuple(key for key in config.values if key not in used), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """The trainer's command line and what its spec.json would hold."""
