@@ -105,8 +105,7 @@ def test_the_baseline_and_equal_configs_touch_nothing(story: Story) -> None:
 
 
 def test_a_key_that_falls_away_with_its_variant_was_not_touched(story: Story) -> None:
-    gone = {"trainer.loss.dppo_mask_low": ABSENT, "trainer.loss.dppo_mask_high": ABSENT}
-    story.tell({"trainer.loss.type": "ipo", **gone}, DISCARD)
+    story.tell({"trainer.loss.type": "default", "trainer.loss.ipo_threshold": ABSENT}, DISCARD)
     assert [each.key for each in history(story.campaign, story.configs)] == ["trainer.loss.type"]
 
 

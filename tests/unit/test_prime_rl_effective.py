@@ -219,7 +219,7 @@ def test_no_rollout_begins_with_what_older_weights_computed() -> None:
 
 
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:
-    source = SHIPPED.replace(b"max_completion_tokens = 1024", b"max_completion_tokens = 2049")
+    source = SHIPPED.replace(b"max_completion_tokens = 512", b"max_completion_tokens = 2049")
     source = source.replace(b"seq_len = 2048 ", b"seq_len = 4096 ")
     line = source.decode().split("\n").index(next(line for line in source.decode().split("\n") if "= 2049" in line)) + 1
     with pytest.raises(ConfigError, match=f"train.toml:{line}: .*= 2049: .*up to 2048 tokens.*Write .* = 2048 or less"):
