@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nightshift.errors import UsageError
 from nightshift.records import DecisionRules, Decoding
@@ -37,6 +37,7 @@ MEASURING_CODE = (
 # All that runs beside it. Documents, tests, benchmarks and other environments come and go.
 _HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
 _NO_PART = ("~", ".md")  # editors' copies, documents
+_BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,11 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """One set-up. `deadline_seconds` is the hard stop of one run, start-up and evaluation included."""
+    """One set-up. `deadline_seconds` is the hard stop of one run, start-up and evaluation included.
+
+    `budget_clock` counts the budget: `cpu` counts what the trainer computes, so that a neighbour on the machine takes
+    time and no steps; a GPU is nobody else's, and computes beside the CPU.
+    """
 
     name: str
     engine: str
@@ -75,6 +80,7 @@ class Rules:
     decoding: Decoding
     decision: DecisionRules
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
+    budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
 
@@ -84,8 +90,9 @@ class Rules:
 
     @property
     def deadline_seconds(self) -> float:
-        """Hard stop of one run: reaching it is a crash."""
-        return self.startup_seconds + self.budget_seconds + self.evaluation_seconds
+        """Hard stop of one run, wall-clock: reaching it is a crash."""
+        slowest = _BUSIEST if self.budget_clock == "cpu" else 1.0
+        return self.startup_seconds + slowest * self.budget_seconds + self.evaluation_seconds
 
     def seed(self, index: int) -> int:
         """Seed of the index-th run of a config, the same for every config (common random numbers)."""
@@ -190,6 +197,7 @@ ARITHMETIC_TRL = Rules(
     # machine, and by more on one that is shared, because fewer steps fit into the minute.
     decision=DecisionRules(prior_sd=0.08, seed_sd=0.02, take_back=0.008),
     max_completion_tokens=64,
+    budget_clock="cpu",
     learning_rate_scale=50.0,
 )
 

@@ -43,6 +43,7 @@ class Worker:
             "weights_dir": str(folder / "weights"),
             "device": "cpu",
             "num_threads": 1,
+            "budget_clock": "cpu",
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         with (folder / "log").open("w") as log:

@@ -45,15 +45,16 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
     ) -> None:
-        """Of `spec` it reads settings, train_seed, weights_dir and metrics_path; `send` tells the harness an event."""
+        """Of `spec` it reads settings, train_seed, budget_clock, weights_dir, metrics_path; `send` tells an event."""
         settings: Settings = spec["settings"]
+        self._clock = time.process_time if spec["budget_clock"] == "cpu" else time.monotonic
         self._settings, self._sample, self._send = settings, sample, send
         self._examples, self._episode = environment.examples("train"), environment.episode
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
-        self._started = self._ends = self._last_row = math.inf  # on the clock of time.monotonic
+        self._started = self._ends = self._last_row = math.inf  # on the budget's clock
         prompts = [
             tokenizer.apply_chat_template(self._episode(example).ask(), tokenize=False, add_generation_prompt=True)
             for example in self._examples
@@ -80,7 +81,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
         """Train until the budget ends or max_steps is reached; the fields of the `trained` event."""
-        self._started = self._last_row = time.monotonic()
+        self._started = self._last_row = self._clock()
         self._ends = self._started + budget_seconds
         try:
             # Made here and held open: nothing that others put in its place later is written to.
@@ -92,7 +93,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
-            "training_seconds": time.monotonic() - self._started,
+            "training_seconds": self._clock() - self._started,
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
 
@@ -134,7 +135,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return [one.ids for one in samples], None
 
     def _end_in_time(self) -> None:
-        if time.monotonic() >= self._ends:
+        if self._clock() >= self._ends:
             raise _BudgetEnd
 
     def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -150,9 +151,9 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        began = time.monotonic()
+        began = self._clock()
         batch = super()._generate_and_score_completions(inputs)
-        now = time.monotonic()
+        now = self._clock()
         metrics = self._metrics["train"]
         self._row |= {
             "completion_tokens_mean": metrics["completions/mean_length"][-1],
@@ -181,7 +182,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)  # adds its own figures to `logs`
         if "grad_norm" not in logs:
             return  # the summary at the end of training
-        now, row = time.monotonic(), self._row
+        now, row = self._clock(), self._row
         step, lr = self.state.global_step, logs["learning_rate"]
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):

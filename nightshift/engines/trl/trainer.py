@@ -27,8 +27,6 @@ def main() -> int:
     # Libraries may print to stdout while they are imported, so it becomes the log before anything else.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    # Threads that spin while they wait stall each other as soon as anything else wants a core.
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         spec = json.loads(Path(sys.argv[1]).read_text())
         trainer = Trainer(spec, events)
