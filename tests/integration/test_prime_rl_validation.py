@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import re
 import subprocess
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import pytest
 
 from nightshift.engines.prime_rl.effective import ADAPTER
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
+from nightshift.proposers.space import SearchSpace
 from nightshift.train_toml.config import Config, parse
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
@@ -126,6 +128,21 @@ def test_whatever_the_allow_list_lets_through_is_valid_in_prime_rl(tmp_path: Pat
     answers = dict(zip(configs, verdicts(folders), strict=True))
     assert {name: answer["errors"] for name, answer in answers.items() if not answer["ok"]} == {}
     assert len(answers) > 100
+
+
+@needs_prime_rl
+def test_every_corner_of_what_is_searched_is_valid_in_prime_rl(tmp_path: Path) -> None:
+    """Each dimension at each of its ends or choices beside the shipped file, and 60 corners of all at once."""
+    space, dice = SearchSpace.for_engine(None, parse(SHIPPED), 47.0), random.Random(0)
+    ends = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in space.distributions.items()}  # type: ignore[attr-defined]
+    usual = {name: both[0] for name, both in ends.items()} | (space.params(space.incumbent) or {})
+    alone = [{**usual, name: end} for name, both in ends.items() for end in both]
+    drawn = [*alone, *({name: dice.choice(both) for name, both in ends.items()} for _ in range(60))]
+    sources = list(dict.fromkeys(map(space.build, drawn)))
+    folders = [written(parse(source), tmp_path / str(number)).run_dir for number, source in enumerate(sources)]
+    answers = verdicts(folders)
+    assert [answer["errors"] for answer in answers if not answer["ok"]] == []
+    assert len(answers) > 90
 
 
 @needs_prime_rl
