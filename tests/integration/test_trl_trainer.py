@@ -127,7 +127,7 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         rows: list[dict[str, Any]] = []
         wanted = replace(ARITHMETIC_TRL.environments[0], num_train=64)
         (environment,) = environments.load(ROOT, [wanted])
-        places = {"weights_dir": str(tmp_path), "metrics_path": str(tmp_path / "metrics.jsonl")}
+        places = {"budget_clock": "cpu", "weights_dir": str(tmp_path), "metrics_path": str(tmp_path / "metrics.jsonl")}
         trainer = trainer_module.Trainer(
             AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             AutoTokenizer.from_pretrained(MODEL),
@@ -209,15 +209,13 @@ def test_a_prompt_that_does_not_fit_is_refused_at_the_start(make_trainer: MakeTr
 @pytest.mark.parametrize(("end", "num_steps"), [("step", 2), ("sample", 2), ("train", 0)])
 def test_no_update_begins_after_the_budget(
     make_trainer: MakeTrainer,
-    trainer_module: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
     end: str,
     num_steps: int,
 ) -> None:
     """By a clock of its own the budget of 10 s ends behind a step, inside the sampling of the third, or at once."""
     trainer, rows = make_trainer(max_steps=None)
     now, sample, num_samples = [0.0], trainer._sample, [0]
-    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
+    trainer._clock = lambda: now[0]
 
     def sampled(*arguments: Any) -> Any:
         num_samples[0] += 1
@@ -239,8 +237,6 @@ def test_no_update_begins_after_the_budget(
 )
 def test_a_huge_step_ends_with_the_budget_and_is_dropped(
     make_trainer: MakeTrainer,
-    trainer_module: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
     where: str,
     batch_size: int,
     most: int,
@@ -250,7 +246,7 @@ def test_a_huge_step_ends_with_the_budget_and_is_dropped(
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     now, seen = [0.0], dict.fromkeys(("token", "part", "read"), 0)
     sample, compute_loss, collate = trainer._sample, trainer.compute_loss, trainer.data_collator
-    monkeypatch.setattr(trainer_module.time, "monotonic", lambda: now[0])
+    trainer._clock = lambda: now[0]
 
     def passes(what: str) -> None:
         seen[what] += 1

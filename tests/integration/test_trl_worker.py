@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,17 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names  # a complete model: vLLM can serve it
     worker.process.stdin.close()  # the parent is gone
     assert worker.process.wait(timeout=60) == 0
+
+
+def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(start: Any) -> None:
+    worker = start()
+    worker.events("ready")
+    first = worker.ask({"command": "train", "budget_seconds": 2.0}, "step")[-1]
+    began = time.monotonic()
+    worker.process.send_signal(signal.SIGSTOP)  # another process has the cores
+    time.sleep(4.0)
+    worker.process.send_signal(signal.SIGCONT)
+    trained = worker.events("trained")[-1]
+    assert trained["outcome"] == "budget"
+    assert 2.0 <= trained["training_seconds"] <= first["time"] + time.monotonic() - began - 4.0
+    assert trained["num_steps"] > first["step"]
