@@ -27,7 +27,7 @@ from nightshift.console import (
     told,
 )
 from nightshift.engines import PrepareFlags, open_engine, used_keys
-from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
+from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError, UsageError
 from nightshift.files import read_file
 from nightshift.records import ATTEMPT, Record
 from nightshift.request import Request
@@ -89,6 +89,8 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
             return int(told(command(*args, **kwargs)))
         except SystemExit as end:  # how click returns
             raise SystemExit(told(end.code)) from None
+        except KeyboardInterrupt:  # outside `interruptible`: click would end with 1, which means a crash
+            shown: NightshiftError = Interrupted("stopped by Ctrl-C")
         except NightshiftError as error:
             shown = error
         except OSError as error:  # a refusal of the operating system that nothing further down has words for
