@@ -33,6 +33,7 @@ def root(tmp_path: Path) -> Path:
     checkout.mkdir()
     for name in ("environments", "models", "pyproject.toml"):
         (checkout / name).symlink_to(ROOT / name)
+    (checkout / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())
     (checkout / "train.toml").write_bytes(b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
     return checkout
 

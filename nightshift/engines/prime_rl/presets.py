@@ -60,6 +60,8 @@ def with_preset(config: Config, memory: str) -> dict[str, Value]:
     silent = {**_FAST, **preset.defaults}
     if config.values.get(AC_OFFLOADING) is not None:
         del silent[AC]  # it would switch it on, whatever is said here
+    if config.values.get("trainer.model.fsdp_cpu_offload"):
+        silent[OFFLOAD] = False  # prime-rl refuses the two together: that one has all on the CPU
     values = resolve({**silent, **config.values})
     for path, cap in preset.caps.items():
         if _exceeds(values[path], cap) and line_in(config, path):

@@ -32,14 +32,14 @@ from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
 MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built
-# By Rules.memory: the share of 80 GB that micro-batches are made for, and the longest completions that fit with it.
-# Computed, not measured: benchmarks/gpu_memory.py.
+# By Rules.memory: how many rollouts a forward and backward pass takes, how many are sampled together (a group at
+# least), the longest completion that fits with both. Computed, not measured: benchmarks/gpu_memory.py.
 MEMORY = {
-    NO_CARD: (1.0, 32_768),
-    "1 x 80 GB": (1.0, 32_768),
-    "1 x 48 GB": (0.5, 32_768),
-    "1 x 24 GB": (0.25, 1024),
-    "1 x 16 GB": (0.125, 1024),
+    NO_CARD: (512, 512, 32_768),
+    "1 x 80 GB": (16, 512, 32_768),
+    "1 x 48 GB": (8, 256, 1024),
+    "1 x 24 GB": (2, 64, 1024),
+    "1 x 16 GB": (1, 32, 1024),
 }
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 _NUM_THREADS = 2  # the rules' figures are measured with two
@@ -171,7 +171,7 @@ class TrlEngine:
                 settings[name][leaf] = rate * scale
                 times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
                 scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
-        cap, longest = self.rules.max_completion_tokens, MEMORY[self.rules.memory][1]
+        cap, longest = self.rules.max_completion_tokens, MEMORY[self.rules.memory][2]
         length = _SETTINGS["max_completion_tokens"]
         if (settings["max_completion_tokens"] or 0) > longest and line_in(config, length):
             most = f"{longest} or less"
@@ -212,6 +212,7 @@ class TrlEngine:
         return choose_gpus(list_gpus(), self._gpu_ids, 1, self._environ)[0]
 
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
+        trained, sampled, _ = MEMORY[self.rules.memory]
         return {
             "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
@@ -222,6 +223,7 @@ class TrlEngine:
             "metrics_path": str(run_dir / "metrics.jsonl"),
             "weights_dir": str(run_dir / "weights"),
             "device": "cuda" if self._cuda else "cpu",
-            "memory_share": MEMORY[self.rules.memory][0],
+            "trained_at_once": trained,
+            "sampled_at_once": sampled,
             "num_threads": min(_NUM_THREADS, len(os.sched_getaffinity(0))),
         }
