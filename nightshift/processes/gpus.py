@@ -8,7 +8,8 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.rules import RULES_NAME, visible_devices
 
 GB = 1e9
+RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
+_RELEASE_POLL_SECONDS = 0.1
 # Of prime-rl inference and trainer, perhaps the same one; () = none, for an installation without GPUs.
 GpuIds = tuple[int, ...]
 SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sold as GiB, so a card has a little more
@@ -146,6 +149,19 @@ class PeakMemory:
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used / GB
                 self.peak_gb = max(self.peak_gb or 0.0, used)
 
+    def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
+        """Which of these ended processes still hold memory after so long, as far as the driver tells. By process: on
+        one GPU the server goes on holding its own when the trainer has ended."""
+        until = time.monotonic() + seconds
+        while True:
+            holders = [
+                (index, _pids(self._nvml, index)) for index in dict.fromkeys(self._indices if self._nvml else ())
+            ]
+            held = [f"pid {pid} on GPU {index}" for index, found in holders for pid in found if pid in pids]
+            if not held or time.monotonic() >= until:
+                return held
+            time.sleep(_RELEASE_POLL_SECONDS)
+
 
 @contextmanager
 def nvml_session(nvml: Any = None) -> Iterator[Any]:
@@ -207,7 +223,7 @@ def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
     with nvml_session(nvml) as session:
-        pids = [] if session is None else _pids(session, gpu)
+        pids = [] if session is None else _pids(session, gpu.index)
     by = f" by pid {', '.join(map(_who, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb
     return EngineError(
@@ -215,10 +231,10 @@ def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     )
 
 
-def _pids(nvml: Any, gpu: Gpu) -> list[int]:
+def _pids(nvml: Any, index: int) -> list[int]:
     """Who computes on it, as far as the driver tells: in a container often nobody."""
     with suppress(nvml.NVMLError):  # not supported on this card: the memory in use tells enough
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         return sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
     return []
 

@@ -137,7 +137,6 @@ def test_what_the_file_writes_wins_over_the_preset_up_to_its_cap() -> None:
         ("1 x 48 GB", "[inference.vllm]\ngpu_memory_utilization = 0.41", "= 0.41: .* allows 0.4 or less"),
         ("2 x 16 GB", '[trainer.model]\nfused_lm_head_token_chunk_size = "disabled"', '"disabled": .* allows 8192'),
         ("1 x 16 GB", "[trainer.model]\noptim_cpu_offload = false", "= false: .* allows true. Write .* = true$"),
-        ("1 x 16 GB", '[trainer.model]\nac = "None"', 'ac = "None": .* a seq_len of 1024 or less without recomputed'),
         ("2 x 16 GB", "[inference.vllm]\nmax_num_batched_tokens = 20000", "= 20000: .*allows 16384 or less"),
         # However a hostile file spells it.
         ("2 x 24 GB", '["inference"]\n"vllm" . max_num_seqs = 5_13', "max_num_seqs = 513: .* allows 512"),
@@ -160,6 +159,9 @@ def test_a_long_row_needs_recomputed_activations_on_a_small_card() -> None:
     ):
         with_preset(parse(long), "2 x 24 GB")
     assert with_preset(parse(long + b"[trainer.model.ac]\n"), "2 x 24 GB")[ROW] == 8192
+    without_row = parse(b'[orchestrator]\ngroup_size = 4\n[trainer.model]\nac = "None"\n')
+    with pytest.raises(ConfigError, match='train.toml:4: trainer.model.ac = "None": .* a seq_len of 1024 or less'):
+        with_preset(without_row, "1 x 16 GB")
 
 
 def test_completions_that_do_not_fit_beside_trl_are_refused() -> None:

@@ -46,8 +46,8 @@ def _wheels() -> str:
         raise EngineError(cause, "Run it elsewhere, or use --engine trl.")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if libc != "glibc" or numbers < _GLIBC:
-        cause = f"{libc or 'an unknown libc'} {version}: vLLM's wheel is for glibc 2.28 or newer"
-        raise EngineError(cause.replace("  ", " "), "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
+        cause = f"{f'{libc} {version}'.strip() or 'an unknown libc'}: vLLM's wheel is for glibc 2.28 or newer"
+        raise EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
     return f"{machine}, glibc {version}: vLLM's wheel wants 2.28"
 
 

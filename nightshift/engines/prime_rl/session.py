@@ -289,10 +289,11 @@ class PrimeRlSession:
     def _stop(self, *groups: str) -> None:
         self._remains.look(self._groups.values(), now=True)
         left: list[str] = []
+        pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
             if name == "rollouts" and (broker := self._children.get("env-server")):
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
                 self._groups[name].kill_below(broker)
             left += self._groups[name].stop()
-        if left:
+        if left := left + self._memory.held_by(pids):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
