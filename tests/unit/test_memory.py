@@ -160,7 +160,7 @@ def test_a_long_row_needs_recomputed_activations_on_a_small_card() -> None:
         with_preset(parse(long), "2 x 24 GB")
     assert with_preset(parse(long + b"[trainer.model.ac]\n"), "2 x 24 GB")[ROW] == 8192
     without_row = parse(b'[orchestrator]\ngroup_size = 4\n[trainer.model]\nac = "None"\n')
-    with pytest.raises(ConfigError, match='train.toml:4: trainer.model.ac = "None": .* a seq_len of 1024 or less'):
+    with pytest.raises(ConfigError, match=r'train.toml:4: trainer.model.ac = "None": .* a seq_len of 1024 or less'):
         with_preset(without_row, "1 x 16 GB")
 
 
