@@ -90,7 +90,7 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
             one = f"--gpus {visible[0].index},{visible[0].index} for both on that one, or " if visible else ""
             raise EngineError(
-                f"{'two NVIDIA GPUs are' if num == 2 else 'an NVIDIA GPU is'} needed, this machine has "
+                f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
                 f"{len(visible)}{hidden}",
                 f"Run: uv run run.py {one}--engine trl, or use a machine with more.",
             )
