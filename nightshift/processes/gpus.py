@@ -92,7 +92,7 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
             raise EngineError(
                 f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
                 f"{len(visible)}{hidden}",
-                f"Run: uv run run.py {one}--engine trl, or use a machine with more.",
+                f"Run: uv run run.py {one}--engine trl, or use a machine with more." if num == 2 else _CHOOSE_OTHERS,
             )
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
@@ -183,11 +183,11 @@ def nvml_session(nvml: Any = None) -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)  # without the driver's own share
-        memory_gb, free_gb = memory.total / GB, memory.free / GB
-    except nvml.NVMLError:  # cards that share the host's memory have no answer
-        memory_gb = free_gb = None
+    memory_gb = free_gb = None  # cards that share the host's memory have no answer
+    for version in (None, nvml.nvmlMemory_v2):  # the second without the driver's own share; not every driver has it
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
+            memory_gb, free_gb = memory.total / GB, memory.free / GB
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
     return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))

@@ -46,6 +46,7 @@ class Card:
     used_gb: float = 0.5
     pids: tuple[int, ...] = ()
     lost: bool = False
+    has_v2: bool = True
 
 
 def card(name: str, capability: tuple[int, int], total_mib: int) -> Card:
@@ -97,8 +98,8 @@ class StandInNvml:
             raise NvmlError("GPU is lost")
         return self.cards[index]
 
-    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int) -> Any:
-        if card.total_gb is None:
+    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int | None) -> Any:
+        if card.total_gb is None or not (card.has_v2 or version is None):
             raise NvmlError("Not Supported")
         total, used = card.total_gb * GB, card.used_gb * GB
         return SimpleNamespace(total=total, used=used, free=total - used)
@@ -129,6 +130,8 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
     assert (first.index, first.name, first.memory_gb, first.free_gb) == (0, "NVIDIA H100 80GB HBM3", 80.0, 79.5)
     assert (first.driver, first.compute_capability) == ("570.86.15", (9, 0))
     assert (second.memory_gb, second.free_gb) == (None, None)  # not told is not 0
+    [older] = list_gpus(StandInNvml([Card(has_v2=False)]))
+    assert (older.memory_gb, older.free_gb) == (80.0, 79.5)
     assert nvml.num_open == 0
 
 
@@ -231,6 +234,11 @@ def test_a_pair_that_cannot_be_had_is_one_line(
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with pytest.raises(EngineError, match=words):
         choose_gpus(machine, ids, 2, environ)
+
+
+def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
+    with pytest.raises(EngineError, match=r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"):
+        choose_gpus([], None, 1, {})
 
 
 @pytest.mark.parametrize(
