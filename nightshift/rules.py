@@ -37,6 +37,7 @@ MEASURING_CODE = (
 # All that runs beside it. Documents, tests, benchmarks and other environments come and go.
 _HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
 _NO_PART = ("~", ".md")  # editors' copies, documents
+NO_CARD = "none"  # the preset where no GPU is used, or none is here
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Rules:
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
+    memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
 
     def __post_init__(self) -> None:
         if len(self.environments) != 1:  # an engine would train on the first and be scored on all

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
+from nightshift.engines.memory import on_cards
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
@@ -100,6 +101,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     try:
         attempt.mkdir()
         rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
+        rules = on_cards(rules, root, os.environ, job.gpus)
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         _require_same(job, rules, root, engine)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read

@@ -179,6 +179,9 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
 }  # fmt: skip
 
+# Where train.toml is silent they are as the memory of the cards allows (engines/prime_rl/presets.py): not by prime-rl's
+# defaults, and so writing one down is a change.
+BY_PRESET = frozenset(f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)
 _ENTRIES: dict[str, tuple[Key, ...]] = {path: tuple(same) for path, same in groupby(KEYS, lambda key: key.path)}
 _PARTS = tuple((key, key.path.partition(f".{ANY}")) for key in KEYS)
@@ -271,8 +274,10 @@ def describe_keys(unused: Collection[str] = (), width: int = 120) -> str:
         for key in keys:
             standard = "-" if key.default is None else value_text(key.default).strip('"')
             standard = {TABLE: "off" if key.default is None else "on", LIST: "all"}.get(key.kind, standard)
+            path = replace(key, table=table).path
+            standard = "preset" if path in BY_PRESET else standard
             condition = f" ({', '.join(map(str, key.only_if[1]))})" if key.only_if and key.only_if != _ROLLOUTS else ""
-            mark = "-" if replace(key, table=table).path in unused else " "
+            mark = "-" if path in unused else " "
             head = f"{mark} {key.leaf:<30} {key.allowed:<33} {standard:<8} "
             lines += textwrap.wrap(
                 key.meaning + condition, width, initial_indent=head, subsequent_indent=" " * (len(head) + 1)

@@ -42,6 +42,8 @@ class Worker:
             "metrics_path": str(folder / "metrics.jsonl"),
             "weights_dir": str(folder / "weights"),
             "device": "cpu",
+            "trained_at_once": 512,
+            "sampled_at_once": 512,
             "num_threads": 1,
         }
         (folder / "spec.json").write_text(json.dumps(spec))

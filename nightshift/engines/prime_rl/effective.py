@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
 from nightshift.rules import EnvironmentRules, Rules
 from nightshift.train_toml.config import Config
@@ -34,10 +35,10 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
 
     Raises:
-        ConfigError: a value that these rules do not allow.
+        ConfigError: a value that these rules, or their preset of memory, do not allow.
     """
     _check_length(config, rules)
-    values: dict[str, Any] = {**config.resolved, **fixed(rules, prompt_tokens)}
+    values: dict[str, Any] = {**with_preset(config, rules.memory), **fixed(rules, prompt_tokens)}
     values[_INFLIGHT] = values[_INFLIGHT] or _bound(values)
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)

@@ -16,8 +16,9 @@ from nightshift.engines import Note
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
+from nightshift.engines.prime_rl.machine import MIN_DRIVER
 from nightshift.errors import EngineError, UsageError
-from nightshift.processes.gpus import pair_problems
+from nightshift.processes.gpus import gpu_problems
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
@@ -45,7 +46,7 @@ def prepare(
     EngineError names what is in the way; repeating goes on where this stopped.
     """
     rules, installation, note = engine.rules, installer.installation, installer.note
-    for problem in pair_problems(installer.gpus):
+    for problem in gpu_problems(installer.gpus, MIN_DRIVER):
         raise problem
     installer.install()
     runs_dir = installation.state_dir / "runs"
@@ -92,6 +93,7 @@ def smoke_rules(root: Path, rules: Rules) -> Rules:
         model=str(root / ARITHMETIC_TRL.model),
         budget_seconds=30.0,
         startup_seconds=rules.startup_seconds,
+        memory=rules.memory,
     )
 
 

@@ -101,6 +101,8 @@ class PrimeRlSession:
         self._start("server", "inference")
         self._validate(config)
         for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
+            if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
+                self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
             self._start(group, name)
         broadcasts = self._launch.broadcasts_dir
         self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
@@ -281,15 +283,17 @@ class PrimeRlSession:
         return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
 
     def _death(self, child: Child) -> EngineError:
-        return diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES))
+        lines = child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
+        return diagnose(child.name, child.exit_cause(), lines, self._launch.memory)
 
     def _stop(self, *groups: str) -> None:
         self._remains.look(self._groups.values(), now=True)
         left: list[str] = []
+        pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
             if name == "rollouts" and (broker := self._children.get("env-server")):
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
                 self._groups[name].kill_below(broker)
             left += self._groups[name].stop()
-        if left:
+        if left := left + self._memory.held_by(pids):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")

@@ -31,8 +31,6 @@ from nightshift.environments import Environment
 Settings = Mapping[str, Any]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
-MICRO_BATCH = {"cuda": 16, "cpu": 512}  # rollouts a forward and backward pass, at most
-SAMPLE_BATCH = 512  # rollouts that are sampled together, at most, and one group at least
 
 
 class _BudgetEnd(Exception):
@@ -45,9 +43,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
     ) -> None:
-        """Of `spec` it reads settings, train_seed, weights_dir and metrics_path; `send` tells the harness an event."""
+        """Of `spec` it reads settings, train_seed, weights_dir, metrics_path, trained_at_once and sampled_at_once;
+        `send` tells the harness an event."""
         settings: Settings = spec["settings"]
         self._settings, self._sample, self._send = settings, sample, send
+        self._sampled_at_once: int = spec["sampled_at_once"]
         self._examples, self._episode = environment.examples("train"), environment.episode
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
@@ -121,7 +121,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         group_size = self.num_generations
-        prompts, num = prompt_ids[::group_size], max(SAMPLE_BATCH // group_size, 1)
+        prompts, num = prompt_ids[::group_size], max(self._sampled_at_once // group_size, 1)
         samples: list[Any] = []
         self.model.eval()
         with self.accelerator.autocast():
@@ -269,8 +269,7 @@ def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
     settings = spec["settings"]
     batch_size = settings["batch_size"]
-    most = MICRO_BATCH["cuda" if cuda else "cpu"]
-    micro_batch = max(size for size in range(1, most + 1) if batch_size % size == 0)
+    micro_batch = max(size for size in range(1, spec["trained_at_once"] + 1) if batch_size % size == 0)
     max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
         output_dir=spec["weights_dir"],
