@@ -289,7 +289,7 @@ def test_the_deadline_of_the_run_ends_everything(stand_in: StandInServer, weight
     server = client(stand_in.port, seconds=0.5)
     with pytest.raises(EngineError, match="answered 0 of 3 prompts before the deadline of the run"):
         complete(server)
-    with pytest.raises(EngineError, match="the deadline of the run passed before /resume"):
+    with pytest.raises(EngineError, match="no time is left for /resume"):
         server.load_weights(weights, MODEL)
     server.close()
 

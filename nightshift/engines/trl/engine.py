@@ -24,6 +24,7 @@ from nightshift.entry import isolated
 from nightshift.errors import ConfigError, UsageError
 from nightshift.files import free_disk_gb, write_json
 from nightshift.processes.supervise import engine_environment
+from nightshift.records import Weights
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.values import number_text
@@ -161,6 +162,9 @@ class TrlEngine:
         command = shlex.join(isolated(str(self._trainer), str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
+
+    def prove(self, run_dir: Path, weights: Weights) -> None:
+        """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""

@@ -1,0 +1,84 @@
+"""The log-probabilities of tokens under two sets of weights, by transformers: a program that entry.py begins.
+
+    reader.py BASE FOLDER    both Hugging Face folders; FOLDER's weights may be an adapter of BASE
+
+stdin: JSON, lists of token ids. stdout: JSON, {"start": [[...]], "file": [[...]]}: for each token but the first its
+log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a rounding of its own to the
+server's, and takes longer where the CPU has no instructions for it. One model at a time is in memory.
+
+The config is BASE's: that of FOLDER is covered by no hash. Only safetensors are read, and no code but transformers'.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(base: Path, folder: Path) -> None:
+    """Read, compute, write."""
+    answer = os.fdopen(os.dup(1), "w")  # libraries may print to stdout, so it becomes the log before they come
+    os.dup2(2, 1)
+    prompts = json.load(sys.stdin)
+    model = _load(base, base)
+    start = _logprobs(model, prompts)
+    if (folder / "adapter_config.json").exists():
+        _merge(model, folder)
+    else:
+        del model
+        gc.collect()
+        model = _load(folder, base)
+    with answer:
+        json.dump({"start": start, "file": _logprobs(model, prompts)}, answer)
+
+
+def _load(folder: Path, base: Path) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    model, news = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=AutoConfig.from_pretrained(base, **local),
+        dtype=torch.float32,
+        use_safetensors=True,
+        output_loading_info=True,
+        **local,
+    )
+    if wrong := [*news["missing_keys"], *news["mismatched_keys"]]:  # they would be drawn at random
+        raise ValueError(f"{folder} lacks {wrong[0]}")
+    return model.eval()
+
+
+def _merge(model: Any, folder: Path) -> None:
+    """Add the adapter to the weights: alpha / r * B A, as prime-rl's trainer and vLLM apply it."""
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    while tensors:
+        module = min(tensors).rpartition(".lora_")[0]
+        a, b = (tensors.pop(f"{module}.lora_{side}.weight").float() for side in "AB")
+        weight = model.get_parameter(f"{module.removeprefix('base_model.model.')}.weight")
+        weight.data += config["lora_alpha"] / config["r"] * (b @ a)
+
+
+def _logprobs(model: Any, prompts: list[list[int]]) -> list[list[float]]:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    found = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            tokens = torch.tensor(prompt)
+            logits = model(tokens[None, :-1], use_cache=False).logits[0]
+            found.append([round(-loss, 6) for loss in cross_entropy(logits, tokens[1:], reduction="none").tolist()])
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
