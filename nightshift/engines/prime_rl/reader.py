@@ -4,7 +4,8 @@
 
 stdin: JSON, lists of token ids. stdout: JSON, {"start": [[...]], "file": [[...]]}: for each token but the first its
 log-probability under BASE and under FOLDER. On the CPU, in float32: bfloat16 would add a rounding of its own to the
-server's, and takes longer where the CPU has no instructions for it. One model at a time is in memory.
+server's, and needs four times the CPU where that has no instructions for it (measured with 0.5B parameters: 146 s and
+1.8 GB of memory at most, instead of 37 s and 3.7 GB). One model at a time is in memory.
 
 The config is BASE's: that of FOLDER is covered by no hash. Only safetensors are read, and no code but transformers'.
 """
