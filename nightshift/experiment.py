@@ -104,17 +104,17 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
 
 
 def proven(record: Record, setup: Setup) -> Record:
-    """A keep, once its engine has proven that the weights that stay are those that were scored; else a crash."""
-    told: list[str | None] = []
+    """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
+    lines: list[str | None] = []
     try:
-        for index, run in enumerate(record.runs if record.is_keep else (), 1):  # no other leaves weights
-            folder = setup.ledger.attempt_dir(record.number, index, run)
-            told += [setup.engine.prove(folder, run.evaluation.weights)] if run.evaluation else []
+        for index, run in enumerate(record.runs if record.is_keep else (), 1):
+            folder, note = setup.ledger.attempt_dir(record.number, index, run), setup.reporter.note
+            lines += [setup.engine.prove(folder, run.evaluation.weights, note)] if run.evaluation else []
     except EngineError as error:
         return crash(record, Failure.MACHINERY, str(error))
     if (share := record.repeated_share) is not None:
-        told.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
-    return replace(record, health="\n".join(filter(None, told)))
+        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
+    return replace(record, health="\n".join(filter(None, lines)))
 
 
 def conclude(record: Record, setup: Setup) -> Record:

@@ -204,7 +204,8 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
             raise EngineError(result.training.cause or "no cause known")
         if changed := setup.surroundings.changed():
             raise EngineError(f"{listed(changed)} changed while it ran")
-        proof = setup.engine.prove(folder / ATTEMPT, result.evaluation.weights) if result.evaluation else None
+        told, note = result.evaluation, setup.reporter.note
+        proof = setup.engine.prove(folder / ATTEMPT, told.weights, note) if told else None
     except Interrupted:
         setup.pool.cancel(folder)
         raise
@@ -213,8 +214,7 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
         return None
     finally:
         _tidy(folder)
-    if result.evaluation:
-        told = result.evaluation
+    if told:
         run = SealedRun(side, seed, told.example_scores, told.examples_sha256, None, told.strict_score, proof)
     else:
         run = SealedRun(side, seed, cause=result.training.cause or "no cause known")

@@ -159,7 +159,7 @@ class Engine(Protocol):
         """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
         ...
 
-    def prove(self, run_dir: Path, weights: Weights) -> str | None:
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
         """A line that tells whether what was evaluated are the weights left in `run_dir`; None: it cannot be otherwise.
 
         EngineError where they are others.

@@ -233,6 +233,33 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
         assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_harness_killed_while_it_proves_leaves_no_process_and_no_verdict(
+    checkout: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    furnish(checkout, b"max_steps = 2\n" + SOURCE)
+    made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    stand_in_prime_rl.misbehave(made.venv, "reader_hangs")
+    before = git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+
+    def is_proving() -> bool:
+        assert process.poll() is None, process.communicate()
+        return any("reader" in child.cmdline() for child in psutil.Process(process.pid).children())
+
+    wait_for(is_proving)
+    process.send_signal(number)
+    process.communicate()
+    wait_for(lambda: not leftovers(checkout))
+    resume(Ledger(checkout), Repo(checkout), print)
+    record = Ledger(checkout).read(1)
+    assert record is not None
+    assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
+    assert (git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()) == before
+    assert list((checkout / "runs").glob("**/*.safetensors")) == []
+    assert process.returncode == (130 if number == signal.SIGTERM else -9)
+
+
 def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real front door: nothing is installed, nothing is downloaded."""
     (checkout / "train.toml").write_bytes(SOURCE)

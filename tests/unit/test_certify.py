@@ -259,7 +259,7 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
 ) -> None:
     seen: list[str] = []
 
-    def prove(engine: TrlEngine, run_dir: Path, weights: Weights) -> str:
+    def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
         assert (run_dir / "weights" / "model.safetensors").is_file()
         seen.append(run_dir.parent.name)
         if len(seen) == 1:

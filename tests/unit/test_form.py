@@ -16,6 +16,7 @@ from nightshift.campaign.replay import replay
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.console import summary
 from nightshift.environments import load
+from nightshift.errors import EngineError
 from nightshift.evaluation import evaluate
 from nightshift.health import Conditions, examine
 from nightshift.metrics import Step

@@ -153,8 +153,9 @@ class PrimeRlEngine:
             raise
         return session
 
-    def prove(self, run_dir: Path, weights: Weights) -> str:
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
         """As proof.py says."""
+        note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
         return prove(run_dir, weights, self._base, self._reader, self._environ)
 
     @property

@@ -163,7 +163,7 @@ class TrlEngine:
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
         return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
 
-    def prove(self, run_dir: Path, weights: Weights) -> None:
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> None:
         """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
