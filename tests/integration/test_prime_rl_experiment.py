@@ -245,7 +245,8 @@ def test_a_harness_killed_while_it_proves_leaves_no_process_and_no_verdict(
 
     def is_proving() -> bool:
         assert process.poll() is None, process.communicate()
-        return any("reader" in child.cmdline() for child in psutil.Process(process.pid).children())
+        found = (p.info for p in psutil.process_iter(["ppid", "cmdline"]))
+        return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
 
     wait_for(is_proving)
     process.send_signal(number)

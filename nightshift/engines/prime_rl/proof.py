@@ -102,7 +102,8 @@ class Witness:
         """As soon as the server is healthy. What a trainer may have changed already is not taken for the start."""
         self._served = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
         if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
-            self._served = Served(problem="the first step was published before the server had told of its start")
+            late = "the first step was published before the server had told of its start"
+            self._served = Served(problem=self._served.problem or late)
 
     def at_end(self) -> str:
         """After the final load: the sha256 of the file with all answers."""
