@@ -109,7 +109,11 @@ class Server:
             self.post("/resume")
 
     def prompt_logprobs(self, chat: Sequence[Message], model: str, ends: float) -> tuple[list[int], list[float]]:
-        """The tokens of a chat, and the log-probability of each but the first, by `ends` on the clock. EngineError."""
+        """The tokens of a chat, and the log-probability of each but the first, by `ends` on the clock. EngineError.
+
+        vLLM's V1 runner, which prime-rl chooses (prime_rl/inference/server.py:17), leaves an adapter of lm_head out
+        (vLLM's issue 51594); train.toml can name none.
+        """
         asked = {"messages": chat, "max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
         salt = uuid.uuid4().hex
         response = self.post(_CHAT, ends, model=model, return_token_ids=True, cache_salt=salt, **asked)
