@@ -30,12 +30,12 @@ A, B = (numpy.random.default_rng(n).normal(0, 0.2, shape) for n, shape in enumer
 
 
 def trained(folder: Path) -> Path:
-    """The base, one matrix of which has learnt, with a config beside it that is not the base's."""
+    """The base, one matrix of which has learnt, with a config beside it that nobody may read."""
     folder.mkdir()
     tensors = load_file(BASE / "model.safetensors")
     tensors[f"{MODULE}.weight"] += (ALPHA / RANK * (B @ A)).astype(numpy.float32)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text("no config")
     return folder
 
 
@@ -124,7 +124,7 @@ def test_weights_that_are_not_all_there_are_told(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "weights" / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, tmp_path / "weights" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(EngineError, match=r"exit code 1: ValueError: .*weights lacks model\.norm\.weight"):
+    with pytest.raises(EngineError, match=r"exit code 1: ValueError: .* model\.norm\.weight"):
         read(BASE, tmp_path / "weights", tmp_path)
     adapter(tmp_path / "lora")
     save_file({"lm_head.weight": A}, tmp_path / "lora" / "adapter_model.safetensors", {"format": "pt"})
