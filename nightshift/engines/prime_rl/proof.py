@@ -34,7 +34,7 @@ from nightshift.text import clean
 SERVED_NAME, LOG_NAME, WEIGHTS_NAME = "served.json", "reader.log", "weights"
 READER = Path(__file__).with_name("reader.py")
 ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
-# Measured for 0.5B parameters: 42 s of CPU; on two cores that five to ten other processes want, 99 to 117 s.
+# Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
 READ_SECONDS = 600.0
 GRACE_SECONDS = 1.0  # the child saves nothing
 # Standard errors over tokens for "nearer": four, not three, because the tokens of a chat share their context. Where
