@@ -171,6 +171,13 @@ class Engine(Protocol):
         """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
         ...
 
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
+        """A line that tells whether what was evaluated are the weights left in `run_dir`; None: it cannot be otherwise.
+
+        EngineError where they are others.
+        """
+        ...
+
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
         """Start the processes of one run and wait until they can train. Raises EngineError with the cause.
 

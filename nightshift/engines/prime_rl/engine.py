@@ -32,10 +32,12 @@ from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, plan
 from nightshift.engines.prime_rl.machine import MIN_DRIVER, check_machine
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
+from nightshift.engines.prime_rl.proof import READER, prove
 from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
 from nightshift.processes.gpus import Gpu, GpuIds, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.records import Weights
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config, load
 
@@ -58,6 +60,7 @@ class PrimeRlEngine:
         *,
         installation: Installation | None = None,
         timing: Timing | None = None,
+        reader: Path = READER,
     ) -> None:
         """`gpus`: None takes the first two visible; `none` runs without GPUs, which compares with nothing.
 
@@ -67,7 +70,7 @@ class PrimeRlEngine:
         self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
         self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
-        self._timing = timing or Timing(rules.startup_seconds)
+        self._timing, self._reader = timing or Timing(rules.startup_seconds), reader
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -149,13 +152,10 @@ class PrimeRlEngine:
         """
         deadline = self._timing.clock() + deadline_seconds
         sweep(self.root / "runs", PRIME_DIR)
-        base = self.root / self.rules.model
-        if self.rules.model_revision is not None:
-            base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
         there, num_tries = {*run_dir.iterdir()}, 0
         while True:
             launch = self.launch(settings, seed, run_dir)
-            session = PrimeRlSession(launch, base, self._environ, self._timing, deadline, self._keep_all)
+            session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
             try:
                 session.open(_submitted(run_dir))
                 return session
@@ -169,6 +169,18 @@ class PrimeRlEngine:
                 aside.mkdir(exist_ok=True)
                 path.rename(aside / path.name)
             there.add(aside)
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
+        """As proof.py says."""
+        note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
+        return prove(run_dir, weights, self._base, self._reader, self._environ)
+
+    @property
+    def _base(self) -> Path:
+        """The folder of the start weights."""
+        if self.rules.model_revision is None:
+            return self.root / self.rules.model
+        return model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
 
     def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
         """This engine, with the GPUs and the folder that the flags name."""

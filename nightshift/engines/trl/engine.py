@@ -26,6 +26,7 @@ from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import free_disk_gb, write_json
 from nightshift.processes.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
 from nightshift.processes.supervise import engine_environment
+from nightshift.records import Weights
 from nightshift.rules import NO_CARD, Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.values import number_text
@@ -190,6 +191,9 @@ class TrlEngine:
         lines = [f"memory:   {self.rules.memory}"] if self._cuda else []
         lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
         return [*lines, *(f"missing:  {problem}" for problem in self.check())]
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> None:
+        """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
