@@ -189,7 +189,9 @@ class PrimeRlEngine:
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """The same machine and installation under other rules."""
-        return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
+        return PrimeRlEngine(
+            rules, self.root, self._environ, self._gpus, installation=self.installation, reader=self._reader
+        )
 
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         """All that `open` would start, with ports that are free now."""
