@@ -56,7 +56,7 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("max_off_policy_steps", INT, 8, "oldest rollouts that still train, in steps", 0, 1000),
     ),
     "orchestrator.concurrency": (
-        Key("initial_inflight", INT, None, "rollouts in flight at the start", 1, 65_536, nullable=True),
+        Key("initial_inflight", INT, None, "in flight at the start; max_inflight at most", 1, 65_536, nullable=True),
         Key("min_inflight", INT, 1, "fewest rollouts in flight", 1, 65_536),
         # prime-rl's 1024, or no bound at all, let rollouts grow older until all are as old as max_off_policy_steps.
         Key("max_inflight", INT, None, "most rollouts in flight; unset: two batches", 1, 65_536),

@@ -114,6 +114,8 @@ def test_what_the_agent_writes_arrives_as_it_stands() -> None:
         for path, value in each.values.items():
             if path.endswith("curriculum.sampler.type") and value == "standard":
                 continue  # is what a source without a curriculum does
+            if path.endswith("initial_inflight") and "orchestrator.concurrency.max_inflight" not in each.values:
+                continue  # two batches at most: tested below
             node: Any = tree
             for segment in path.replace(f"{SOURCE}.", f"{SOURCE}.[0].").split("."):
                 node = node[0] if segment == "[0]" else node[segment]
@@ -185,19 +187,30 @@ def test_the_server_logs_no_prompt_whatever_the_config_and_the_shell_say() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "bound"),
+    ("text", "bound", "initial"),
     [
-        ("", 256),  # prime-rl's batch of 128
-        ("batch_size = 64", 128),
-        ("token_batch_size = 65536", 1024),
-        ("concurrency.initial_inflight = 2000", 2000),
-        ("concurrency.min_inflight = 300", 300),
-        ("concurrency.max_inflight = 64", 64),
+        ("", 256, None),  # prime-rl's batch of 128
+        ("batch_size = 64", 128, None),
+        ("token_batch_size = 65536", 1024, None),
+        ("concurrency.initial_inflight = 2000", 256, 256),
+        ("concurrency.initial_inflight = 100", 256, 100),
+        ("concurrency.min_inflight = 300", 300, None),
+        ("concurrency.max_inflight = 64", 64, None),
+        ("concurrency = {initial_inflight = 2000, max_inflight = 2000}", 2000, 2000),
     ],
 )
-def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(text: str, bound: int) -> None:
+def test_no_more_than_two_batches_are_in_flight_unless_the_file_says_so(
+    text: str, bound: int, initial: int | None
+) -> None:
     settings = effective(parse(f"[orchestrator]\ngroup_size = 4\n{text}\n".encode()), RULES, PROMPT_TOKENS)
-    assert settings["orchestrator"]["concurrency"]["max_inflight"] == bound
+    found = settings["orchestrator"]["concurrency"]
+    assert (found["max_inflight"], found["initial_inflight"]) == (bound, initial)
+
+
+def test_a_smaller_batch_than_the_shipped_one_has_two_in_flight_too() -> None:
+    """With 512 in flight, eight batches of 64, half of the rollouts would be older than max_off_policy_steps allows."""
+    settings = effective(parse(set_values(SHIPPED, {"orchestrator.batch_size": 64})), RULES, PROMPT_TOKENS)
+    assert settings["orchestrator"]["concurrency"]["max_inflight"] == 128
 
 
 def test_what_the_shipped_file_says_of_rollouts_in_flight_is_true() -> None:

@@ -22,7 +22,7 @@ TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orches
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
 _SAMPLER = f"{CURRICULUM}.sampler.type"
-_INFLIGHT = "orchestrator.concurrency.max_inflight"
+_INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
@@ -39,7 +39,9 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     """
     _check_length(config, rules)
     values: dict[str, Any] = {**with_preset(config, rules.memory), **fixed(rules, prompt_tokens)}
-    values[_INFLIGHT] = values[_INFLIGHT] or _bound(values)
+    if values[_INFLIGHT] is None:
+        values[_INFLIGHT] = _bound(values)
+        values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
@@ -55,10 +57,10 @@ def _bound(values: Mapping[str, Any]) -> int:
     """The most rollouts in flight where train.toml does not say: each batch of them makes rollouts a version older.
 
     Measured over 600 s with prime-rl's own bound of 1,024, sixteen batches there: the number in flight grew until every
-    rollout was 8 versions old, which is max_off_policy_steps.
+    rollout was 8 versions old, which is max_off_policy_steps. So a smaller batch lowers initial_inflight too.
     """
     batch = values.get("orchestrator.batch_size")  # None: a batch of tokens, of nobody knows how many rollouts
-    least = ("concurrency.initial_inflight", "concurrency.min_inflight", "group_size")
+    least = ("concurrency.min_inflight", "group_size")
     return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
 
 
