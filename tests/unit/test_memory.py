@@ -155,7 +155,7 @@ def test_more_than_fits_is_refused_with_line_preset_and_cap(memory: str, written
 def test_a_long_row_needs_recomputed_activations_on_a_small_card() -> None:
     long = SHIPPED.replace(b"seq_len = 2048 ", b"seq_len = 8192 ")
     with pytest.raises(
-        ConfigError, match=r"train.toml:6: seq_len = 8192: .* 4096 or less without.*\[trainer.model.ac\]"
+        ConfigError, match=r"train.toml:7: seq_len = 8192: .* 4096 or less without.*\[trainer.model.ac\]"
     ):
         with_preset(parse(long), "2 x 24 GB")
     assert with_preset(parse(long + b"[trainer.model.ac]\n"), "2 x 24 GB")[ROW] == 8192
