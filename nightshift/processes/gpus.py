@@ -72,7 +72,7 @@ def parse_gpus(text: str, num: int) -> GpuIds:
     ids = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4)
     if not len(ids) == len(words) == num:
         if num == 2:
-            fix = "Write two of nvidia-smi's numbers, serving and training: --gpus 0,1; both on one: --gpus 0,0."
+            fix = "Write two of nvidia-smi's numbers: --gpus 0,1; both on one: --gpus 0,0; or add --engine trl."
             raise UsageError(f"--gpus {text!r} is no pair of GPU ids", fix)
         fix = "Write one of nvidia-smi's numbers: --gpus 0; or add --engine prime-rl."
         raise UsageError(f"--gpus {text!r} is no GPU id", fix)
@@ -88,11 +88,11 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     if ids is None:
         if len(visible) < num:
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            one = f"--gpus {visible[0].index},{visible[0].index} for both on that one, or " if visible else ""
+            one = f"Add --gpus {visible[0].index},{visible[0].index} for both on that one, or u" if visible else "U"
             raise EngineError(
                 f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
                 f"{len(visible)}{hidden}",
-                f"Run: uv run run.py {one}--engine trl, or use a machine with more." if num == 2 else _CHOOSE_OTHERS,
+                f"{one}se --engine trl, or a machine with more." if num == 2 else _CHOOSE_OTHERS,
             )
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}

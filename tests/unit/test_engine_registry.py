@@ -39,7 +39,7 @@ def test_flags_are_the_engine_s_to_refuse() -> None:
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
     with pytest.raises(UsageError, match="--gpus none is for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "none")
-    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*both on one: --gpus 0,0"):
+    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*both on one: --gpus 0,0; or add --engine trl"):
         open_engine(GSM8K_PRIME_RL, ROOT, {}, "1")
     with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))

@@ -216,7 +216,8 @@ def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError
     """No unscored run has filled the compile caches for these GPUs: the first experiment would pay for it."""
     if not gpus or installation.warm_mark(gpus).is_file():
         return None
-    return EngineError(f"the compile caches are cold for {gpus[0].name}", PREPARE)
+    ids = ",".join(str(gpu.index) for gpu in gpus)
+    return EngineError(f"the compile caches are cold for {gpus[0].name}", f"Run: uv run prepare.py --gpus {ids}.")
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:
