@@ -94,6 +94,8 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
     ("inference", "", "ended: exit code 1", "", MACHINERY),
     # What an agent names, and what its policy says, in exceptions of another kind.
     ("orchestrator", f"{TRACEBACK}KeyError: 'EADDRINUSE'", "KeyError: 'EADDRINUSE'", "", INCUMBENT),
+    ("orchestrator", f"{TRACEBACK}KeyError: 'Xid'", "KeyError: 'Xid'", "", INCUMBENT),
+    ("orchestrator", f"{TRACEBACK}KeyError: 'DistBackendError'", "KeyError: 'DistBackendError'", "", INCUMBENT),
     ("orchestrator", f"{TRACEBACK}ValueError: pool Address-already-in-use has no weight", "ValueError: pool", "",
      INCUMBENT),
     ("env-server", f"{TRACEBACK}ValueError: could not convert string to float: 'OSError: [Errno 98] Address already in "

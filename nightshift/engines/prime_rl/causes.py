@@ -85,14 +85,14 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     ),
     # torch.distributed and the driver
     (
-        r"NCCL error|ncclUnhandledCudaError|ncclSystemError|DistBackendError",
+        r"NCCL error|torch\.distributed\.DistBackendError",
         "NCCL failed: {match}",
         "Run it again; if it repeats, check the driver: uv run nightshift doctor.",
         False,
     ),
     (
         r"CUDA driver version is insufficient|no CUDA-capable device|No CUDA GPUs are available|"
-        r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC|Xid",
+        r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
         "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
         False,

@@ -52,7 +52,8 @@ class Timing:
     """Limits of a run, in seconds of `clock`; tests choose both."""
 
     startup_seconds: float
-    hang_seconds: float = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
+    # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
+    hang_seconds: float = 300.0
     # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
     # gets no grace at all: it would train on after its budget.
     grace_seconds: float = 5.0
