@@ -43,6 +43,7 @@ LOGIT_BYTES = 20
 VOCAB_CHUNK = 8192  # of the vocabulary at a time (lm_head.py:92)
 OTHER_GB = 1.0  # assumed: CUDA's context, cuBLAS, fragmentation
 SERVER_OTHER_GB = 1.5  # assumed: the same, CUDA graphs
+# prime-rl's float32 output layer keeps no copy of its weights (P/inference/patches.py:661).
 SAMPLER_COPIES = 4  # assumed: float32 logits of a step, as logits, scaled, log-probabilities, one to spare
 PREFILL_BYTES = 8 * INTERMEDIATE + 8 * HIDDEN  # of a token of a prefill, one layer at a time
 
@@ -85,7 +86,6 @@ def server_gb(share: float, card_gb: float, at_once: Tokens) -> dict[str, float]
     """vLLM's share of the card; the KV cache has what the rest leaves."""
     parts = {
         "weights": 2 * PARAMETERS / GB,
-        "fp32 output layer": 4 * VOCAB * HIDDEN / GB,  # C/inference.py: enable_fp32_lm_head
         "logits": at_once.num_seqs * VOCAB * 4 * SAMPLER_COPIES / GB,
         "prefill": at_once.num_batched * PREFILL_BYTES / GB,
         "other": SERVER_OTHER_GB,
@@ -143,7 +143,7 @@ def server_table() -> str:
         context = PROMPT + GSM8K_PRIME_RL.max_completion_tokens
         cells = [f"{part:.1f}" for part in parts.values()]
         rows.append([name, f"{share:g}", f"{share * card_gb:.1f}", *cells, f"{num:,.0f}", f"{num / context:.0f}"])
-    parts_named = "weights | fp32 output layer | logits | prefill | other | KV cache"
+    parts_named = "weights | logits | prefill | other | KV cache"
     return _rows(f"preset | share | GB | {parts_named} | tokens | of {context:,} each", rows)
 
 
