@@ -88,11 +88,11 @@ def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapp
     if ids is None:
         if len(visible) < num:
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
-            one = f"Add --gpus {visible[0].index},{visible[0].index} for both on that one, or u" if visible else "U"
+            one = f"--gpus {visible[0].index},{visible[0].index} for both on that one, or with " if visible else ""
             raise EngineError(
                 f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
                 f"{len(visible)}{hidden}",
-                f"{one}se --engine trl, or a machine with more." if num == 2 else _CHOOSE_OTHERS,
+                f"Run it with {one}--engine trl, or on a machine with more." if num == 2 else _CHOOSE_OTHERS,
             )
         return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
