@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nightshift.engines.memory import line_in
 from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
 from nightshift.rules import EnvironmentRules, Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.locks import CURRICULUM, SOURCE
-from nightshift.train_toml.text import line_of
 
 HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
@@ -135,6 +135,5 @@ def _check_length(config: Config, rules: Rules) -> None:
     """A rollout that the server's context cannot hold would be refused there, one request at a time."""
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:
-        line = line_of(config.source.decode(), tuple(_LENGTH.split(".")))
-        cause = f"train.toml:{line}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
+        cause = f"train.toml:{line_in(config, _LENGTH)}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

@@ -66,7 +66,7 @@ def prepare(
     with _alone(installation):
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
-            note("filling the compile caches by an unscored run, once: up to twenty minutes")
+            note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
             said = rehearse(engine.under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
