@@ -135,5 +135,6 @@ def _check_length(config: Config, rules: Rules) -> None:
     """A rollout that the server's context cannot hold would be refused there, one request at a time."""
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:
-        cause = f"train.toml:{line_in(config, _LENGTH)}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
+        where = f"train.toml:{line_in(config, _LENGTH)}: {_LENGTH} = {length}"
+        cause = f"{where}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")
