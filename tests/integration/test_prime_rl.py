@@ -258,9 +258,12 @@ def test_a_budget_without_one_rollout_says_so_and_blames_nobody(start: Open, tra
     assert re.match(r"not one rollout was finished in \d+ s. See env-server.log", training.cause or "")
 
 
-def test_a_run_that_max_steps_ended_ends_with_its_last_step(start: Open, clock: Clock, run_dir: Path) -> None:
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(
+    start: Open, clock: Clock, run_dir: Path, timing: Timing
+) -> None:
     """Not with the exit of the trainer, which may take twenty seconds."""
-    session = start("slow_exit", source=b"max_steps = 3\n" + BATCH)
+    patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
+    session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
 
     def tick(reading: Progress) -> None:
         clock.now += 20.0
