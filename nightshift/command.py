@@ -82,11 +82,11 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass  # a standard stream that is closed: its number would go to the next file that is opened
-        os.close(descriptor)
-        gc.set_threshold(_GC_OBJECTS)
         try:
+            while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+                pass  # a standard stream that is closed: its number would go to the next file that is opened
+            os.close(descriptor)
+            gc.set_threshold(_GC_OBJECTS)
             return int(told(command(*args, **kwargs)))
         except SystemExit as end:  # how click returns
             raise SystemExit(told(end.code)) from None
