@@ -47,8 +47,8 @@ def evaluate(
 
     Without `path` no answer is written. `eval_score` is the mean over examples; `strict_score` takes for wrong
     what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
-    answer. Raises EngineError when the policy
-    cannot be loaded or answers another number of questions than it was asked.
+    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than it was
+    asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()

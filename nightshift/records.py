@@ -280,6 +280,11 @@ class Record:
         return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
 
     @property
+    def strict_score(self) -> float | None:
+        """Mean strict_score of its runs that have one; None where none has."""
+        return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
+
+    @property
     def repeated_share(self) -> float | None:
         """Mean of its runs that were asked again; None where none was."""
         return fmean(found) if (found := [s for e in self.evaluations if (s := e.repeated_share) is not None]) else None

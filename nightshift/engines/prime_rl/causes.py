@@ -147,12 +147,14 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str =
     """
     said = [line for line in log_lines if not _WARNING.search(line)]
     lines = [line for line in said if not _NEWS.search(line)]
+    texts = [f"{name}: {_PREFIX.sub('', line)}" for line in lines]
     foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
     size = smaller(memory)
     hint = f", or try the preset below {memory}: memory_gb = {size} in rules.toml" if size else ""
     for pattern, cause, fix, is_config_fault in _PATTERNS:
-        for line in lines:
-            if re.search(pattern.replace("{_FOREIGN}", foreign), f"{name}: {_PREFIX.sub('', line)}"):
+        wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
+        for line, named in zip(lines, texts, strict=True):
+            if wanted.search(named):
                 text = f"{name}: {cause.format(match=_shown(line, 160))}"
                 kind = PortTaken if pattern is _BIND else EngineError
                 return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)

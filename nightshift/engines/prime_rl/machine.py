@@ -18,7 +18,8 @@ from nightshift.errors import EngineError
 from nightshift.files import free_disk_gb
 
 MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
-# One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
+# One run: three broadcasts at once of 1.3 GB (494 M parameters in bf16, the tied head of 136 M once more), the kept
+# model, traces, logs.
 RUN_DISK_GB = 6.0
 NIGHT_DISK_GB = RUN_DISK_GB + MODELS_GB  # and the models of kept experiments, of which no more are left
 _GLIBC = (2, 28)  # vllm-0.26.0+cu129-cp38-abi3-manylinux_2_28; flash-attn's wheel names none
