@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent
 
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
+@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0 for both on one.")
 @click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
 @click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")

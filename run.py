@@ -29,12 +29,11 @@ ROOT = Path(__file__).resolve().parent
 @click.command(help=__doc__, context_settings={"max_content_width": 110})
 @click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3; none: see README.")
+@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one. See docs/gpus.md.")
 @click.option(
     "--prime-rl",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     callback=use_prime_rl,
-    expose_value=False,
     help="prime-rl: the checkout to use, as prepare.py has it.",
 )
 @click.option("--max-runs", hidden=True, expose_value=False, callback=refuse_max_runs)

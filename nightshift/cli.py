@@ -74,7 +74,7 @@ def history() -> None:
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: two GPU ids, serving and training, such as 2,3.")
+@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option(
     "--agent-timeout",
@@ -106,7 +106,7 @@ def night(**flags: Any) -> None:
 
 @commands.command()
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
-@click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
+@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None) -> None:
@@ -115,8 +115,9 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: s
     from nightshift.environments import chosen
 
     root = command.process_root()
-    rules = pick_rules(engine, num_gpus(os.environ), chosen(root))
-    found = checks(root, rules, dict(os.environ), PrepareFlags(engine, gpus, prime_rl))
+    flags = PrepareFlags(engine, gpus, prime_rl)
+    rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
+    found = checks(root, rules, dict(os.environ), flags)
     if agent:
         from nightshift.proposers.agent import check_agent
 
@@ -128,7 +129,7 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: s
 @commands.command("certify")
 @click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of baseline and of incumbent. Default: 3.")
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
-@click.option("--gpus", help="Two GPU ids for prime-rl, such as 2,3.")
+@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
 def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str | None, dry_run: bool) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""

@@ -27,7 +27,7 @@ from nightshift.console import (
     told,
 )
 from nightshift.engines import PrepareFlags, open_engine, used_keys
-from nightshift.errors import EngineError, ExitCode, NightshiftError, UsageError
+from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError, UsageError
 from nightshift.files import read_file
 from nightshift.records import ATTEMPT, Record
 from nightshift.request import Request
@@ -67,10 +67,11 @@ def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | Non
         raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
-def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
     if value is not None:
         os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
+    return value
 
 
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -81,14 +82,16 @@ def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
 
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
-        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass  # a standard stream that is closed: its number would go to the next file that is opened
-        os.close(descriptor)
-        gc.set_threshold(_GC_OBJECTS)
         try:
+            while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+                pass  # a standard stream that is closed: its number would go to the next file that is opened
+            os.close(descriptor)
+            gc.set_threshold(_GC_OBJECTS)
             return int(told(command(*args, **kwargs)))
         except SystemExit as end:  # how click returns
             raise SystemExit(told(end.code)) from None
+        except KeyboardInterrupt:  # outside `interruptible`: click would end with 1, which means a crash
+            shown: NightshiftError = Interrupted("stopped by Ctrl-C")
         except NightshiftError as error:
             shown = error
         except OSError as error:  # a refusal of the operating system that nothing further down has words for
@@ -137,7 +140,7 @@ def keys_here(root: Path, request: Request) -> str:
     from nightshift.environments import chosen
 
     rules = pick_rules(request.engine, num_gpus(os.environ), chosen(root))
-    engine = open_engine(rules, root, dict(os.environ), request.gpus)
+    engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
     lines = [f"scaled: {line}" for line in engine.validate(standard).scaled]
@@ -148,6 +151,7 @@ def keys_here(root: Path, request: Request) -> str:
 @in_one_line
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
+    from nightshift.engines.memory import on_cards
     from nightshift.environments import chosen
     from nightshift.processes.supervise import interruptible
 
@@ -158,6 +162,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
             from nightshift.engines.trl import base_model
 
             base_model.rebuild(root / ARITHMETIC_TRL.model, reporter.note)
+        rules = on_cards(rules, root, os.environ, flags.gpus)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
         if not flags.smoke:
             reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")

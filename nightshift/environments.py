@@ -200,14 +200,25 @@ def data_problem(environment: Environment) -> EngineError | None:
 
 class _Chosen(msgspec.Struct, forbid_unknown_fields=True):
     environments: list[str] = []
+    memory_gb: Literal[0, 16, 24, 48, 80] = 0
+
+
+def _read_chosen(root: Path) -> _Chosen:
+    try:
+        return msgspec.toml.decode(read_file(root / RULES_NAME), type=_Chosen)
+    except (OSError, ValueError, RecursionError) as error:
+        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and nothing else.'
+        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+
+
+def chosen_memory_gb(root: Path) -> int:
+    """The card that rules.toml wants experiments to fit on; 0: whatever is here. UsageError as `chosen`."""
+    return _read_chosen(root).memory_gb
 
 
 def chosen(root: Path) -> tuple[str, ...]:
     """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
-    try:
-        names = msgspec.toml.decode(read_file(root / RULES_NAME), type=_Chosen).environments
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{RULES_NAME}: {error}", 'Write environments = ["name"], or [], and nothing else.') from None
+    names = _read_chosen(root).environments
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
     for name in names:
         if name not in there:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightshift.engines import ProgressCallback, Session
+from nightshift.engines import Message, ProgressCallback, Session
 from nightshift.environments import Environment, Example, load
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
@@ -22,6 +22,8 @@ from nightshift.records import Completion, Evaluation, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
+Chat = Sequence[Message]
+NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
 
 def selection_set(rules: Rules, root: Path) -> list[Posed]:
@@ -34,25 +36,33 @@ def selection_set(rules: Rules, root: Path) -> list[Posed]:
 
 
 def evaluate(
-    session: Session, examples: Sequence[Posed], rules: Rules, path: Path | None, progress: ProgressCallback
+    session: Session,
+    examples: Sequence[Posed],
+    rules: Rules,
+    path: Path | None,
+    progress: ProgressCallback,
+    num_again: int = 0,
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     Without `path` no answer is written. `eval_score` is the mean over examples; `strict_score` takes for wrong
-    what is not written as asked. Raises EngineError when the policy
-    cannot be loaded or answers another number of questions than it was asked.
+    what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
+    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than it was
+    asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
     episodes = [environment.episode(example) for environment, example in examples]
     said: list[list[Completion]] = [[] for _ in episodes]
+    once: list[tuple[Chat, Completion]] = []
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        completions = session.complete([chat for _, chat in asked], rules.decoding, progress)
-        if len(completions) != len(asked):
-            raise EngineError(f"the policy completed {len(completions)} of {len(asked)} examples")
+        completions = _complete(session, [chat for _, chat in asked], rules, progress)
+        once = once or [(chat, said) for (_, chat), said in zip(asked, completions, strict=True)][:num_again]
         for (index, _), completion in zip(asked, completions, strict=True):
             episodes[index].answer(completion.text)
             said[index].append(completion)
+    again = _complete(session, [chat for chat, _ in once], rules, progress) if once else []
+    same = [one.text == other.text for (_, one), other in zip(once, again, strict=True)]
     scores = tuple(episode.score() for episode in episodes)
     n, mean = len(scores), sum(scores) / len(scores)
     formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
@@ -84,4 +94,14 @@ def evaluate(
         seconds=time.monotonic() - began,
         strict_score=sum(itertools.compress(scores, formatted)) / n if has_form else None,
         formatted_share=sum(formatted) / n if has_form else None,
+        repeated_share=sum(same) / len(same) if same else None,
     )
+
+
+def _complete(
+    session: Session, chats: Sequence[Chat], rules: Rules, progress: ProgressCallback
+) -> Sequence[Completion]:
+    completions = session.complete(chats, rules.decoding, progress)
+    if len(completions) != len(chats):
+        raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")
+    return completions

@@ -67,7 +67,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
     num_runs = setup.rules.decision.baseline_runs if record.parent is None else 1
-    each = f"{setup.rules.budget_seconds:g} s of training beside start-up and evaluation"
+    each = f"{setup.rules.budget_text} for training, beside start-up and evaluation"
     setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
         submit(record, setup)
@@ -100,7 +100,21 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     if failure:
         return conclude(crash(record, *failure), setup)
     judgement = setup.campaign(record.branch).judge(record)
-    return conclude(replace(record, status=judgement.verdict, judgement=judgement), setup)
+    return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
+
+
+def proven(record: Record, setup: Setup) -> Record:
+    """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
+    lines: list[str | None] = []
+    try:
+        for index, run in enumerate(record.runs if record.is_keep else (), 1):
+            folder, note = setup.ledger.attempt_dir(record.number, index, run), setup.reporter.note
+            lines += [setup.engine.prove(folder, run.evaluation.weights, note)] if run.evaluation else []
+    except EngineError as error:
+        return crash(record, Failure.MACHINERY, str(error))
+    if (share := record.repeated_share) is not None:
+        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
+    return replace(record, health="\n".join(filter(None, lines)))
 
 
 def conclude(record: Record, setup: Setup) -> Record:
@@ -111,7 +125,8 @@ def conclude(record: Record, setup: Setup) -> Record:
         # A wall clock may be set back: no less than its runs took.
         elapsed = (setup.now() - datetime.fromisoformat(record.started)).total_seconds()
         record = replace(record, total_seconds=max(elapsed, sum(run.total_seconds for run in record.runs)))
-        return close(replace(record, health=examine(record, setup)), setup.ledger, setup.repo)
+        health = "\n".join(filter(None, (record.health, examine(record, setup)))) or None
+        return close(replace(record, health=health), setup.ledger, setup.repo)
 
 
 def admit(candidate: Config, request: Request, setup: Setup) -> Record:

@@ -17,9 +17,9 @@ METRICS_NAME, PROGRESS_NAME = "metrics.jsonl", "progress.json"
 class Step:
     """One policy update and the rollouts it learnt from. What an engine does not measure is None.
 
-    `time` is in seconds since training began, on the budget's clock (Rules.budget_clock); shares are fractions of 0..1;
-    rewards are means over all rollouts of the step, before any filter. `kl`: between the policy that trains and the one
-    that sampled.
+    `time` is in seconds since training began; all seconds are on the budget's clock (Rules.budget_clock). Shares are
+    fractions of 0..1; rewards are means over all rollouts of the step, before any filter. `kl`: between the policy that
+    trains and the one that sampled.
     """
 
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # as a float it is still itself

@@ -104,10 +104,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Proof of which weights were evaluated: the step they were written after, and their bytes."""
+    """Proof of which weights were evaluated: the step they were written after, and their bytes. `served_sha256`: of
+    the file with what a server told of them, None where the policy completes from the very bytes."""
 
     step: int
     sha256: str
+    served_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ class Evaluation:
     seconds: float
     strict_score: Fraction | None = None  # None: recorded before there was one, or no form is asked for
     formatted_share: Fraction | None = None  # of the answers, right or wrong
+    repeated_share: Fraction | None = None  # of completions asked for again: the same text; None: not asked
 
     @property
     def example_scores(self) -> tuple[float, ...]:
@@ -144,7 +147,7 @@ class Load:
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
-    step_seconds: float | None = None  # median
+    step_seconds: float | None = None  # median, on the budget's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +278,13 @@ class Record:
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
         return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
+
+    @property
+    def strict_score(self) -> float | None:
+        """Mean strict_score of its runs that have one; None where none has."""
+        return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
+
+    @property
+    def repeated_share(self) -> float | None:
+        """Mean of its runs that were asked again; None where none was."""
+        return fmean(found) if (found := [s for e in self.evaluations if (s := e.repeated_share) is not None]) else None

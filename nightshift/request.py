@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from nightshift.text import clean
 
@@ -15,6 +16,7 @@ class Request:
     description: str = ""
     engine: str | None = None
     gpus: str | None = None
+    prime_rl: Path | None = None
     until: datetime | None = None
     budget_seconds: float | None = None
     again: bool = False

@@ -38,6 +38,7 @@ MEASURING_CODE = (
 _HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
 _NO_PART = ("~", ".md")  # editors' copies, documents
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
+NO_CARD = "none"  # the preset where no GPU is used, or none is here
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class EnvironmentRules:
 class Rules:
     """One set-up. `deadline_seconds` is the hard stop of one run, start-up and evaluation included.
 
-    `budget_clock` counts the budget: `cpu` counts what the trainer computes, so that a neighbour on the machine takes
-    time and no steps; a GPU is nobody else's, and computes beside the CPU.
+    `budget_clock` counts the budget: `cpu` what the trainer's one thread computes, so that a neighbour on the machine
+    takes time and no steps (docs/measured.md). On a GPU it is always `wall`: that computes beside the CPU.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Rules:
     budget_clock: Literal["wall", "cpu"] = "wall"
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
+    memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
 
     def __post_init__(self) -> None:
         if len(self.environments) != 1:  # an engine would train on the first and be scored on all
@@ -93,6 +95,11 @@ class Rules:
         """Hard stop of one run, wall-clock: reaching it is a crash."""
         slowest = _BUSIEST if self.budget_clock == "cpu" else 1.0
         return self.startup_seconds + slowest * self.budget_seconds + self.evaluation_seconds
+
+    @property
+    def budget_text(self) -> str:
+        """`60 s of CPU time`, which is 60 s on a calm machine; `600 s`."""
+        return f"{self.budget_seconds:g} s" + (" of CPU time" if self.budget_clock == "cpu" else "")
 
     def seed(self, index: int) -> int:
         """Seed of the index-th run of a config, the same for every config (common random numbers)."""

@@ -14,6 +14,7 @@ from nightshift.campaign.campaign import Campaign, baseline_of
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
+from nightshift.engines.memory import on_cards
 from nightshift.environments import chosen, load
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
@@ -80,12 +81,13 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
+    rules = on_cards(rules, root, environ, request.gpus)
     return Setup(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
         harness_tree=rules.harness_tree(root),
-        engine=open_engine(rules, root, environ, request.gpus, request.keep_all),
+        engine=open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl),
         ledger=ledger,
         repo=repo,
         pool=LocalPool(root, environ),

@@ -26,8 +26,9 @@ from typing import Any
 import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
+from nightshift.engines.memory import on_cards
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation import evaluate, selection_set
+from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.supervise import interruptible
@@ -100,6 +101,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     try:
         attempt.mkdir()
         rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
+        rules = on_cards(rules, root, os.environ, job.gpus)
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         _require_same(job, rules, root, engine)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
@@ -116,7 +118,8 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
             if result.training.outcome.is_success:
                 _require_step(result.training, job)
-                evaluation = evaluate(session, examples, rules, answers, progress)
+                num_again = NUM_AGAIN if job.incumbent is None and job.look is None else 0
+                evaluation = evaluate(session, examples, rules, answers, progress, num_again)
                 result = replace(result, evaluation=evaluation)
         finally:
             session.close()

@@ -12,7 +12,7 @@ from nightshift.engines.prime_rl.launch import Launch, plan
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.errors import ConfigError
 from nightshift.processes.gpus import Gpu
-from nightshift.rules import GSM8K_PRIME_RL
+from nightshift.rules import GSM8K_PRIME_RL, NO_CARD
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import ANY, KEYS
@@ -54,7 +54,8 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,
     }
-    return plan(effective(source, GSM8K_PRIME_RL, 448), seed=seed, run_dir=run_dir, **(given | changes))
+    rules = replace(GSM8K_PRIME_RL, memory=changes.pop("memory", NO_CARD))
+    return plan(effective(source, rules, 448), seed=seed, run_dir=run_dir, **(given | changes))
 
 
 @cache

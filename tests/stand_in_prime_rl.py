@@ -35,9 +35,11 @@ GROUPS = 4  # a step's rollouts are GROUPS groups of 2
 
 
 def install(folder: Path) -> Path:
-    """A bin/ folder with the stand-ins, as a prime-rl installation would have; returns it."""
+    """A bin/ folder with the stand-ins, as a prime-rl installation would have, and `reader.py`; returns it."""
     bin_dir = folder / "bin"
     bin_dir.mkdir(parents=True)
+    words = [sys.executable, str(HERE / "stand_in_prime_rl.py"), str(folder), "reader"]
+    (bin_dir / "reader.py").write_text(f"import os, sys\nos.execv({words[0]!r}, [*{words!r}, *sys.argv[1:]])\n")
     for name in PROGRAMS:
         script = bin_dir / name
         words = map(shlex.quote, (sys.executable, str(HERE / "stand_in_prime_rl.py"), str(folder), name))
@@ -326,8 +328,6 @@ def worker(number: int, fault: str | None) -> int:
 
 def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     """The stand-in server, whose every answer is the step of the weights that it has loaded."""
-    from safetensors.numpy import load_file
-
     fault = orders["fault"]
     if fault == "server_out_of_memory":
         say(f"{TRACEBACK}ValueError: No available memory for the cache blocks. Try increasing", CORE)
@@ -343,9 +343,12 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
     from stand_in_server import FAULTS, StandInServer
 
     def answer(content: str) -> str:
-        folder = server.weight_dir or next(iter(server.adapters.values()), None)
-        step = 0 if folder is None else int(load_file(next(Path(folder).glob("*.safetensors")))["step"][0])
+        step = step_of(server.weight_dir or next(iter(server.adapters.values()), None))
         return f"weights of step {step}\n#### {step}"
+
+    def served(model: str) -> int:
+        folder = server.adapters.get(model) or server.weight_dir
+        return 0 if fault == "serves_the_start" else step_of(folder)
 
     server = StandInServer(
         config["vllm"]["model"],
@@ -353,10 +356,37 @@ def inference(config: dict[str, Any], orders: dict[str, Any]) -> None:
         fault if fault in FAULTS else None,
         answer,
         max_model_len=8192,
+        step=served,
     )
     if fault in ENDS:
         threading.Thread(target=die_after, args=(server, orders["step"], ENDS[fault]), daemon=True).start()
     server.serve()
+
+
+def step_of(folder: str | Path | None) -> int:
+    """Of the weights in a folder; 0 without any, as the stand-in for a base model has none."""
+    from safetensors.numpy import load_file
+
+    files = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
+    return int(load_file(files[0])["step"][0]) if files else 0
+
+
+def reader(base: str, folder: str, fault: str | None) -> None:
+    """The stand-in for transformers: what `logprob` makes of the steps of the two folders."""
+    sys.path.insert(0, str(HERE))
+    from stand_in_server import logprob
+
+    if fault == "reader_hangs":
+        time.sleep(600)
+    if fault == "reader_dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "reader_fails":
+        raise ValueError(f"{folder} lacks model.norm.weight")
+    prompts, steps = json.load(sys.stdin), {"start": step_of(base), "file": step_of(folder)}
+    told = {name: [[logprob(t, step) for t in tokens[1:]] for tokens in prompts] for name, step in steps.items()}
+    if fault == "reader_is_short":
+        told["file"].pop()
+    print(json.dumps(told))
 
 
 def share() -> None:
@@ -425,6 +455,8 @@ def main() -> None:
     orders = json.loads((folder / "fault.json").read_text())
     if name == "python":
         validator(arguments, orders)
+    elif name == "reader":
+        reader(*arguments, orders["fault"])
     else:
         programs = {"inference": inference, "env-server": env_server, "orchestrator": orchestrator, "torchrun": trainer}
         programs[name](config_of(arguments), orders)

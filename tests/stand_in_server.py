@@ -6,6 +6,7 @@ Statuses and shapes are those of tests/fixtures/prime_rl/http.json, recorded fro
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socketserver
@@ -38,9 +39,22 @@ FAULTS = (
     "update_500",
     "update_hang",
     "die_on_update",  # the process exits
+    "logprobs_400",
+    "logprobs_hang",
+    "logprobs_nan",
+    "logprobs_short",  # one token less than the prompt
+    "logprobs_none",  # the fields are null, as without being asked for
+    "logprobs_above_0",
+    "logprobs_another_token",
 )
 REFUSE_SECONDS = 1.0
 Answer = Callable[[str], str]
+Step = Callable[[str], int]  # of the weights that are served under a name
+
+
+def logprob(token: int, step: int) -> float:
+    """Made up, and other for each step."""
+    return -1 - (token % 13) / 10 - step * (1 + token % 5) / 100
 
 
 def add_up(content: str) -> str:
@@ -59,11 +73,13 @@ class StandInServer:
         fault: str | None = None,
         answer: Answer = add_up,
         max_model_len: int = 512,
+        step: Step = lambda model: 0,
     ) -> None:
         """`port` 0 takes a free one. `fault` may be changed while it serves."""
         assert fault is None or fault in FAULTS, fault
         self.model, self.fault, self.answer, self.max_model_len = model, fault, answer, max_model_len
         self.requests: list[tuple[str, dict[str, Any]]] = []  # (path, body), as they came
+        self.step = step
         self.weight_dir: str | None = None
         self.adapters: dict[str, str] = {}
         self.num_chats = self.num_cut = 0
@@ -123,7 +139,31 @@ class StandInServer:
         tokens = [*re.findall(r"\S+\s*", self.answer(content)), "<end>"]  # a word is a token here
         truncated = len(tokens) > limit
         text = "".join(tokens[: limit if truncated else -1])
-        return 200, self._completion(str(body["model"]), text, truncated, num_prompt, min(len(tokens), limit))
+        answer = self._completion(str(body["model"]), text, truncated, num_prompt, min(len(tokens), limit))
+        if not body.get("prompt_logprobs"):
+            return 200, answer
+        if self.fault == "logprobs_400":
+            return _error(400, "Requested prompt logprobs of 1, which is greater than max allowed: 0")
+        return 200, answer | self.prompt_logprobs(str(body["model"]), messages)
+
+    def prompt_logprobs(self, model: str, messages: list[dict[str, str]]) -> dict[str, Any]:
+        """As vLLM adds them to an answer: each token, and the likeliest, by its id; nothing for the first one."""
+        tokens = [ord(character) for message in messages for character in f"{message['role']}:{message['content']}"]
+        step, likeliest = self.step(model), {"99999": {"logprob": -0.1, "rank": 1, "decoded_token": "x"}}
+        rows: list[Any] = [
+            {str(token): {"logprob": logprob(token, step), "rank": 9, "decoded_token": chr(token)}} | likeliest
+            for token in tokens
+        ]
+        rows[0] = None
+        if self.fault in ("logprobs_nan", "logprobs_above_0"):
+            rows[5][str(tokens[5])]["logprob"] = math.nan if self.fault == "logprobs_nan" else 1.0
+        if self.fault == "logprobs_another_token":
+            rows[5] = likeliest
+        if self.fault == "logprobs_short":
+            rows.pop()
+        if self.fault == "logprobs_none":
+            return {"prompt_logprobs": None, "prompt_token_ids": None}
+        return {"prompt_logprobs": rows, "prompt_token_ids": tokens}
 
     def _completion(self, model: str, text: str, truncated: bool, num_prompt: int, num_tokens: int) -> Any:
         fault = self.fault
@@ -199,6 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
         server, path = self.stand_in, self.path.partition("?")[0]
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
         server.requests.append((path, body))
+        if server.fault == "logprobs_hang" and body.get("prompt_logprobs"):
+            server.closing.wait()
         hanging = {"/pause": "pause_hang", "/update_weights": "update_hang", "/v1/chat/completions": "chat_hang"}
         if server.fault is not None and server.fault == hanging.get(path):
             server.closing.wait()

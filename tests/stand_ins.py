@@ -67,7 +67,8 @@ def _put_into(module: ModuleType, kind: str) -> None:
         timing = Timing(startup_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
-            return prime_rl.PrimeRlEngine(rules, root, environ, "none", installation=made, timing=timing)
+            given = {"installation": made, "timing": timing, "reader": made.bin_dir / "reader.py"}
+            return prime_rl.PrimeRlEngine(rules, root, environ, "none", **given)
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.pick_rules = module.rules_named = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ def figures(record: Record) -> dict[str, Any]:
         "run": f"{record.number:04d}",
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
         "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
-        "strict_score": _of_known(fmean, (e.strict_score for e in record.evaluations)),
+        "strict_score": record.strict_score,
         "incumbent_score": judgement.incumbent_score if judgement else None,
         "delta": judgement.delta if judgement else None,
         "p_better": judgement.p_better if judgement else None,

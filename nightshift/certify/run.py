@@ -63,6 +63,7 @@ class SealedRun:
     examples_sha256: str = ""
     cause: str | None = None
     strict: float | None = None
+    proof: str | None = None  # whether its score is of the weights of its file
 
 
 def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
@@ -203,6 +204,8 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
             raise EngineError(result.training.cause or "no cause known")
         if changed := setup.surroundings.changed():
             raise EngineError(f"{listed(changed)} changed while it ran")
+        told, note = result.evaluation, setup.reporter.note
+        proof = setup.engine.prove(folder / ATTEMPT, told.weights, note) if told else None
     except Interrupted:
         setup.pool.cancel(folder)
         raise
@@ -211,9 +214,8 @@ def _make_run(plan: Plan, side: str, seed: int, folder: Path, setup: Setup) -> S
         return None
     finally:
         _tidy(folder)
-    if result.evaluation:
-        told = result.evaluation
-        run = SealedRun(side, seed, told.example_scores, told.examples_sha256, strict=told.strict_score)
+    if told:
+        run = SealedRun(side, seed, told.example_scores, told.examples_sha256, None, told.strict_score, proof)
     else:
         run = SealedRun(side, seed, cause=result.training.cause or "no cause known")
     with setup.ledger.lock():
@@ -234,6 +236,7 @@ def _tidy(folder: Path) -> None:
 def _conclude(plan: Plan, runs: list[SealedRun], setup: Setup) -> Certificate:
     scores = {side: [run.scores for run in runs if run.side == side and run.scores] for side in SIDES}
     notes = [f"{run.side}, seed {run.seed}: crashed: {run.cause}" for run in runs if run.cause]
+    notes += [f"{run.side}, seed {run.seed}: {run.proof}" for run in runs if run.proof]
     if missing := 2 * plan.look.num_seeds - len(runs):
         notes.append(f"{missing} run{'s' if missing > 1 else ''} lost to failures of machinery")
     for side in SIDES:

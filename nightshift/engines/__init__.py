@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nightshift.errors import UsageError
 from nightshift.rules import Rules
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
@@ -33,12 +34,21 @@ ALL = "all"  # of a check that decides the readiness of every engine
 
 
 def open_engine(
-    rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None = None, keep_all: bool = False
+    rules: Rules,
+    root: Path,
+    environ: Mapping[str, str],
+    gpus: str | None = None,
+    keep_all: bool = False,
+    prime_rl: Path | None = None,
 ) -> Engine:
     """The engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
 
-    `gpus` is --gpus, `keep_all` --keep-all. UsageError for a flag that is not for this engine.
+    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
+    that is not for this engine.
     """
+    if prime_rl is not None and rules.engine != "prime-rl":
+        cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
+        raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     return engine
@@ -57,7 +67,9 @@ class PrepareFlags:
 
     @property
     def is_for_prime_rl(self) -> bool:
-        return self.smoke or self.gpus is not None or self.prime_rl is not None
+        """One GPU alone is for the other engine."""
+        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
+        return self.smoke or is_pair or self.prime_rl is not None
 
     @property
     def engine_meant(self) -> str | None:
@@ -157,6 +169,13 @@ class Engine(Protocol):
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
+        ...
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
+        """A line that tells whether what was evaluated are the weights left in `run_dir`; None: it cannot be otherwise.
+
+        EngineError where they are others.
+        """
         ...
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:

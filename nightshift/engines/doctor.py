@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nightshift.engines import ALL, ENGINES, Check, PrepareFlags, open_engine
+from nightshift.engines.memory import on_cards
 from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.rules import Rules, pick_rules
@@ -23,8 +25,10 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
     except NightshiftError as error:
         found = [Check(ALL, CONFIG_NAME, error)]
     for name in ENGINES:
-        its_rules = rules if rules.engine == name else pick_rules(name, 1)
-        found += open_engine(its_rules, root, environ).doctor(flags)
+        is_meant = rules.engine == name
+        its_rules, gpus = (rules, flags.gpus) if is_meant else (pick_rules(name, 1), None)
+        its_rules = on_cards(its_rules, root, environ, gpus)
+        found += open_engine(its_rules, root, environ).doctor(replace(flags, gpus=gpus))
     return found
 
 

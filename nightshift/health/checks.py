@@ -222,26 +222,27 @@ def waiting(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
 def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
     """What the budget was used for."""
     training, evaluation = conditions.run.training, conditions.run.evaluation
-    outcome, seconds, whole = training.outcome, training.training_seconds, conditions.budget_seconds
+    outcome, used, whole = training.outcome, steps[-1].time, conditions.budget_seconds
     max_steps, ended = conditions.values.get("max_steps"), outcome is Outcome.BUDGET
-    if outcome is Outcome.FINISHED and seconds is not None and seconds < (1 - UNUSED_SHARE) * whole:
-        unused = f"{whole - seconds:.0f} s of the budget unused"
-        text = f"max_steps = {max_steps} ended training after {seconds:.0f} s: {unused}"
+    if outcome is Outcome.FINISHED and used is not None and used < (1 - UNUSED_SHARE) * whole:
+        unused = f"{whole - used:.0f} s of the budget unused"
+        text = f"max_steps = {max_steps} ended training after {used:.0f} s: {unused}"
         yield Finding(text, ("max_steps",), Severity.COSTLY)
     has_schedule = conditions.values.get("trainer.scheduler.type") in ("linear", "cosine")
     if ended and has_schedule and max_steps is not None and len(steps) < SCHEDULE_SHARE * max_steps:
         text = f"the budget ended at step {steps[-1].step} of max_steps {max_steps}: the schedule was cut off"
         yield Finding(text, ("max_steps", "trainer.scheduler.decay_steps"), Severity.HINT)
     if ended and len(steps) < FEW_STEPS:
-        text = f"only {len(steps)} steps in {seconds or whole:.0f} s"
+        text = f"only {len(steps)} steps in {whole:.0f} s"
         yield Finding(text, (_BATCH, _MAX_TOKENS, *_SPEED), Severity.COSTLY)
     first, typical = steps[0].time or 0.0, _step_seconds(steps) or 0.0
     if steps[0].step == 1 and 0 < whole * FIRST_STEP_SHARE < first > FIRST_STEP_RATIO * typical > 0:
         text = f"the first step took {first:.0f} s, {first / whole:.0%} of the budget (later ones {typical:.1f} s)"
         yield Finding(text, (_COMPILE, "orchestrator.concurrency.initial_inflight", _EAGER), Severity.COSTLY)
     overhead = (conditions.run.startup_seconds or 0.0) + (evaluation.seconds if evaluation else 0.0)
-    if seconds and overhead > OVERHEAD_RATIO * seconds:
-        text = f"start-up and evaluation took {overhead:.0f} s beside {seconds:.0f} s of training"
+    trained = training.training_seconds
+    if trained and overhead > OVERHEAD_RATIO * trained:
+        text = f"start-up and evaluation took {overhead:.0f} s beside {trained:.0f} s of training"
         yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
 
 

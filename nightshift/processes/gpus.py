@@ -1,4 +1,4 @@
-"""What NVML knows of this machine's NVIDIA GPUs, and which two of them an experiment may use.
+"""What NVML knows of this machine's NVIDIA GPUs, and which of them an experiment may use.
 
 GPU ids are NVML's: the numbers that nvidia-smi shows, in PCI bus order, whatever CUDA_VISIBLE_DEVICES
 says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES=<id>.
@@ -8,25 +8,32 @@ says. Who starts a process for one GPU sets CUDA_DEVICE_ORDER=PCI_BUS_ID and CUD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import visible_devices
+from nightshift.rules import RULES_NAME, visible_devices
 
 GB = 1e9
-GpuIds = tuple[int, int] | tuple[()]  # inference, trainer; () = none, for an installation without GPUs
+RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
+_RELEASE_POLL_SECONDS = 0.1
+# Of prime-rl inference and trainer, perhaps the same one; () = none, for an installation without GPUs.
+GpuIds = tuple[int, ...]
+SIZES_GB = (16, 24, 48, 80)  # of cards that presets of memory are made for; sold as GiB, so a card has a little more
 
 # The pinned flash-attn wheel holds code for sm_80, sm_90, sm_100 and sm_120, and code for x.0 runs on every x.y.
 _KERNEL_MAJORS = (8, 9, 10, 12)
-# The pinned CUDA 12.8 and 12.9 builds run on every driver of the 12.x series; Blackwell's first driver is 570.
+# A build for CUDA 12 runs on every driver of the 12.x series, one for 13 from 580 on; Blackwell's first driver is 570.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-_MIN_DRIVER, _MIN_DRIVER_BLACKWELL = 525, 570
+_MIN_DRIVER_BLACKWELL = 570
 # vLLM refuses to start where less than its gpu_memory_utilization is free; that is 0.9 unless the config says less.
 _MIN_FREE_SHARE = 0.9
-_CHOOSE_OTHERS = "Choose other GPUs: --gpus, or: --engine trl."
+_CHOOSE_OTHERS = f'Choose another: --gpus; on the CPU: environments = ["arithmetic"] in {RULES_NAME}.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +64,44 @@ def list_gpus(nvml: Any = None) -> list[Gpu]:
             raise EngineError(f"NVML cannot read the GPUs: {error}", "Run nvidia-smi and follow its advice.") from None
 
 
-def parse_gpus(text: str) -> GpuIds:
-    """`2,3` -> (2, 3): GPU of the inference server, GPU of the trainer; `none` -> (). UsageError for anything else."""
+def parse_gpus(text: str, num: int) -> GpuIds:
+    """`2,3` -> (2, 3), where `num` are used; `0,0` has all on one; `none` -> (). UsageError for anything else."""
     if text.strip().lower() == "none":
         return ()
     words = [word.strip() for word in text.split(",")]
-    ids = [int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4]
-    if len(words) != 2 or len({*ids}) != 2:
-        raise UsageError(f"--gpus {text!r} is no pair of GPU ids", "Write two of nvidia-smi's numbers: --gpus 0,1.")
-    return ids[0], ids[1]
+    ids = tuple(int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 4)
+    if not len(ids) == len(words) == num:
+        if num == 2:
+            fix = "Write two of nvidia-smi's numbers: --gpus 0,1; both on one: --gpus 0,0; or add --engine trl."
+            raise UsageError(f"--gpus {text!r} is no pair of GPU ids", fix)
+        fix = "Write one of nvidia-smi's numbers: --gpus 0; or add --engine prime-rl."
+        raise UsageError(f"--gpus {text!r} is no GPU id", fix)
+    return ids
 
 
-def choose_pair(gpus: Sequence[Gpu], ids: tuple[int, int] | None, environ: Mapping[str, str]) -> tuple[Gpu, Gpu]:
-    """The GPUs for inference and trainer: those that `ids` names, else the first two that are visible.
+def choose_gpus(gpus: Sequence[Gpu], ids: GpuIds | None, num: int, environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that `ids` name, else the first `num` that are visible.
 
-    EngineError when there are no two, when an id does not exist, or when CUDA_VISIBLE_DEVICES hides it.
+    EngineError when there are not so many, when an id does not exist, or when CUDA_VISIBLE_DEVICES hides it.
     """
     visible = visible_gpus(gpus, environ)
     if ids is None:
-        if len(visible) < 2:
+        if len(visible) < num:
             hidden = f" visible of {len(gpus)} (CUDA_VISIBLE_DEVICES)" if len(visible) < len(gpus) else ""
+            one = f"--gpus {visible[0].index},{visible[0].index} for both on that one, or with " if visible else ""
             raise EngineError(
-                f"prime-rl needs two NVIDIA GPUs, this machine has {len(visible)}{hidden}",
-                "Run: uv run run.py --engine trl, or use a machine with two.",
+                f"{'prime-rl needs two NVIDIA GPUs' if num == 2 else 'this needs an NVIDIA GPU'}, this machine has "
+                f"{len(visible)}{hidden}",
+                f"Run it with {one}--engine trl, or on a machine with more." if num == 2 else _CHOOSE_OTHERS,
             )
-        return visible[0], visible[1]
+        return tuple(visible[:num])
     by_index = {gpu.index: gpu for gpu in visible}
     for index in ids:
         if index not in by_index:
             where = "is hidden by CUDA_VISIBLE_DEVICES" if index < len(gpus) else "does not exist"
             here = ", ".join(str(gpu.index) for gpu in visible) or "none"
-            raise EngineError(f"--gpus: GPU {index} {where}", f"Choose two of: {here}.")
-    return by_index[ids[0]], by_index[ids[1]]
+            raise EngineError(f"--gpus: GPU {index} {where}", f"Choose of: {here}.")
+    return tuple(by_index[index] for index in ids)
 
 
 def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -110,9 +123,10 @@ def visible_gpus(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     return found
 
 
-def pair_problems(pair: Sequence[Gpu], nvml: Any = None) -> list[EngineError]:
-    """What makes these GPUs unfit now: too old, an old driver, memory in use. Errors to show, not raised."""
-    return [problem for gpu in pair for problem in (_unfit(gpu), _busy(gpu, nvml)) if problem is not None]
+def gpu_problems(gpus: Sequence[Gpu], min_driver: int, nvml: Any = None) -> list[EngineError]:
+    """What makes these GPUs unfit now: too old, too small, an old driver, memory in use. To show, not raised."""
+    each = dict.fromkeys(gpus)  # both may be the same one
+    return [problem for gpu in each for problem in (_unfit(gpu, min_driver), _busy(gpu, nvml)) if problem is not None]
 
 
 class PeakMemory:
@@ -135,6 +149,19 @@ class PeakMemory:
                 used = self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2).used / GB
                 self.peak_gb = max(self.peak_gb or 0.0, used)
 
+    def held_by(self, pids: Collection[int], seconds: float = RELEASE_SECONDS) -> list[str]:
+        """Which of these ended processes still hold memory after so long, as far as the driver tells. By process: on
+        one GPU the server goes on holding its own when the trainer has ended."""
+        until = time.monotonic() + seconds
+        while True:
+            holders = [
+                (index, _pids(self._nvml, index)) for index in dict.fromkeys(self._indices if self._nvml else ())
+            ]
+            held = [f"pid {pid} on GPU {index}" for index, found in holders for pid in found if pid in pids]
+            if not held or time.monotonic() >= until:
+                return held
+            time.sleep(_RELEASE_POLL_SECONDS)
+
 
 @contextmanager
 def nvml_session(nvml: Any = None) -> Iterator[Any]:
@@ -156,34 +183,38 @@ def nvml_session(nvml: Any = None) -> Iterator[Any]:
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)  # without the driver's own share
-        memory_gb, free_gb = memory.total / GB, memory.free / GB
-    except nvml.NVMLError:  # cards that share the host's memory have no answer
-        memory_gb = free_gb = None
+    memory_gb = free_gb = None  # cards that share the host's memory have no answer
+    for version in (None, nvml.nvmlMemory_v2):  # the second without the driver's own share; not every driver has it
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
+            memory_gb, free_gb = memory.total / GB, memory.free / GB
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     name, uuid = str(nvml.nvmlDeviceGetName(handle)), str(nvml.nvmlDeviceGetUUID(handle))
     return Gpu(index, name, uuid, memory_gb, free_gb, driver, (int(major), int(minor)))
 
 
-def _unfit(gpu: Gpu) -> EngineError | None:
+def _unfit(gpu: Gpu, min_driver: int) -> EngineError | None:
     """Why a card can never train here.
 
-    Its attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
+    prime-rl's attention kernel is flash attention 2. For custom implementations prime-rl would take 3 on sm_90 and 4 on
     sm_100, but Qwen2 has none (P/trainer/models/__init__.py:41) and with the Hugging Face one both raise
-    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22).
+    (P/trainer/model.py:734). There is no sdpa or eager (C/trainer.py:22). TRL
+    trains in bfloat16, which cards before 8.0 lack.
     """
     major, minor = gpu.compute_capability
     if major not in _KERNEL_MAJORS:
         kernels = ", ".join(f"{number}.x" for number in _KERNEL_MAJORS)
         return EngineError(
-            f"{gpu} has compute capability {major}.{minor}; prime-rl has attention kernels for {kernels}",
+            f"{gpu} has compute capability {major}.{minor}; there are kernels for {kernels}",
             _CHOOSE_OTHERS,
         )
-    needed = _MIN_DRIVER_BLACKWELL if major >= 10 else _MIN_DRIVER
+    if (gpu.memory_gb or 0.0) < min(SIZES_GB):
+        memory = "tells no memory of its own" if gpu.memory_gb is None else f"has {gpu.memory_gb:.1f} GB of memory"
+        return EngineError(f"{gpu} {memory}, the least is {min(SIZES_GB)} GB", _CHOOSE_OTHERS)
+    needed = max(min_driver, _MIN_DRIVER_BLACKWELL if major >= 10 else 0)
     number = gpu.driver.partition(".")[0]
     if number.isdecimal() and int(number) < needed:
-        return EngineError(f"{gpu} has driver {gpu.driver}, prime-rl's CUDA 12.9 needs {needed}", "Update the driver.")
+        return EngineError(f"{gpu} has driver {gpu.driver}, torch's CUDA needs {needed} or newer", "Update the driver.")
     return None
 
 
@@ -192,17 +223,26 @@ def _busy(gpu: Gpu, nvml: Any) -> EngineError | None:
     if gpu.memory_gb is None or gpu.free_gb is None or gpu.free_gb >= _MIN_FREE_SHARE * gpu.memory_gb:
         return None
     with nvml_session(nvml) as session:
-        pids = [] if session is None else _pids(session, gpu)
-    by = f" by pid {', '.join(map(str, pids))}" if pids else ""
+        pids = [] if session is None else _pids(session, gpu.index)
+    by = f" by pid {', '.join(map(_who, pids))}" if pids else ""
     used = gpu.memory_gb - gpu.free_gb
     return EngineError(
         f"{gpu} has {used:.1f} of {gpu.memory_gb:.1f} GB in use{by}", f"Wait, stop that. {_CHOOSE_OTHERS}"
     )
 
 
-def _pids(nvml: Any, gpu: Gpu) -> list[int]:
+def _pids(nvml: Any, index: int) -> list[int]:
     """Who computes on it, as far as the driver tells: in a container often nobody."""
     with suppress(nvml.NVMLError):  # not supported on this card: the memory in use tells enough
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         return sorted({int(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
     return []
+
+
+def _who(pid: int) -> str:
+    """`4242 (python of alice)`; the number alone where that process cannot be seen from here, as in a container."""
+    try:
+        process = psutil.Process(pid)
+        return f"{pid} ({process.name()} of {process.username()})"
+    except psutil.Error:
+        return str(pid)

@@ -27,7 +27,7 @@ _RULES = """\
 You are the researcher of an overnight campaign that improves an LLM's RL post-training. Your one task now: \
 change train.toml in this folder so that experiment {number:04d} is likely to beat the incumbent, then end.
 1. Edit train.toml only. Anything else you change is thrown away; do not commit, train, or wait for anything.
-2. A training run has {budget:g} s; the score is greedy pass@1 of its final weights, 0 to 1, on held-out problems. \
+2. A training run has {budget}; the score is greedy pass@1 of its final weights, 0 to 1, on held-out problems. \
 Model, data, seeds, budget and evaluation are fixed.
 3. Diagnose before you sweep: one change whose effect you can predict, from the health and history below. \
 A config that was tried already is refused.
@@ -45,7 +45,7 @@ PREDICTION: <the effect on the score that you expect, in pp>
 
 def compose(context: Context) -> str:
     """The whole brief, at most MAX_CHARACTERS long."""
-    head = _RULES.format(number=context.number, budget=context.rules.budget_seconds)
+    head = _RULES.format(number=context.number, budget=context.rules.budget_text)
     if context.new_direction:
         head += (
             "\nNothing was kept for long: the night ends unless this experiment is. Leave the direction of the last "

@@ -15,7 +15,6 @@ from pathlib import Path
 from nightshift.campaign.campaign import Standing
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.results import figures
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.errors import UsageError
@@ -73,8 +72,7 @@ class Experiment:
     @property
     def strict(self) -> float | None:
         """Mean strict score of its runs."""
-        found: float | None = figures(self.record)["strict_score"]
-        return found
+        return self.record.strict_score
 
     @property
     def spread(self) -> float | None:

@@ -102,10 +102,11 @@ def _optimizer(view: _View) -> None:
 
 
 def _memory(view: _View) -> None:
+    """What the file leaves out the preset of memory makes fit."""
     ac, offload = "trainer.model.ac", "trainer.model.fsdp_cpu_offload"
-    if view[ac] is None and view["trainer.model.ac_offloading"] is not None:
+    if view[ac] is None and view.values.get("trainer.model.ac_offloading") is not None:
         view.refuse("ac_offloading is on and would switch it on again", 'Write ac_offloading = "None" too', ac)
-    if view[offload] and view["trainer.model.optim_cpu_offload"]:
+    if view[offload] and view.values.get("trainer.model.optim_cpu_offload"):
         view.refuse("optim_cpu_offload is on as well", "Write optim_cpu_offload = false", offload)
     if view[offload] and view["trainer.optim.type"] == "muon":
         view.refuse("the muon optimizer cannot go with it", "Write fsdp_cpu_offload = false", offload)

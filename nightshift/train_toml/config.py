@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from nightshift.errors import ConfigError
 from nightshift.train_toml.checks import check
-from nightshift.train_toml.keys import ANY, default, is_inner, is_name, nearest, resolve, variants
+from nightshift.train_toml.keys import ANY, BY_PRESET, default, is_inner, is_name, nearest, resolve, variants
 from nightshift.train_toml.locks import lock
 from nightshift.train_toml.text import MAX_LINE, document, line_of, read_source
 from nightshift.train_toml.values import Kind, Problem, Value, accept, quoted, shorten, value_text
@@ -40,7 +40,7 @@ class Config:
     "None" is None, a table that switches something on is an (empty) dict, a list is a sorted tuple. `resolved`
     holds every open key that applies, defaults filled in. `hash` is the sha256 of what differs from
     prime-rl's defaults: comments, order, spelling of numbers and keys written with their default value
-    do not change it (but difficulty pools spelled out as prime-rl's own three do).
+    do not change it (but difficulty pools spelled out as prime-rl's own three do, and the keys of BY_PRESET).
     """
 
     source: bytes
@@ -77,7 +77,11 @@ def parse(source: bytes, name: str = "train.toml") -> Config:
         line = line_of(text, problem.path)
         where = name if line is None else f"{name}:{line}"
         raise ConfigError(f"{where}: {problem.cause}", problem.fix) from None
-    canonical = {path: value for path, value in resolved.items() if value != default(path, resolved)}
+    canonical = {
+        path: value
+        for path, value in resolved.items()
+        if (path in values if path in BY_PRESET else value != default(path, resolved))
+    }
     digest = hashlib.sha256(json.dumps(canonical, sort_keys=True, allow_nan=False).encode()).hexdigest()
     return Config(source, MappingProxyType(values), MappingProxyType(resolved), digest)
 
@@ -175,9 +179,12 @@ def changes_of(lines: Iterable[str]) -> tuple[Change, ...]:
 def changed_keys(old: Config, new: Config) -> list[str]:
     """The keys that either file writes and that train otherwise, in the order of the files, the new one first."""
     missing = object()
-    sides = old.resolved, new.resolved
+
+    def meant(config: Config, path: str) -> object:
+        return (config.values if path in BY_PRESET else config.resolved).get(path, missing)
+
     paths = dict.fromkeys([*new.values, *old.values])
-    return [path for path in paths if sides[0].get(path, missing) != sides[1].get(path, missing)]
+    return [path for path in paths if meant(old, path) != meant(new, path)]
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
@@ -202,6 +209,8 @@ def spelled(value: Value) -> str:
 
 def _default(path: str, resolved: Mapping[str, Value]) -> str | None:
     """prime-rl's default in words; None for an entry that the agent named."""
+    if path in BY_PRESET:
+        return "by preset"
     entry, value = variants(path)[0], default(path, resolved)
     if ANY in entry.path:
         return None

@@ -56,7 +56,7 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("max_off_policy_steps", INT, 8, "oldest rollouts that still train, in steps", 0, 1000),
     ),
     "orchestrator.concurrency": (
-        Key("initial_inflight", INT, None, "rollouts in flight at the start", 1, 65_536, nullable=True),
+        Key("initial_inflight", INT, None, "in flight at the start; max_inflight at most", 1, 65_536, nullable=True),
         Key("min_inflight", INT, 1, "fewest rollouts in flight", 1, 65_536),
         # prime-rl's 1024, or no bound at all, let rollouts grow older until all are as old as max_off_policy_steps.
         Key("max_inflight", INT, None, "most rollouts in flight; unset: two batches", 1, 65_536),
@@ -179,6 +179,9 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
 }  # fmt: skip
 
+# Where train.toml is silent they are as the memory of the cards allows (engines/prime_rl/presets.py): not by prime-rl's
+# defaults, and so writing one down is a change.
+BY_PRESET = frozenset(f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)
 _ENTRIES: dict[str, tuple[Key, ...]] = {path: tuple(same) for path, same in groupby(KEYS, lambda key: key.path)}
 _PARTS = tuple((key, key.path.partition(f".{ANY}")) for key in KEYS)
@@ -271,8 +274,10 @@ def describe_keys(unused: Collection[str] = (), width: int = 120) -> str:
         for key in keys:
             standard = "-" if key.default is None else value_text(key.default).strip('"')
             standard = {TABLE: "off" if key.default is None else "on", LIST: "all"}.get(key.kind, standard)
+            path = replace(key, table=table).path
+            standard = "preset" if path in BY_PRESET else standard
             condition = f" ({', '.join(map(str, key.only_if[1]))})" if key.only_if and key.only_if != _ROLLOUTS else ""
-            mark = "-" if replace(key, table=table).path in unused else " "
+            mark = "-" if path in unused else " "
             head = f"{mark} {key.leaf:<30} {key.allowed:<33} {standard:<8} "
             lines += textwrap.wrap(
                 key.meaning + condition, width, initial_indent=head, subsequent_indent=" " * (len(head) + 1)

@@ -46,7 +46,7 @@ class Prepared:
         for name in ("environments", "models", "pyproject.toml"):
             (self.root / name).symlink_to(ROOT / name)
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
-        self.installation.state_dir.mkdir(parents=True)
+        (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
         self.notes: list[str] = []
         self.opened: list[str] = []
@@ -66,7 +66,8 @@ class Prepared:
                 prepared.opened.append(rules.name)
                 return super().under(rules)
 
-        return Engine(rules, self.root, dict(os.environ), "none", installation=self.installation)
+        reader = self.installation.bin_dir / "reader.py"
+        return Engine(rules, self.root, dict(os.environ), "none", installation=self.installation, reader=reader)
 
 
 class _NoInstaller(Installer):
@@ -83,7 +84,10 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
     monkeypatch.setattr(preparation, "warm_up_rules", lambda rules: replace(rules, name="warm-up"))
     monkeypatch.setattr(preparation, "smoke_rules", lambda root, rules: smoke)
     monkeypatch.setattr(preparation, "_SMOKE_CONFIG", ENDS + preparation._SMOKE_CONFIG)
-    return Prepared(tmp_path)
+    made = Prepared(tmp_path)
+    base = made.installation.state_dir / "base"  # without weights: of step 0 to the stand-ins
+    monkeypatch.setattr(PrimeRlEngine, "_base", property(lambda engine: base))
+    return made
 
 
 def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared: Prepared) -> None:
@@ -94,7 +98,7 @@ def test_the_caches_are_warmed_once_and_the_smoke_run_proves_the_chain(prepared:
     prepared.prepare(smoke=True)
     assert prepared.opened == ["warm-up", "smoke"]
     assert prepared.notes[-1].startswith("smoke: ready after")
-    assert prepared.notes[-1].endswith("weights of step 3 answer")
+    assert "weights of step 3 answer; served = file: 0.0000 nats a token from the file" in prepared.notes[-1]
     assert list((prepared.installation.state_dir / "runs").iterdir()) == []  # rehearsals leave nothing
     assert living_children() == []
 
@@ -125,6 +129,21 @@ def test_a_failed_warm_up_leaves_the_caches_cold_and_its_logs(prepared: Prepared
     prepared.misbehave(None)
     prepared.prepare()
     assert prepared.installation.warm_mark(PAIR).is_file()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("chat_500", r"EngineCore died"),
+        ("serves_the_start", r"the server did not serve the file"),
+    ],
+)
+def test_a_chain_whose_weights_do_not_answer_is_no_success(prepared: Prepared, fault: str, said: str) -> None:
+    prepared.misbehave(fault)
+    with pytest.raises(EngineError, match=said):
+        prepared.prepare(smoke=True)
+    assert (prepared.installation.state_dir / "runs" / "smoke" / "inference.log").is_file()
+    assert living_children() == []
 
 
 def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> None:
@@ -160,20 +179,27 @@ def test_the_smoke_run_asks_for_nothing_that_must_be_downloaded(
     monkeypatch.setattr(preparation, "prepare_data", refuse)
     prepared.prepare(smoke=True)
     assert prepared.opened == ["smoke"]
-    assert prepared.notes[-1].endswith("weights of step 3 answer")
+    assert "weights of step 3 answer; served = file: 0.0000 nats a token from the file" in prepared.notes[-1]
     with pytest.raises(EngineError, match="no network"):
         prepared.prepare()
 
 
+def test_what_comes_first_on_a_box_has_the_time_of_a_cold_start() -> None:
+    """`--smoke` comes before the caches are warm, and the trainer compiles within its first step."""
+    smoke, warm_up = preparation.smoke_rules(ROOT, GSM8K_PRIME_RL), preparation.warm_up_rules(GSM8K_PRIME_RL)
+    assert smoke.startup_seconds == warm_up.startup_seconds == 1200 > GSM8K_PRIME_RL.startup_seconds
+    assert min(smoke.budget_seconds, warm_up.budget_seconds) >= 120
+    assert "limits: 20 min for the start" in (ROOT / "docs" / "gpus.md").read_text()
+
+
 def test_the_smoke_run_rehearses_the_trainer_that_experiments_use() -> None:
     lora = b"[trainer.model.lora]\nrank = 8\n"
-    for source in (SHIPPED, SHIPPED.replace(b"[inference.vllm]", lora + b"[inference.vllm]"), CONFIG.source):
+    for source in (SHIPPED, SHIPPED + lora, CONFIG.source):
         config = parse(source)
         smoke = preparation.smoke_config(config)
         for path in config.resolved:
             if path.startswith(("trainer.model.", "trainer.optim.", "trainer.loss.")):
                 assert smoke.get(path) == config.get(path), path
-    assert preparation.smoke_config(parse(SHIPPED)).get("trainer.model.optim_cpu_offload") is False
 
 
 def test_the_smoke_config_is_a_valid_one_for_the_tiny_model() -> None:

@@ -9,14 +9,18 @@ import json
 import math
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.prime_rl.ports import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
@@ -254,9 +258,12 @@ def test_a_budget_without_one_rollout_says_so_and_blames_nobody(start: Open, tra
     assert re.match(r"not one rollout was finished in \d+ s. See env-server.log", training.cause or "")
 
 
-def test_a_run_that_max_steps_ended_ends_with_its_last_step(start: Open, clock: Clock, run_dir: Path) -> None:
+def test_a_run_that_max_steps_ended_ends_with_its_last_step(
+    start: Open, clock: Clock, run_dir: Path, timing: Timing
+) -> None:
     """Not with the exit of the trainer, which may take twenty seconds."""
-    session = start("slow_exit", source=b"max_steps = 3\n" + BATCH)
+    patient = replace(timing, hang_seconds=math.inf)  # a reading without news moves the clock, too
+    session = start("slow_exit", source=b"max_steps = 3\n" + BATCH, timing=patient)
 
     def tick(reading: Progress) -> None:
         clock.now += 20.0
@@ -319,6 +326,71 @@ def test_a_failed_start_names_the_part(
     assert "says: " in str(caught.value) or "not reached" not in str(caught.value)  # what every start warns of
     assert caught.value.is_config_fault is is_config_fault
     assert living_children() == []
+
+
+TakePorts = Callable[[int], list[Ports]]
+
+
+@pytest.fixture
+def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
+    """Has the engine choose ports of which, so many times, somebody takes one between the choice and its use."""
+    with ExitStack() as taken:
+
+        def take(times: int) -> list[Ports]:
+            chosen: list[Ports] = []
+
+            def choose() -> Ports:
+                chosen.append(free_ports())
+                if len(chosen) <= times:
+                    taken.enter_context(socket.create_server(("127.0.0.1", chosen[-1].env_server)))
+                return chosen[-1]
+
+            monkeypatch.setattr(prime_rl, "free_ports", choose)
+            return chosen
+
+        yield take
+
+
+def test_a_lost_port_costs_a_start_and_not_an_experiment(
+    start: Open, train: Train, run_dir: Path, take_ports: TakePorts
+) -> None:
+    """Really bound by somebody else; what the lost starts wrote does not speak for the one that came up."""
+    (run_dir / "progress.json").write_text("{}")  # the worker's
+    chosen = take_ports(3)
+    training = train(start())
+    assert (training.outcome, training.cause) == (Outcome.BUDGET, None)
+    assert len({ports.inference for ports in chosen}) == 4
+    aside = sorted(run_dir.glob("port-taken-*"))
+    assert [path.name for path in aside] == [f"port-taken-{number}" for number in (1, 2, 3)]
+    assert all("Address already in use" in (path / "env-server.log").read_text() for path in aside)
+    assert "in use" not in (run_dir / "env-server.log").read_text()
+    assert (run_dir / "progress.json").exists()
+
+
+def test_ports_that_are_always_taken_end_it(start: Open, take_ports: TakePorts) -> None:
+    chosen = take_ports(9)
+    with pytest.raises(EngineError, match="env-server: a port was taken by another process"):
+        start()
+    assert len(chosen) == 4
+
+
+def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(
+    engine: PrimeRlEngine, start: Open, train: Train, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda *arguments: replace(planned(*arguments), gpu_ids=(0, 0)))
+    begun: list[tuple[str, bool]] = []
+    really = PrimeRlSession._start
+
+    def note(self: PrimeRlSession, group: str, name: str) -> None:
+        begun.append((name, self._server.is_healthy()))
+        really(self, group, name)
+
+    monkeypatch.setattr(PrimeRlSession, "_start", note)
+    assert train(start("slow_start")).outcome is Outcome.BUDGET
+    assert begun == [
+        (name, name == "trainer") for name in ("inference", "validator", "env-server", "orchestrator", "trainer")
+    ]
 
 
 @pytest.mark.parametrize("fault", ["update_500", "die_on_update"])

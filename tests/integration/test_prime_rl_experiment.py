@@ -14,6 +14,7 @@ import pytest
 
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
+from nightshift.console import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
@@ -25,6 +26,7 @@ from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Record
+from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
@@ -51,7 +53,9 @@ def setup(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
     monkeypatch.setattr(prime_rl, "problems", lambda *arguments: [])  # the stand-in is no installation that passes
     installation = stand_in_prime_rl.installation(tmp_path, RULES)
     timing = Timing(RULES.startup_seconds, hang_seconds=HANG_SECONDS, grace_seconds=1.0, poll_seconds=0.05)
-    engine = PrimeRlEngine(RULES, checkout, dict(os.environ), "none", installation=installation, timing=timing)
+    reader = installation.bin_dir / "reader.py"
+    environ = dict(os.environ)
+    engine = PrimeRlEngine(RULES, checkout, environ, "none", installation=installation, timing=timing, reader=reader)
     (checkout / "train.toml").write_bytes(b"max_steps = 10\n" + SOURCE)
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     return make_setup(checkout, RULES, monkeypatch, engine=engine)
@@ -72,6 +76,35 @@ def test_a_measured_experiment(setup: Setup) -> None:
     (run,) = record.runs
     assert run.evaluation.weights.step == run.training.num_steps == 10
     assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
+    proof, greedy = (record.health or "").splitlines()[:2]
+    assert proof.startswith("served = file: 0.0000 nats a token from the file, 0.")
+    assert greedy == "greedy decoding: 100% of the completions that were asked for twice are the same"
+    assert f"\nhealth:           {proof}\nhealth:           {greedy}\n" in summary(record, "")
+    page = render(view_of(setup.ledger, CAMPAIGN, setup.now()))
+    assert f"<li>{proof}</li>" in page
+    assert f"<li>{greedy}</li>" in page
+
+
+def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(setup: Setup) -> None:
+    before = (setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")
+    record = run_with(setup, "serves_the_start")
+    assert (record.status, record.failure, record.decided) == ("crash", Failure.MACHINERY, None)
+    assert "the server did not serve the file: what it says lies 0." in record.judgement.why  # type: ignore[union-attr]
+    assert ((setup.root / "train.toml").read_bytes(), git(setup.root, "rev-parse", "HEAD")) == before
+    assert list(setup.ledger.run_dir(1).glob("**/*.safetensors")) == []
+
+
+def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
+    assert run_with(setup, None).status == "keep"
+    (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
+    run_experiment(Request(), setup)
+    record = setup.ledger.record(2)
+    folder = setup.ledger.run_dir(2, 1) / "attempt-0"
+    assert (record.status, record.runs[0].evaluation.repeated_share) == ("discard", None)
+    assert (folder / "served.json").is_file()
+    assert not (folder / "reader.log").exists()
+    assert "served" not in (record.health or "")
+    assert (setup.ledger.run_dir(1, 1) / "attempt-0" / "reader.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -198,6 +231,34 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
         assert record.status == "started"
         resume(Ledger(checkout), Repo(checkout), print)
         assert Ledger(checkout).read(1).failure is Failure.INTERRUPTED  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_harness_killed_while_it_proves_leaves_no_process_and_no_verdict(
+    checkout: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    furnish(checkout, b"max_steps = 2\n" + SOURCE)
+    made = stand_in_prime_rl.installation(tmp_path / "installation", prime_rl_rules())
+    stand_in_prime_rl.misbehave(made.venv, "reader_hangs")
+    before = git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()
+    process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
+
+    def is_proving() -> bool:
+        assert process.poll() is None, process.communicate()
+        found = (p.info for p in psutil.process_iter(["ppid", "cmdline"]))
+        return any(info["ppid"] == process.pid and "reader" in (info["cmdline"] or ()) for info in found)
+
+    wait_for(is_proving)
+    process.send_signal(number)
+    process.communicate()
+    wait_for(lambda: not leftovers(checkout))
+    resume(Ledger(checkout), Repo(checkout), print)
+    record = Ledger(checkout).read(1)
+    assert record is not None
+    assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
+    assert (git(checkout, "rev-parse", "HEAD"), (checkout / "train.toml").read_bytes()) == before
+    assert list((checkout / "runs").glob("**/*.safetensors")) == []
+    assert process.returncode == (130 if number == signal.SIGTERM else -9)
 
 
 def test_a_machine_without_gpus_is_told_so_in_a_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,18 @@ import pytest
 
 from nightshift.engines.prime_rl.effective import ADAPTER
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
+from nightshift.engines.prime_rl.presets import AC, AC_OFFLOADING, OFFLOAD, PRESETS, ROW
 from nightshift.proposers.space import SearchSpace
 from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.edit import set_values
+from nightshift.train_toml.keys import BY_PRESET
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "prime_rl"
 INSTALLATION = Path(os.environ.get("NIGHTSHIFT_PRIME_RL", "/nowhere"))
 PYTHON = INSTALLATION / ".venv" / "bin" / "python"
+OURS = {"orchestrator.concurrency.max_inflight", *BY_PRESET}  # what silence means is not prime-rl's default
 needs_prime_rl = pytest.mark.skipif(
     not PYTHON.exists(), reason="NIGHTSHIFT_PRIME_RL names no installation with prime-rl's config classes"
 )
@@ -77,8 +81,8 @@ def recording(name: str, found: Any) -> Any:
     return json.loads(path.read_bytes())
 
 
-def written(source: Config, run_dir: Path) -> Launch:
-    launch = launch_of(source, run_dir)
+def written(source: Config, run_dir: Path, **changes: Any) -> Launch:
+    launch = launch_of(source, run_dir, **changes)
     run_dir.mkdir()
     launch.write()
     return launch
@@ -146,6 +150,19 @@ def test_every_corner_of_what_is_searched_is_valid_in_prime_rl(tmp_path: Path) -
 
 
 @needs_prime_rl
+def test_every_preset_is_valid_in_prime_rl_with_its_defaults_and_at_its_caps(tmp_path: Path) -> None:
+    folders = []
+    for memory, preset in PRESETS.items():
+        caps = {path: cap for path, cap in preset.caps.items() if path != OFFLOAD}
+        kept = {ROW: preset.kept_row, AC: None, AC_OFFLOADING: None}
+        adapter = {"trainer.model.lora": {}, AC: {}, "trainer.model.ac.freq": 2}
+        for changes in ({}, caps, kept, adapter, {AC_OFFLOADING: {}}, {"trainer.model.fsdp_cpu_offload": True}):
+            source = parse(set_values(SHIPPED, changes))
+            folders.append(written(source, tmp_path / str(len(folders)), memory=memory).run_dir)
+    assert [answer["errors"] for answer in verdicts(folders) if not answer["ok"]] == []
+
+
+@needs_prime_rl
 def test_defaults_of_the_allow_list_are_those_of_the_real_classes(tmp_path: Path) -> None:
     sources = {"train": parse(SHIPPED), **open_configs()}
     folders: list[Path] = []
@@ -154,7 +171,7 @@ def test_defaults_of_the_allow_list_are_those_of_the_real_classes(tmp_path: Path
         sparse = written(source, tmp_path / f"sparse-{number}")
         # The same run, but with what train.toml leaves out left out.
         tree = json.loads(json.dumps(dict(full.tree)))
-        for path in set(source.resolved) - set(source.values) - {"orchestrator.concurrency.max_inflight"}:  # ours
+        for path in set(source.resolved) - set(source.values) - OURS:
             if not path.startswith(ADAPTER) and not path.endswith(".type"):
                 drop(tree, path.split("."))
         assert len(json.dumps(tree)) < len(json.dumps(dict(full.tree)))

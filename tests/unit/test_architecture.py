@@ -43,6 +43,7 @@ USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
 LONG: dict[str, str] = {}
 # Child processes of engines: they import nothing of nightshift but these.
 CHILDREN = {
+    "engines/prime_rl/reader.py": set[str](),
     "engines/prime_rl/validator.py": set[str](),
     "engines/trl/grpo.py": {"engines", "environments"},
     "engines/trl/sampler.py": set[str](),

@@ -12,8 +12,10 @@ from nightshift_arithmetic import data
 from nightshift.campaign.verify import verify
 from nightshift.certify import certificate
 from nightshift.certify.run import FIRST_SEED_INDEX, certify, describe, make_plan
-from nightshift.errors import Interrupted, NightshiftError, UsageError
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import run_experiment
+from nightshift.records import Weights
 from nightshift.request import Request
 from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import LOOKS_NAME, counted_looks
@@ -250,3 +252,26 @@ def test_a_certificate_and_its_look_stand_in_the_chain_and_it_names_the_head(kep
         path.unlink()
         assert f"runs/{name} was deleted" in verify(kept.ledger).problems[-1]
         kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing
+
+
+def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(
+    kept: Setup, notebook: SilentReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
+        assert (run_dir / "weights" / "model.safetensors").is_file()
+        seen.append(run_dir.parent.name)
+        if len(seen) == 1:
+            raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
+        return "served = file: 0.0010 from it, 0.1000 from the start weights"
+
+    monkeypatch.setattr(TrlEngine, "prove", prove)
+    made = certify(kept, num_seeds=1)
+    assert len(seen) == 3
+    assert seen[0] == seen[2]
+    assert any("not the config's fault: the server did not serve the file: 0.1 from" in note for note in notebook.notes)
+    told = [f"{side}, seed {name.rpartition('-')[2]}: served = file: 0.0010 from it, 0.1000 from the start weights"
+            for side, name in (("incumbent", seen[1]), ("baseline", seen[2]))]  # fmt: skip
+    assert sorted(made.notes) == sorted(told)
+    assert not list(kept.ledger.runs_dir.glob("certify/**/weights"))

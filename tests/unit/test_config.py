@@ -44,9 +44,6 @@ def test_shipped_file_holds_the_agreed_values() -> None:
         "trainer.loss.ipo_threshold": 0.1,
         "trainer.loss.kl_tau": 1e-3,
         "max_steps": None,
-        "trainer.model.ac": None,
-        "trainer.model.ac_offloading": None,
-        "trainer.model.optim_cpu_offload": False,
     }
     assert {key: shipped.get(key) for key in agreed} == agreed
 
@@ -131,9 +128,9 @@ def test_bad_files_are_refused_with_line_value_and_fix(source: bytes | str, star
         ("trainer.loss.type = 'custom'", "is not allowed (default | ipo)"),
         ("trainer.loss.import_path = 'os.system'", "is locked"),
         ("trainer.loss.dppo_mask_high = 5.0", "is not allowed (number 0 to 1"),
-        ("trainer.model.ac = 'None'", "Write ac_offloading = \"None\" too"),
+        ("trainer.model = {ac = 'None', ac_offloading = {}}", "Write ac_offloading = \"None\" too"),
         ("trainer.model.ac = false", "write ac = \"None\""),
-        ("trainer.model.fsdp_cpu_offload = true", "optim_cpu_offload is on as well"),
+        ("trainer.model = {fsdp_cpu_offload = true, optim_cpu_offload = true}", "optim_cpu_offload is on as well"),
         ("trainer.model.lora.target_modules = ['.*(a+)+$']", "is not allowed (list of 7 names"),
         ("trainer.model.lora.target_modules = []", "is not allowed (list of 7 names"),
         ("trainer.model.lora.target_modules = ['q_proj', 'q_proj']", "is not allowed (list of 7 names"),
@@ -253,7 +250,7 @@ MODULES = SMALL + b"[trainer.model.lora]\ntarget_modules = "
         (SMALL, SMALL.replace(b"= 64 ", b"= 6_4 ")),
         (SMALL, b"trainer.optim.lr = 3e-6\norchestrator = {group_size = 4, batch_size = 64}\nseq_len = 512\n"),
         (SMALL, SMALL + b"weight_decay = 0.01\ntype = 'adamw'\nmax_norm = 1\n"),
-        (SMALL, SMALL + b"betas2 = 0.999\n[trainer.model.ac]\n[trainer.model.compile]\nfullgraph = false\n"),
+        (SMALL, SMALL + b"betas2 = 0.999\n[trainer.model.compile]\nfullgraph = false\n"),
         (SMALL, SMALL + b"[trainer.model]\nlora = 'None'\n"),
         (SMALL, b"max_steps = 'None'\n" + SMALL),
         (SMALL, SMALL + b"[inference]\n[orchestrator.train.source.curriculum.sampler]\ntype = 'standard'\n"),
@@ -277,6 +274,8 @@ def test_what_trains_the_same_has_the_same_hash(source: bytes, same: bytes) -> N
         SMALL + b"[trainer.model.lora]\n",
         SMALL + b"[orchestrator.train.source.curriculum.gates.zero]\n",
         b"max_steps = 9\n" + SMALL,
+        SMALL + b"[trainer.model.ac]\n",  # prime-rl's default; what silence means is the preset's to say
+        SMALL + b"[trainer.model]\noptim_cpu_offload = true\n",
     ],
 )
 def test_what_trains_otherwise_has_another_hash(other: bytes) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.engines import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, checks, is_ready, table
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
-from tests.unit.test_gpus import Card, StandInNvml
+from nightshift.engines.prime_rl import machine
+from nightshift.engines.prime_rl.machine import check_machine
+from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
+from tests.prime_rl_plans import launch_of, variant
+from tests.unit.test_gpus import CARDS, Card, StandInNvml
 from tests.waiting import cpu_seconds_of_children
 
 ROOT = Path(__file__).parents[2]
+MACHINE = machine.__name__
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +40,7 @@ def root(tmp_path: Path) -> Path:
     checkout.mkdir()
     for name in ("environments", "models", "pyproject.toml"):
         (checkout / name).symlink_to(ROOT / name)
+    (checkout / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())
     (checkout / "train.toml").write_bytes(b"[orchestrator]\nbatch_size = 64\ngroup_size = 8\n")
     return checkout
 
@@ -84,6 +92,81 @@ def test_unfit_gpus_are_named(
     cards += present
     found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
     assert any(detail in str(check.problem) for check in found if check.name == "GPUs" and not check.ok)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "preset", "problem"),
+    [
+        ("RTX 4090", None, "2 x 24 GB", None),
+        ("A100 40", None, "2 x 24 GB", None),
+        ("A100 80", "1,0", "2 x 80 GB", None),
+        ("H100", "1,1", "1 x 80 GB", None),
+        ("A6000", None, "2 x 48 GB", None),
+        ("T4", None, None, "Tesla T4) has compute capability 7.5; there are kernels for 8.x, 9.x, 10.x, 12.x"),
+        ("RTX 3060", None, None, "RTX 3060) has 12.9 GB of memory, the least is 16 GB"),
+    ],
+)
+def test_cards_as_their_drivers_describe_them(
+    root: Path, cards: list[Card], name: str, gpus: str | None, preset: str | None, problem: str | None
+) -> None:
+    cards += [replace(CARDS[name]), replace(CARDS[name])]
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(gpus=gpus))
+    told = {check.name: check for check in found if check.engine == "prime-rl"}
+    assert told["GPUs"].ok is (problem is None)
+    assert (problem or "") in str(told["GPUs"].problem)
+    if preset:
+        assert told["memory"].detail == f"preset {preset}"
+
+
+def test_one_gpu_is_described_for_the_engine_that_uses_one(root: Path, cards: list[Card]) -> None:
+    cards += [replace(CARDS["T4"]), replace(CARDS["A6000"])]
+    [trl] = [check for check in checks(root, GSM8K_TRL, {}, PrepareFlags(gpus="1")) if check.name == "installation"]
+    assert trl.detail == "gsm8k-trl: 1 x NVIDIA RTX A6000, memory preset 1 x 48 GB, base model, disk"
+    [trl] = [check for check in checks(root, GSM8K_TRL, {}, PrepareFlags(gpus="0")) if check.name == "installation"]
+    assert "compute capability 7.5" in str(trl.problem)
+
+
+# What a machine may lack: where it is looked up, what is found there, words of the line.
+LACKS: dict[str, tuple[str, object, str, str]] = {
+    "another system": ("platform.system", lambda: "Darwin", "wheels", "Darwin x86_64: .* for Linux on x86_64"),
+    "another processor": ("platform.machine", lambda: "ppc64le", "wheels", "Linux ppc64le: .*aarch64.*--engine trl"),
+    "an old glibc": ("platform.libc_ver", lambda: ("glibc", "2.27"), "wheels", "glibc 2.27: .* 2.28.*Ubuntu 22.04"),
+    "musl": ("platform.libc_ver", lambda: ("", ""), "wheels", "an unknown libc: vLLM's wheel is for glibc 2.28"),
+    "no compiler": ("shutil.which", lambda name: None, "compiler", "no cc, gcc or clang: Triton.*apt install gcc"),
+    "a container": (f"{MACHINE}.free_disk_gb", lambda path: 0.064, "shared memory", "0.06 GB.*remount.*--shm-size=8g"),
+    "a full disk": (f"{MACHINE}.free_disk_gb", lambda path: 1.5, "disk", "1.5 GB of disk are free.* needs 6.*du -sh"),
+    "few files": ("resource.getrlimit", lambda what: (256, 4096), "open files", "may open 256 files.*ulimit -n 4096"),
+}
+
+
+@pytest.mark.parametrize(("place", "answer", "name", "words"), LACKS.values(), ids=LACKS)
+def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
+    root: Path, monkeypatch: pytest.MonkeyPatch, place: str, answer: object, name: str, words: str
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(place, answer)
+    [check] = [check for check in check_machine("prime-rl", root) if check.name == name]
+    assert re.search(words, str(check)), str(check)
+    assert not check.ok
+    assert "Run" in str(check)
+
+
+def test_wsl_and_a_tight_disk_are_no_problems_and_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
+    monkeypatch.setattr(f"{MACHINE}.free_disk_gb", lambda path: 10.0)
+    told = {check.name: str(check) for check in check_machine("prime-rl", root) if check.ok}
+    assert "VLLM_WSL2_ENABLE_PIN_MEMORY=1 is set" in told["WSL"]
+    assert "10.0 GB free; a run needs 6, a night with its kept models 26, and fewer are free" in told["disk"]
+    monkeypatch.undo()
+    assert "WSL" not in {check.name for check in check_machine("prime-rl", root)}
+
+
+def test_the_variables_that_doctor_says_are_set_are_set() -> None:
+    [inference] = [command for command in launch_of(variant("train"), ROOT).commands if command.name == "inference"]
+    told = " ".join(map(str, check_machine("prime-rl", ROOT))) + inspect.getsource(machine)
+    named = re.findall(r"(VLLM_\w+)=(\d)", told)
+    assert {name for name, _ in named} == {"VLLM_USE_FLASHINFER_SAMPLER", "VLLM_WSL2_ENABLE_PIN_MEMORY"}
+    assert dict(named).items() <= inference.env.items()
 
 
 def test_no_gpus_by_request_are_not_looked_for(root: Path) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from nightshift.engines import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
 from nightshift.train_toml.config import load
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
+from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
 BATCH = "[orchestrator]\nbatch_size = 16\ngroup_size = 4\n"
@@ -33,12 +35,58 @@ def test_an_engine_needs_only_what_another_process_can_be_told(rules: Rules, tmp
 
 
 def test_flags_are_the_engine_s_to_refuse() -> None:
-    with pytest.raises(UsageError, match="--gpus 0,1 is for --engine prime-rl"):
+    with pytest.raises(UsageError, match=r"'0,1' is no GPU id.*--gpus 0; or add --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}, "0,1")
-    with pytest.raises(UsageError, match="'1,1' is no pair of GPU ids"):
-        open_engine(GSM8K_PRIME_RL, ROOT, {}, "1,1")
-    with pytest.raises(UsageError, match="--prime-rl, --gpus and --smoke are for --engine prime-rl"):
+    with pytest.raises(UsageError, match="--gpus none is for --engine prime-rl"):
+        open_engine(ARITHMETIC_TRL, ROOT, {}, "none")
+    with pytest.raises(UsageError, match=r"'1' is no pair of GPU ids.*both on one: --gpus 0,0; or add --engine trl"):
+        open_engine(GSM8K_PRIME_RL, ROOT, {}, "1")
+    with pytest.raises(UsageError, match=r"--prime-rl there is for --engine prime-rl, these rules \(arithmetic-trl\)"):
+        open_engine(ARITHMETIC_TRL, ROOT, {}, prime_rl=Path("there"))
+    open_engine(GSM8K_PRIME_RL, ROOT, {}, prime_rl=Path("there"))
+    with pytest.raises(UsageError, match="--prime-rl, --smoke and a pair of --gpus are for --engine prime-rl"):
         open_engine(ARITHMETIC_TRL, ROOT, {}).prepare(PrepareFlags(smoke=True), print)
+
+
+@pytest.mark.parametrize(
+    ("rules", "gpus", "index", "model"),
+    [
+        (GSM8K_TRL, None, "0", GSM8K_TRL.model),
+        (GSM8K_TRL, "1", "1", GSM8K_TRL.model),
+        (
+            ARITHMETIC_TRL,
+            "1",
+            "1",
+            str(ROOT / ARITHMETIC_TRL.model),
+        ),  # the tiny model on a GPU, because one is asked for
+        (ARITHMETIC_TRL, None, None, str(ROOT / ARITHMETIC_TRL.model)),
+    ],
+)
+def test_trl_trains_on_the_gpu_that_is_named(
+    rules: Rules, gpus: str | None, index: str | None, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", StandInNvml([replace(CARDS["H100"]), replace(CARDS["RTX 4090"])]))
+    started: list[dict[str, str]] = []
+
+    class Session:
+        def __init__(self, trainer: Path, spec: Path, run_dir: Path, environment: dict[str, str], deadline: float):
+            started.append(environment)
+
+        def wait_until_ready(self, seconds: float) -> None:
+            """It is."""
+
+    monkeypatch.setattr("nightshift.engines.trl.engine.TrlSession", Session)
+    engine = open_engine(rules, ROOT, {"CUDA_VISIBLE_DEVICES": "0,1"}, gpus)
+    engine.open(engine.validate(load(ROOT / "train.toml")).settings, 1, tmp_path, 60.0)
+    spec = json.loads((tmp_path / "spec.json").read_bytes())
+    assert (spec["device"], spec["model"]) == ("cpu" if index is None else "cuda", model)
+    assert started[0]["CUDA_VISIBLE_DEVICES"] == (index or "0,1")
+    if index is None:
+        assert engine.hardware().startswith("cpu ")
+        assert (spec["trained_at_once"], spec["sampled_at_once"]) == (512, 512)
+    else:
+        assert engine.hardware() == f"1 x {list(CARDS.values())[0 if index == '1' else 3].name}"
+        assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_the_embedded_experiment_is_the_one_that_was_recorded_with_version_1() -> None:

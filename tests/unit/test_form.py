@@ -16,6 +16,7 @@ from nightshift.campaign.replay import replay
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.console import summary
 from nightshift.environments import load
+from nightshift.errors import EngineError
 from nightshift.evaluation import evaluate
 from nightshift.health import Conditions, examine
 from nightshift.metrics import Step
@@ -189,3 +190,24 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
     found = evaluate(Parrot(answers), examples, ARITHMETIC_TRL, path, lambda reading: None)
     assert (found.eval_score, found.strict_score, found.formatted_share) == (0.5, None, None)
     assert "formatted" not in json.loads(path.read_text().splitlines()[0])
+
+
+class Fickle(Parrot):
+    """It says the second answer in another way, the second time."""
+
+    def complete(self, chats: Sequence[Any], decoding: Decoding, progress: Any) -> list[Completion]:
+        said = super().complete(chats, decoding, progress)[: len(chats)]
+        self._answers = [self._answers[0], "something else", *self._answers[2:]]
+        return said
+
+
+def test_the_first_questions_are_put_again_where_that_is_asked_for() -> None:
+    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
+    examples = [(environment, example) for example in environment.examples("selection")[:4]]
+    answers = [example.answer for _, example in examples]
+    for num_again, share in ((0, None), (1, 1.0), (2, 0.5), (3, 2 / 3), (32, 0.75)):
+        found = evaluate(Fickle(answers), examples, ARITHMETIC_TRL, None, lambda reading: None, num_again)
+        assert (found.repeated_share, found.eval_score) == (share, 1.0)
+    assert evaluate(Fickle(answers[:2]), examples[:2], ARITHMETIC_TRL, None, lambda reading: None, 32).repeated_share
+    with pytest.raises(EngineError, match="the policy completed 4 of 2 examples"):
+        evaluate(Parrot(answers), examples, ARITHMETIC_TRL, None, lambda reading: None, 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +18,10 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import (
     Gpu,
     PeakMemory,
-    choose_pair,
+    choose_gpus,
+    gpu_problems,
     list_gpus,
     nvml_session,
-    pair_problems,
     parse_gpus,
     visible_gpus,
 )
@@ -43,6 +46,26 @@ class Card:
     used_gb: float = 0.5
     pids: tuple[int, ...] = ()
     lost: bool = False
+    has_v2: bool = True
+
+
+def card(name: str, capability: tuple[int, int], total_mib: int) -> Card:
+    """A card as nvidia-smi lists it."""
+    return Card(name, capability, total_gb=total_mib * 2**20 / GB)
+
+
+# What drivers of the 570 series answer: name, compute capability, total memory.
+CARDS = {
+    "RTX 4090": card("NVIDIA GeForce RTX 4090", (8, 9), 24_564),
+    "A100 40": card("NVIDIA A100-SXM4-40GB", (8, 0), 40_960),
+    "A100 80": card("NVIDIA A100-SXM4-80GB", (8, 0), 81_920),
+    "H100": card("NVIDIA H100 80GB HBM3", (9, 0), 81_559),
+    "A6000": card("NVIDIA RTX A6000", (8, 6), 49_140),
+    "L40S": card("NVIDIA L40S", (8, 9), 46_068),  # sold with 48 GB, of which ECC takes some
+    "A4000": card("NVIDIA RTX A4000", (8, 6), 16_376),
+    "T4": card("Tesla T4", (7, 5), 15_360),
+    "RTX 3060": card("NVIDIA GeForce RTX 3060", (8, 6), 12_288),
+}
 
 
 @dataclass
@@ -75,8 +98,8 @@ class StandInNvml:
             raise NvmlError("GPU is lost")
         return self.cards[index]
 
-    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int) -> Any:
-        if card.total_gb is None:
+    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int | None) -> Any:
+        if card.total_gb is None or not (card.has_v2 or version is None):
             raise NvmlError("Not Supported")
         total, used = card.total_gb * GB, card.used_gb * GB
         return SimpleNamespace(total=total, used=used, free=total - used)
@@ -107,6 +130,8 @@ def test_gpus_are_read_as_they_are_and_nvml_is_closed() -> None:
     assert (first.index, first.name, first.memory_gb, first.free_gb) == (0, "NVIDIA H100 80GB HBM3", 80.0, 79.5)
     assert (first.driver, first.compute_capability) == ("570.86.15", (9, 0))
     assert (second.memory_gb, second.free_gb) == (None, None)  # not told is not 0
+    [older] = list_gpus(StandInNvml([Card(has_v2=False)]))
+    assert (older.memory_gb, older.free_gb) == (80.0, 79.5)
     assert nvml.num_open == 0
 
 
@@ -125,26 +150,27 @@ def test_hidden_gpus_do_not_count(visible: str | None, count: int) -> None:
     assert num_gpus(environ, StandInNvml([Card() for _ in range(4)])) == count
 
 
-@pytest.mark.parametrize(("text", "ids"), [("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("none", ()), ("None", ())])
+@pytest.mark.parametrize(
+    ("text", "ids"), [("0,1", (0, 1)), (" 3, 2 ", (3, 2)), ("1,1", (1, 1)), ("none", ()), ("None", ()), (" 7 ", (7,))]
+)
 def test_gpus_flag(text: str, ids: tuple[int, ...]) -> None:
-    assert parse_gpus(text) == ids
+    assert parse_gpus(text, len(ids) or 2) == ids
 
 
-@pytest.mark.parametrize("text", ["", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "1,1", "0,99999999999"])
+@pytest.mark.parametrize("text", ["", "0", "0,1,2", "0;1", "a,b", "-1,0", "0,1.0", "٣,٤", "0,", "0,99999999999"])
 def test_a_wrong_gpus_flag_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_gpus(text)
+        parse_gpus(text, 2)
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @given(st.text())
-def test_any_text_is_a_pair_or_a_usage_error(text: str) -> None:
-    try:
-        ids = parse_gpus(text)
-    except UsageError:
-        return
-    assert ids == () or (len(ids) == 2 and ids[0] != ids[1] and min(ids) >= 0)
+def test_any_text_is_as_many_ids_as_are_used_or_a_usage_error(text: str) -> None:
+    for num in (1, 2):
+        with suppress(UsageError):
+            ids = parse_gpus(text, num)
+            assert ids == () or (len(ids) == num and min(ids) >= 0)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +195,37 @@ def test_visible_devices_by_number_and_uuid_are_whole_gpus_of_their_own(
         assert [gpu.index for gpu in visible_gpus(MACHINE, environ)] == indices
 
 
-def test_the_default_pair_is_the_first_two_visible() -> None:
-    assert [gpu.index for gpu in choose_pair(MACHINE, None, {})] == [0, 1]
-    assert [gpu.index for gpu in choose_pair(MACHINE, None, {"CUDA_VISIBLE_DEVICES": "3,1,0"})] == [3, 1]
-    assert [gpu.index for gpu in choose_pair(MACHINE, (3, 2), {})] == [3, 2]
+@pytest.mark.parametrize(
+    ("ids", "num", "visible", "indices"),
+    [
+        (None, 2, None, [0, 1]),
+        (None, 2, "3,1,0", [3, 1]),
+        (None, 1, "3,1", [3]),
+        ((3, 2), 2, None, [3, 2]),
+        ((2, 2), 2, "2", [2, 2]),
+        ((3,), 1, None, [3]),
+    ],
+)
+def test_the_gpus_are_those_named_or_the_first_that_are_visible(
+    ids: tuple[int, ...] | None, num: int, visible: str | None, indices: list[int]
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.index for gpu in choose_gpus(MACHINE, ids, num, environ)] == indices
 
 
 @pytest.mark.parametrize(
     ("machine", "ids", "visible", "words"),
     [
-        ([], None, None, r"this machine has 0\. Run: uv run run\.py --engine trl"),
-        (MACHINE, None, "1", "two NVIDIA GPUs, this machine has 1 visible of 4"),
-        (MACHINE, (0, 9), None, "GPU 9 does not exist. Choose two of: 0, 1, 2, 3"),
-        (MACHINE, (0, 2), "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose two of: 0, 1"),
-        (MACHINE, (0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose two of: none"),
+        ([], None, None, r"this machine has 0\. Run it with --engine trl"),
+        (
+            MACHINE,
+            None,
+            "1",
+            "two NVIDIA GPUs, this machine has 1 visible of 4.*Run it with --gpus 1,1 for both on that",
+        ),
+        (MACHINE, (0, 9), None, "GPU 9 does not exist. Choose of: 0, 1, 2, 3"),
+        (MACHINE, (0, 2), "0,1", "GPU 2 is hidden by CUDA_VISIBLE_DEVICES. Choose of: 0, 1"),
+        (MACHINE, (0, 1), "", "GPU 0 is hidden by CUDA_VISIBLE_DEVICES. Choose of: none"),
     ],
 )
 def test_a_pair_that_cannot_be_had_is_one_line(
@@ -190,41 +233,50 @@ def test_a_pair_that_cannot_be_had_is_one_line(
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with pytest.raises(EngineError, match=words):
-        choose_pair(machine, ids, environ)
+        choose_gpus(machine, ids, 2, environ)
+
+
+def test_one_that_cannot_be_had_says_where_it_goes_without() -> None:
+    with pytest.raises(EngineError, match=r"an NVIDIA GPU, this machine has 0\. .*on the CPU: .*arithmetic"):
+        choose_gpus([], None, 1, {})
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": "Tesla V100", "compute_capability": (7, 0)}, "Tesla V100.*--engine trl"),
-        ({"name": "Tesla T4", "compute_capability": (7, 5)}, "Tesla T4.*--engine trl"),
+        ({"name": "Tesla V100", "compute_capability": (7, 0)}, "Tesla V100.*kernels for 8.x.*arithmetic"),
+        ({"name": "Tesla T4", "compute_capability": (7, 5)}, "Tesla T4.*capability 7.5.*arithmetic"),
         ({"name": "NVIDIA A100", "compute_capability": (8, 0)}, None),
         ({"name": "NVIDIA GeForce RTX 3090", "compute_capability": (8, 6)}, None),
         ({"name": "NVIDIA L4", "compute_capability": (8, 9)}, None),
         ({}, None),  # an H100, and not FlashAttention 3: Qwen2 has no custom implementation
         ({"name": "NVIDIA B200", "compute_capability": (10, 0)}, None),
-        ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*--engine trl"),
+        ({"name": "NVIDIA Thor", "compute_capability": (11, 0)}, "NVIDIA Thor.*arithmetic"),
         ({"name": "NVIDIA GeForce RTX 5090", "compute_capability": (12, 0), "driver": "575.1"}, None),
         ({"compute_capability": (8, 0), "driver": "525.60.13"}, None),
         ({"compute_capability": (8, 0), "driver": "470.57"}, "driver 470.57"),
         ({"compute_capability": (12, 0), "driver": "560.35"}, "driver 560.35"),
+        ({"memory_gb": 12.9, "free_gb": 12.5}, "has 12.9 GB of memory, the least is 16 GB"),
+        ({"memory_gb": None, "free_gb": None}, "tells no memory of its own"),
     ],
 )
 def test_a_card_without_an_attention_kernel_and_an_old_driver_are_problems(
     changes: dict[str, Any], words: str | None
 ) -> None:
-    problems = pair_problems([replace(H100, **changes)], StandInNvml([Card()]))
+    problems = gpu_problems(2 * [replace(H100, **changes)], 525, StandInNvml([Card()]))  # one card, told once
     assert len(problems) == (words is not None)
     assert all(re.search(str(words), str(problem)) for problem in problems)
 
 
 def test_memory_in_use_is_a_problem_that_names_who_uses_it() -> None:
-    nvml = StandInNvml([Card(used_gb=7.0), Card(used_gb=9.0, pids=(4242, 17, 4242)), Card(used_gb=9.0)])
+    nobody = 2**22 + 1  # above the kernel's largest
+    nvml = StandInNvml([Card(used_gb=7.0), Card(used_gb=9.0, pids=(nobody, os.getpid(), nobody)), Card(used_gb=9.0)])
     gpus = list_gpus(nvml)
-    problems = [str(problem) for problem in pair_problems(gpus, nvml)]
+    problems = [str(problem) for problem in gpu_problems(gpus, 525, nvml)]
     assert len(problems) == 2  # vLLM wants nine tenths free: 73 of 80 are
     assert "GPU 1" in problems[0]
-    assert "9.0 of 80.0 GB in use by pid 17, 4242" in problems[0]
+    myself = f"{os.getpid()} ({psutil.Process().name()} of {psutil.Process().username()})"
+    assert f"9.0 of 80.0 GB in use by pid {myself}, {nobody}" in problems[0]
     assert "GPU 2" in problems[1]
     assert "pid" not in problems[1]  # in a container the driver may tell nobody
 
@@ -242,6 +294,18 @@ def test_peak_memory_is_the_largest_sample_of_one_gpu() -> None:
         memory.sample()
     assert memory.peak_gb == 30.0
     assert nvml.num_open == 0
+
+
+def test_memory_that_an_ended_process_holds_is_told_by_process() -> None:
+    """On one GPU the server holds its own all the while; a driver that names nobody says nothing."""
+    server, trainer = 71, 72
+    nvml = StandInNvml([Card(pids=(server, trainer)), Card(pids=(trainer,))])
+    with nvml_session(nvml) as session:
+        assert PeakMemory((0, 0), session).held_by({trainer}, seconds=0.0) == ["pid 72 on GPU 0"]
+        assert PeakMemory((0, 1), session).held_by({trainer}, 0.0) == ["pid 72 on GPU 0", "pid 72 on GPU 1"]
+        nvml.cards[0].pids = (server,)
+        assert PeakMemory((0, 0), session).held_by({trainer}) == []
+    assert PeakMemory((0,), None).held_by({trainer}) == []
 
 
 @pytest.mark.parametrize("nvml", [StandInNvml([], driver=None), StandInNvml([Card(total_gb=None)])])

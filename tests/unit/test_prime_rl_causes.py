@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines.prime_rl.causes import diagnose
+from nightshift.engines.prime_rl.causes import PortTaken, diagnose
 from nightshift.text import clean
 from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, ENGINE_DIED, TORCHRUN, TRACEBACK
 
@@ -57,7 +57,8 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
     ("orchestrator", "3 validation errors for OrchestratorConfig", "refuses the config", "Undo", CONFIG),
     ("env-server", "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5000')", "port", "again",
      MACHINERY),
-    ("trainer", worker("torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE"),
+    ("trainer", worker("torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+     "network address. port: 20004, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
      "port", "again", MACHINERY),
     ("trainer", worker("OSError: [Errno 28] No space left on device"), "disk is full", "Free space", MACHINERY),
     ("trainer", worker("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94"), "NCCL", "doctor",
@@ -91,6 +92,16 @@ ENDS: list[tuple[str, str, str, str, bool | None]] = [
     ("trainer", "[trainer0]:W1120 17:45:36.354000 30930 torch/utils/x.py:140] RuntimeError: No CUDA GPUs are available",
      "ended: exit code 1", "", MACHINERY),
     ("inference", "", "ended: exit code 1", "", MACHINERY),
+    # What an agent names, and what its policy says, in exceptions of another kind.
+    ("orchestrator", f"{TRACEBACK}KeyError: 'EADDRINUSE'", "KeyError: 'EADDRINUSE'", "", INCUMBENT),
+    ("orchestrator", f"{TRACEBACK}KeyError: 'Xid'", "KeyError: 'Xid'", "", INCUMBENT),
+    ("orchestrator", f"{TRACEBACK}KeyError: 'DistBackendError'", "KeyError: 'DistBackendError'", "", INCUMBENT),
+    ("orchestrator", f"{TRACEBACK}ValueError: pool Address-already-in-use has no weight", "ValueError: pool", "",
+     INCUMBENT),
+    ("env-server", f"{TRACEBACK}ValueError: could not convert string to float: 'OSError: [Errno 98] Address already in "
+     "use'", "could not convert", "", INCUMBENT),
+    ("env-server", f"{TRACEBACK}ValueError: zmq.error.ZMQError: Address already in use", "ValueError: zmq", "",
+     INCUMBENT),
 ]  # fmt: skip
 
 
@@ -127,6 +138,46 @@ def test_an_exception_long_before_the_end_did_not_cause_it() -> None:
     log = f"{TRACEBACK}ImportError: flash_infer is not there\n" + 150 * "INFO step\n" + f"{API}{ENGINE_DIED}"
     assert "died unexpectedly" in end_of("inference", log).cause
     assert end_of("inference", log).is_config_fault is MACHINERY
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        # pyzmq, torch's TCPStore below torchrun, Python's socket with and without its address, uvicorn.
+        ("orchestrator", "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:20002')"),
+        ("env-server", "17:45:37   ERROR zmq.error.ZMQError: Address already in use"),
+        ("trainer", "[rank0]: torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+         "network address. port: 20004, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
+        ("inference", f"{API}OSError: [Errno 98] Address already in use"),
+        ("inference", "OSError: [Errno 98] Address already in use (while attempting to bind on address ('', 20000))"),
+        ("inference", "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 20000): address "
+         "already in use"),
+    ],
+)  # fmt: skip
+def test_a_port_that_was_taken_is_told_from_all_else(name: str, line: str) -> None:
+    assert isinstance(end_of(name, f"{TRACEBACK}{line}"), PortTaken)
+
+
+OTHER = "Process 4711 has 7.00 GiB memory in use. "
+
+
+@pytest.mark.parametrize(
+    ("memory", "others", "words", "fault"),
+    [
+        ("2 x 24 GB", 0, "ac on, or try the preset below 2 x 24 GB: memory_gb = 16 in rules.toml", CONFIG),
+        ("2 x 24 GB", 1, "nvidia-smi", MACHINERY),
+        ("1 x 48 GB", 1, "memory_gb = 24 in rules.toml", CONFIG),  # our own server is on the same card
+        ("1 x 48 GB", 2, "nvidia-smi", MACHINERY),
+        ("2 x 16 GB", 0, "trainer.model.ac on.", CONFIG),  # none is below
+        ("none", 0, "trainer.model.ac on.", CONFIG),
+    ],
+)  # fmt: skip
+def test_out_of_memory_names_the_preset_to_try_and_knows_its_own_processes(
+    memory: str, others: int, words: str, fault: bool
+) -> None:
+    text = worker(f"{OUT} which 1.20 GiB is free. {others * OTHER}{OURS.partition('free. ')[2]}")
+    cause = diagnose("trainer", "exit code 1", [line for line in map(clean_line, text.split("\n")) if line], memory)
+    assert (cause.is_config_fault, words in str(cause)) == (fault, True), str(cause)
 
 
 def test_a_death_without_a_word_is_still_a_cause() -> None:

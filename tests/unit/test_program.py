@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.cli import commands
-from nightshift.command import TIMED_OUT
+from nightshift.command import TIMED_OUT, in_one_line
 from nightshift.console import summary
 from nightshift.errors import ExitCode
 from nightshift.health import checks
@@ -102,3 +102,11 @@ def test_keys_of_train_toml_are_open() -> None:
 def test_the_digest_says_what_it_is_said_to_say(words: str) -> None:
     assert words.removeprefix("the ") in TEXT
     assert words in Path(checks.__file__).read_text()
+
+
+def test_ctrl_c_before_anything_was_begun_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    def pressed() -> int:
+        raise KeyboardInterrupt
+
+    assert in_one_line(pressed)() == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "stopped by Ctrl-C\n"

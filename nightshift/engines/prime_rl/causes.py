@@ -10,9 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
+from nightshift.rules import NO_CARD
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+# Whole lines of pyzmq, of torch's TCPStore, of Python's and uvicorn's sockets, behind the process's name: an exception
+# of another kind that quotes such words (a pool may be called EADDRINUSE, a completion may say anything) is none.
+_BIND = (
+    r"^[\w-]+: (?:zmq\.error\.ZMQError: Address already in use(?: \(addr='tcp://[\w.*:]+'\))?$"
+    r"|torch\.distributed\.DistNetworkError: The server socket has failed to listen\b.*\baddress already in use"
+    r"|OSError: \[Errno 98\] Address already in use(?: \(while attempting to bind on address \(.*\)\))?$"
+    r"|(?:ERROR: +)?\[Errno 98\] error while attempting to bind on address \('[\d.]+', \d+\): .*in use$)"
+)
+_NEW_PORTS = "Run it again: ports are chosen anew."
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
 # A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame: None where
 # another start must tell. The first that matches decides, so the specific ones stand first.
@@ -27,13 +38,13 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         r"No available memory for the cache blocks|larger than the available KV cache memory",
         "no GPU memory is left for the KV cache",
-        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs.",
+        "Raise inference.vllm.gpu_memory_utilization, or lower inference.vllm.max_num_seqs{smaller}.",
         True,
     ),
     # torch's c10/cuda/CUDACachingAllocator.cpp names every process on the GPU; in a container its own by a number, too.
     # Below 1 GiB (a desktop's) it writes MiB.
     (
-        rf"(?:{_OUT_OF_MEMORY}).*{_HOLDS}.*{_HOLDS}",
+        rf"(?:{_OUT_OF_MEMORY})(?:.*{_HOLDS}){{_FOREIGN}}",
         "out of GPU memory beside another process: {match}",
         "Free the GPU (nvidia-smi), then run it again.",
         False,
@@ -42,13 +53,13 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     (
         rf"^inference: .*(?:{_OUT_OF_MEMORY})",
         "out of GPU memory",
-        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs.",
+        "Lower inference.vllm.gpu_memory_utilization or inference.vllm.max_num_seqs{smaller}.",
         True,
     ),
     (
         _OUT_OF_MEMORY,
         "out of GPU memory",
-        "Lower seq_len or orchestrator.batch_size, or switch trainer.model.ac on.",
+        "Lower seq_len, or switch trainer.model.ac on{smaller}.",
         True,
     ),
     # P/orchestrator/orchestrator.py:640-652
@@ -65,12 +76,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
         "Loosen the curriculum's gates, or raise orchestrator.max_off_policy_steps.",
         True,
     ),
-    (
-        r"Address already in use|EADDRINUSE",
-        "a port was taken by another process between its choice and its use: {match}",
-        "Run it again: ports are chosen anew.",
-        False,
-    ),
+    (_BIND, "a port was taken by another process between its choice and its use: {match}", _NEW_PORTS, False),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk is full",
@@ -79,14 +85,14 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     ),
     # torch.distributed and the driver
     (
-        r"NCCL error|ncclUnhandledCudaError|ncclSystemError|DistBackendError",
+        r"NCCL error|torch\.distributed\.DistBackendError",
         "NCCL failed: {match}",
         "Run it again; if it repeats, check the driver: uv run nightshift doctor.",
         False,
     ),
     (
         r"CUDA driver version is insufficient|no CUDA-capable device|No CUDA GPUs are available|"
-        r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC|Xid",
+        r"CUDA error: (?:unknown error|device-side|an illegal memory access)|uncorrectable ECC",
         "the GPU or its driver failed: {match}",
         "See nvidia-smi and the kernel log, then: uv run nightshift doctor.",
         False,
@@ -127,19 +133,31 @@ _NEAR = 100  # lines above: an exception further up did not end it
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception)(?::\s|$)")
 
 
-def diagnose(name: str, exit_cause: str, log_lines: Sequence[str]) -> EngineError:
+class PortTaken(EngineError):
+    """A port was taken between its choice and its use: on others the same start may succeed."""
+
+
+def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str = NO_CARD) -> EngineError:
     """The cause of the death of process `name`, from the end of its log (plain lines, oldest first), and what to try.
+
+    `memory`: the run's preset (Rules.memory), on one card of which two processes are our own.
 
     Without a pattern that fits: how it ended and the exception that stands above what only points to it. Nobody knows
     then whose fault it is (None); a death without an exception is one of machinery.
     """
     said = [line for line in log_lines if not _WARNING.search(line)]
     lines = [line for line in said if not _NEWS.search(line)]
+    texts = [f"{name}: {_PREFIX.sub('', line)}" for line in lines]
+    foreign = "{3,}" if memory.startswith("1 x") else "{2,}"
+    size = smaller(memory)
+    hint = f", or try the preset below {memory}: memory_gb = {size} in rules.toml" if size else ""
     for pattern, cause, fix, is_config_fault in _PATTERNS:
-        for line in lines:
-            if re.search(pattern, f"{name}: {line}"):
+        wanted = re.compile(pattern.replace("{_FOREIGN}", foreign))
+        for line, named in zip(lines, texts, strict=True):
+            if wanted.search(named):
                 text = f"{name}: {cause.format(match=_shown(line, 160))}"
-                return EngineError(text, fix, is_config_fault=is_config_fault)
+                kind = PortTaken if pattern is _BIND else EngineError
+                return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)
     end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
     near = said[max(0, end - _NEAR) : end]
     causes = [line for line in near if _EXCEPTION.search(line) and not _NEWS.search(line)]

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nightshift.engines.memory import line_in
+from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
 from nightshift.rules import EnvironmentRules, Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.locks import CURRICULUM, SOURCE
-from nightshift.train_toml.text import line_of
 
 HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
 NUM_ENV_WORKERS = 4  # verifiers' own number for a static pool: 512 rollouts are 128 coroutines in each
 ADAPTER = "trainer.model.lora"
 _SAMPLER = f"{CURRICULUM}.sampler.type"
-_INFLIGHT = "orchestrator.concurrency.max_inflight"
+_INFLIGHT, _INITIAL = (f"orchestrator.concurrency.{name}_inflight" for name in ("max", "initial"))
 INFLIGHT_BATCHES = 2  # one is answered while one is trained on
 _LENGTH = "orchestrator.train.sampling.max_completion_tokens"
 
@@ -34,11 +35,13 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     Complete as far as keys are open or fixed, so that two files that train the same give the same tree.
 
     Raises:
-        ConfigError: a value that these rules do not allow.
+        ConfigError: a value that these rules, or their preset of memory, do not allow.
     """
     _check_length(config, rules)
-    values: dict[str, Any] = {**config.resolved, **fixed(rules, prompt_tokens)}
-    values[_INFLIGHT] = values[_INFLIGHT] or _bound(values)
+    values: dict[str, Any] = {**with_preset(config, rules.memory), **fixed(rules, prompt_tokens)}
+    if values[_INFLIGHT] is None:
+        values[_INFLIGHT] = _bound(values)
+        values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
@@ -54,10 +57,10 @@ def _bound(values: Mapping[str, Any]) -> int:
     """The most rollouts in flight where train.toml does not say: each batch of them makes rollouts a version older.
 
     Measured over 600 s with prime-rl's own bound of 1,024, sixteen batches there: the number in flight grew until every
-    rollout was 8 versions old, which is max_off_policy_steps.
+    rollout was 8 versions old, which is max_off_policy_steps. So a smaller batch lowers initial_inflight too.
     """
     batch = values.get("orchestrator.batch_size")  # None: a batch of tokens, of nobody knows how many rollouts
-    least = ("concurrency.initial_inflight", "concurrency.min_inflight", "group_size")
+    least = ("concurrency.min_inflight", "group_size")
     return max(INFLIGHT_BATCHES * batch if batch else 1024, *(values[f"orchestrator.{name}"] or 1 for name in least))
 
 
@@ -132,6 +135,6 @@ def _check_length(config: Config, rules: Rules) -> None:
     """A rollout that the server's context cannot hold would be refused there, one request at a time."""
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:
-        line = line_of(config.source.decode(), tuple(_LENGTH.split(".")))
-        cause = f"train.toml:{line}: {_LENGTH} = {length}: these rules serve completions of up to {cap} tokens"
+        where = f"train.toml:{line_in(config, _LENGTH)}: {_LENGTH} = {length}"
+        cause = f"{where}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

@@ -1,4 +1,4 @@
-"""The two-GPU engine: prime-rl, with vLLM on the first GPU and the GRPO trainer on the second.
+"""The engine for two GPUs: prime-rl, with vLLM on the first and the GRPO trainer on the second, or both on one.
 
 This module checks, resolves and starts; session.py is one run. Neither torch nor prime_rl is ever
 imported here: prime-rl lives in an environment of its own.
@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
+from nightshift.engines.prime_rl.causes import PortTaken
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
@@ -28,15 +29,19 @@ from nightshift.engines.prime_rl.installation import (
 )
 from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, plan
+from nightshift.engines.prime_rl.machine import MIN_DRIVER, check_machine
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
+from nightshift.engines.prime_rl.proof import READER, prove
 from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
-from nightshift.processes.gpus import Gpu, GpuIds, choose_pair, list_gpus, pair_problems, parse_gpus
+from nightshift.processes.gpus import Gpu, GpuIds, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.records import Weights
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config, load
 
+PORT_RETRIES = 3
 NO_GPU = "no GPU (--gpus none): not comparable"
 
 
@@ -55,6 +60,7 @@ class PrimeRlEngine:
         *,
         installation: Installation | None = None,
         timing: Timing | None = None,
+        reader: Path = READER,
     ) -> None:
         """`gpus`: None takes the first two visible; `none` runs without GPUs, which compares with nothing.
 
@@ -63,8 +69,8 @@ class PrimeRlEngine:
         self.rules, self.root = rules, root
         self.installation = installation or Installation.find(Pins.read(root / "pyproject.toml"), environ)
         self._environ, self._gpus, self._keep_all = environ, gpus, keep_all
-        self._gpu_ids = None if gpus is None else parse_gpus(gpus)
-        self._timing = timing or Timing(rules.startup_seconds)
+        self._gpu_ids = None if gpus is None else parse_gpus(gpus, 2)
+        self._timing, self._reader = timing or Timing(rules.startup_seconds), reader
         self._locks: dict[str, FileLock] = {}  # by the GPU's uuid
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
@@ -86,12 +92,14 @@ class PrimeRlEngine:
         pair: Sequence[Gpu] = ()
         try:
             pair = it._pair()
-            unfit: list[EngineError | None] = [*pair_problems(pair)]
+            unfit: list[EngineError | None] = [*gpu_problems(pair, MIN_DRIVER)]
         except EngineError as error:
             unfit = [error]
         gpus, where = "; ".join(map(_describe, pair)), {"checkout": str(it.installation.root)}
         found = [Check(it.name, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
         parts = examine(it.installation, it.rules, it.root, pair)
+        found += [Check(it.name, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
+        found += check_machine(it.name, it.root)
         return found + [Check(it.name, name, problem, where.get(name, "")) for name, problem in parts]
 
     def check(self) -> list[str]:
@@ -100,20 +108,20 @@ class PrimeRlEngine:
             pair = self._pair()
         except EngineError as error:
             return [str(error)]
-        found = [str(problem) for problem in pair_problems(pair)]
+        found = [str(problem) for problem in gpu_problems(pair, MIN_DRIVER)]
         found += problems(self.installation, self.rules, self.root, pair)
         return found or [problem for gpu in pair if (problem := self._lock(gpu))]
 
     def hardware(self) -> str:
-        """`2 x NVIDIA H100 80GB HBM3`; both names where they differ."""
+        """`2 x NVIDIA H100 80GB HBM3`, `1 x` where both share it; both names where they differ."""
         if self._gpu_ids == ():
             return NO_GPU
         try:
             pair = self._pair()
         except EngineError:
             return "no two GPUs"  # `check` says so before anything runs
-        names = [gpu.name for gpu in pair]
-        return f"2 x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+        names = [gpu.name for gpu in dict.fromkeys(pair)]
+        return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
     def versions(self) -> dict[str, str]:
         """prime-rl's commit, the packages of its own environment, the driver."""
@@ -138,20 +146,41 @@ class PrimeRlEngine:
         return [*describe(self.launch(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
-        """Start inference, env server, orchestrator and trainer, and wait until the first weights are published."""
+        """Start inference, env server, orchestrator and trainer, and wait until the first weights are published.
+
+        A start that loses a port is made again on others; what it wrote goes to `port-taken-N` in `run_dir`.
+        """
         deadline = self._timing.clock() + deadline_seconds
         sweep(self.root / "runs", PRIME_DIR)
-        base = self.root / self.rules.model
-        if self.rules.model_revision is not None:
-            base = model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
-        launch = self.launch(settings, seed, run_dir)
-        session = PrimeRlSession(launch, base, self._environ, self._timing, deadline, self._keep_all)
-        try:
-            session.open(_submitted(run_dir))
-        except BaseException:
-            session.close()
-            raise
-        return session
+        there, num_tries = {*run_dir.iterdir()}, 0
+        while True:
+            launch = self.launch(settings, seed, run_dir)
+            session = PrimeRlSession(launch, self._base, self._environ, self._timing, deadline, self._keep_all)
+            try:
+                session.open(_submitted(run_dir))
+                return session
+            except BaseException as error:
+                session.close()
+                num_tries += 1
+                if num_tries > PORT_RETRIES or not isinstance(error, PortTaken):
+                    raise
+            aside = run_dir / f"port-taken-{num_tries}"
+            for path in {*run_dir.iterdir()} - there:
+                aside.mkdir(exist_ok=True)
+                path.rename(aside / path.name)
+            there.add(aside)
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
+        """As proof.py says."""
+        note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
+        return prove(run_dir, weights, self._base, self._reader, self._environ)
+
+    @property
+    def _base(self) -> Path:
+        """The folder of the start weights."""
+        if self.rules.model_revision is None:
+            return self.root / self.rules.model
+        return model_folder(self.installation, self.rules) / "snapshots" / self.rules.model_revision
 
     def _asked(self, flags: PrepareFlags) -> PrimeRlEngine:
         """This engine, with the GPUs and the folder that the flags name."""
@@ -160,7 +189,9 @@ class PrimeRlEngine:
 
     def under(self, rules: Rules) -> PrimeRlEngine:
         """The same machine and installation under other rules."""
-        return PrimeRlEngine(rules, self.root, self._environ, self._gpus, installation=self.installation)
+        return PrimeRlEngine(
+            rules, self.root, self._environ, self._gpus, installation=self.installation, reader=self._reader
+        )
 
     def launch(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> Launch:
         """All that `open` would start, with ports that are free now."""
@@ -174,13 +205,17 @@ class PrimeRlEngine:
             run_dir=run_dir,
             ports=free_ports(),
             gpu_ids=gpu_ids,
+            memory=self.rules.memory,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
         )
 
     def _pair(self) -> Sequence[Gpu]:
-        """The GPUs for inference and trainer; none by --gpus none. EngineError where there are no two."""
-        return () if self._gpu_ids == () else choose_pair(list_gpus(), self._gpu_ids or None, self._environ)
+        """The GPUs for inference and trainer; none by --gpus none. Twice the same where they share one.
+
+        EngineError where there are not so many.
+        """
+        return () if self._gpu_ids == () else choose_gpus(list_gpus(), self._gpu_ids, 2, self._environ)
 
     def _lock(self, gpu: Gpu) -> str | None:
         """Hold the GPU until this process ends; the problem if another experiment holds it."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.engines.downloads import data_problem, is_whole_model
+from nightshift.engines.prime_rl.machine import check_machine
 from nightshift.errors import EngineError
-from nightshift.files import free_disk_gb
 from nightshift.processes.gpus import Gpu
 from nightshift.rules import ALL_RULES, Rules
 
@@ -26,8 +26,6 @@ PREPARE = "Run: uv run prepare.py --engine prime-rl."
 # The fifth one, prime-kernels, is for other models.
 SUBMODULES = ("deps/verifiers", "deps/renderers", "deps/prime-envs", "deps/pydantic-config")
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun")
-# One run: three broadcasts of 1.0 GB (494 M parameters in bf16) at once, the kept model, traces, logs.
-RUN_DISK_GB = 6.0
 _GIT_SECONDS = 30.0
 
 
@@ -103,7 +101,7 @@ class Installation:
 
     def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
         """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
-        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in gpus)
+        kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus))
         return self.caches_dir / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
     def environment(self, root: Path, path: str) -> dict[str, str]:
@@ -122,11 +120,13 @@ class Installation:
 
 
 def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[str]:
-    """What keeps this installation from running `rules` on `gpus` for the Nightshift checkout at `root`, with fixes.
+    """What keeps installation and machine from running `rules` on `gpus` for the checkout at `root`, with fixes.
 
     Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
-    return [str(problem) for _, problem in examine(installation, rules, root, gpus) if problem is not None]
+    found: list[object] = [problem for _, problem in examine(installation, rules, root, gpus)]
+    found += [check.problem for check in check_machine("", root)]
+    return [str(problem) for problem in found if problem is not None]
 
 
 def examine(
@@ -141,7 +141,7 @@ def examine(
             ("model", model_problem(installation, rules)),
             ("warm caches", warm_problem(installation, gpus)),
         ]
-    return [*findings, ("data", data_problem(root, rules)), ("disk", disk_problem(root))]
+    return [*findings, ("data", data_problem(root, rules))]
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:
@@ -216,14 +216,8 @@ def warm_problem(installation: Installation, gpus: Sequence[Gpu]) -> EngineError
     """No unscored run has filled the compile caches for these GPUs: the first experiment would pay for it."""
     if not gpus or installation.warm_mark(gpus).is_file():
         return None
-    return EngineError(f"the compile caches are cold for {gpus[0].name}", PREPARE)
-
-
-def disk_problem(root: Path) -> EngineError | None:
-    """Too little space below `root` for one run."""
-    free = free_disk_gb(root)
-    cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}"
-    return None if free >= RUN_DISK_GB else EngineError(cause, "Delete old folders in runs/.")
+    ids = ",".join(str(gpu.index) for gpu in gpus)
+    return EngineError(f"the compile caches are cold for {gpus[0].name}", f"Run: uv run prepare.py --gpus {ids}.")
 
 
 def cache_dir(environ: Mapping[str, str]) -> Path:

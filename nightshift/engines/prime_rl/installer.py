@@ -133,7 +133,10 @@ class Installer:
         clone.replace(root)
 
     def _sync_packages(self, work: Path) -> None:
-        """prime-rl's own lock file into its own `.venv`. --inexact leaves what somebody installed beside it."""
+        """prime-rl's own lock file into its own `.venv`. --inexact leaves what somebody installed beside it.
+
+        uv's own Python has the headers with which Triton compiles; a system's often lacks them (vllm issue 27890).
+        """
         installation = self.installation
         if not self.gpus:
             raise EngineError(
@@ -141,7 +144,8 @@ class Installer:
                 "Build prime-rl's environment there yourself, without CUDA.",
             )
         python = installation.pins.python
-        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--python", python, "--extra", "flash-attn"]
+        argv = ["uv", "sync", "--locked", "--inexact", "--no-dev", "--managed-python", "--python", python]
+        argv += ["--extra", "flash-attn"]
         self.note("uv sync: about 6 GB of packages, once")
         self._make_state_dir()
         installation.unfinished_sync.touch()

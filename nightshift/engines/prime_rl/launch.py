@@ -20,6 +20,7 @@ from nightshift.engines.prime_rl.effective import HOST
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.files import write_json
 from nightshift.processes.gpus import GpuIds
+from nightshift.rules import NO_CARD
 
 VALIDATOR = Path(__file__).with_name("validator.py")
 # In the run's folder: prime-rl's own, the configs of its programs, the whole of them, the validator's answer.
@@ -37,6 +38,11 @@ _INFERENCE = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     "VLLM_ENGINE_READY_TIMEOUT_S": "4200",
     "UCX_TLS": "all",
+    # vLLM would compile FlashInfer's sampler when it starts, and end where there is no nvcc (vllm issue 49497). It
+    # serves top-k and top-p, which are off here in training and in evaluation.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Read on WSL2 only, where a start ends with "UVA is not available" without it (vllm issue 47387).
+    "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",
 }
 _TRAINER = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 # Nothing is asked of a hub and nothing is reported to anybody. vLLM would ask the network for its own address.
@@ -66,7 +72,8 @@ class Launch:
 
     `commands`: inference, validator, env-server, orchestrator, trainer. `inference` reads `inference_json`
     and may start at once; the validator writes the configs of the other three, and its verdict to `verdict`.
-    `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's.
+    `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's. `memory`: the
+    preset that the settings were made with.
     """
 
     tree: Mapping[str, Any]
@@ -77,6 +84,12 @@ class Launch:
     run_dir: Path
     served_model: str
     is_adapter: bool
+    memory: str = NO_CARD
+
+    @property
+    def is_shared(self) -> bool:
+        """Server and trainer are on one GPU."""
+        return len(self.gpu_ids) > len({*self.gpu_ids})
 
     @property
     def prime_dir(self) -> Path:
@@ -118,12 +131,13 @@ def plan(
     gpu_ids: GpuIds,
     bin_dir: Path,
     environment: Mapping[str, str],
+    memory: str = NO_CARD,
 ) -> Launch:
     """How to run `settings` (from `effective`) once; starts and writes nothing.
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process
-    use that installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer;
-    () hides every GPU from both.
+    use that installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer,
+    perhaps the same; () hides every GPU from both.
     """
     if not run_dir.is_absolute() or not bin_dir.is_absolute():
         raise ValueError(f"relative path: {run_dir} or {bin_dir}")
@@ -138,15 +152,18 @@ def plan(
         run_dir=run_dir,
         served_model=lora["name"] if lora else tree["model"]["name"],
         is_adapter=bool(lora),
+        memory=memory,
     )
 
 
 def describe(launch: Launch) -> list[str]:
     """The whole launch as text for --dry-run: GPUs, ports, processes with the variables set for them, config."""
     gpus = "inference {}, trainer {}".format(*launch.gpu_ids) if launch.gpu_ids else "none"
+    gpus += " after it" if launch.is_shared else ""
     ports = launch.ports
     lines = [
         f"GPUs:     {gpus}",
+        f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
         f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
         f"env-server {ports.env_server}, torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",

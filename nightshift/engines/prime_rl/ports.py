@@ -27,7 +27,8 @@ def free_ports() -> Ports:
     """Ports that nobody uses now: five in a row.
 
     A race is left: between this call and the moment, up to half a minute later, at which a process binds its port,
-    another program could bind the same one out of 12,000; that process then ends with "address already in use".
+    another program could bind the same one out of 12,000; that process then ends with "address already in use", and
+    PrimeRlEngine.open tries others.
     """
     for _ in range(_PORT_TRIES):
         first = random.SystemRandom().choice(_PORT_RANGE)

@@ -16,8 +16,9 @@ from nightshift.engines import Note
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.installation import Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
+from nightshift.engines.prime_rl.machine import MIN_DRIVER
 from nightshift.errors import EngineError, UsageError
-from nightshift.processes.gpus import pair_problems
+from nightshift.processes.gpus import gpu_problems
 from nightshift.rules import ARITHMETIC_TRL, Rules
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
@@ -25,6 +26,10 @@ from nightshift.train_toml.edit import set_values
 if TYPE_CHECKING:
     from nightshift.engines.prime_rl.engine import PrimeRlEngine
 
+# Whatever comes first on a box starts with cold caches: vLLM, Triton and the trainer, within its first step, compile
+# everything, and Python all that was installed. Not measured on GPUs.
+_COLD_START_SECONDS = 1200.0
+_PROBE = [{"role": "user", "content": "1 + 1 ="}]
 # For the shipped model of a megabyte, whose context is 512 tokens.
 _SMOKE_CONFIG = b"""
 seq_len = 512
@@ -45,7 +50,7 @@ def prepare(
     EngineError names what is in the way; repeating goes on where this stopped.
     """
     rules, installation, note = engine.rules, installer.installation, installer.note
-    for problem in pair_problems(installer.gpus):
+    for problem in gpu_problems(installer.gpus, MIN_DRIVER):
         raise problem
     installer.install()
     runs_dir = installation.state_dir / "runs"
@@ -61,7 +66,7 @@ def prepare(
     with _alone(installation):
         mark = installation.warm_mark(installer.gpus)
         if installer.gpus and not mark.is_file():
-            note("filling the compile caches by an unscored run, once: up to twenty minutes")
+            note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
             said = rehearse(engine.under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
@@ -79,19 +84,20 @@ def _alone(installation: Installation) -> Iterator[None]:
 
 
 def warm_up_rules(rules: Rules) -> Rules:
-    """Cold caches: vLLM and the trainer compile everything in this one start. Not measured on GPUs."""
-    return replace(rules, name="warm-up", budget_seconds=90.0, startup_seconds=1200.0)
+    """Time for one step at least, also on the slowest card."""
+    return replace(rules, name="warm-up", budget_seconds=300.0, startup_seconds=_COLD_START_SECONDS)
 
 
 def smoke_rules(root: Path, rules: Rules) -> Rules:
-    """The whole chain with the shipped model: half a minute of training, prompts and context as in its own rules."""
+    """The whole chain with the shipped model: two minutes of training, prompts and context as in its own rules."""
     return replace(
         ARITHMETIC_TRL,
         name="smoke",
         engine=rules.engine,
         model=str(root / ARITHMETIC_TRL.model),
-        budget_seconds=30.0,
-        startup_seconds=rules.startup_seconds,
+        budget_seconds=120.0,
+        startup_seconds=_COLD_START_SECONDS,
+        memory=rules.memory,
     )
 
 
@@ -103,7 +109,8 @@ def smoke_config(config: Config) -> Config:
 
 
 def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -> str:
-    """One short run of the whole chain: start, train, load the final weights, have them answer. Nothing is scored.
+    """One short run of the whole chain: start, train, load the final weights, have them answer, prove that they did.
+    Nothing is scored.
 
     Returns what it came to, one line. EngineError when any part fails; then `run_dir` keeps its logs.
     """
@@ -120,10 +127,13 @@ def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -
             cause = training.cause or f"no step in {rules.budget_seconds:g} s"
             raise EngineError(f"{rules.name}: {cause}", f"Read the logs in {run_dir}.")
         weights = session.load_final_weights()
+        session.complete([_PROBE], rules.decoding, lambda reading: None)
     finally:
         session.close()
     steps = f"{training.num_steps} steps in {rules.budget_seconds:g} s"
     said = f"{rules.name}: ready after {startup_seconds:.0f} s, {steps}, weights of step {weights.step} answer"
+    if proof := engine.prove(run_dir, weights, note):
+        said += f"; {proof}"
     note(said)
     shutil.rmtree(run_dir)
     return said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import ssl
 import time
 import uuid
@@ -60,11 +61,22 @@ class _Answer(msgspec.Struct):
     usage: _Usage
 
 
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+# What `prompt_logprobs` and `return_token_ids` bring: for each token a table, by token, of it and of the likeliest.
+class _Prompt(msgspec.Struct):
+    model: str
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, _Logprob] | None]
+
+
 class Server:
     """The server of one run. Every call ends by `deadline`, on `clock`."""
 
     def __init__(self, port: int, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._deadline, self._clock = deadline, clock
+        self._deadline, self.clock = deadline, clock
         # The context is one for all clients: of its own, each would load the system's certificates.
         no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._options: dict[str, Any] = {"base_url": f"http://127.0.0.1:{port}", "trust_env": False, "verify": no_tls}
@@ -82,7 +94,7 @@ class Server:
             return False
 
     def load_weights(self, folder: Path, model: str, *, is_adapter: bool = False) -> None:
-        """Load final weights and have them complete a word. `model`: the name that they are served under.
+        """Load final weights. `model`: the name that they are served under.
 
         `folder` is absolute and exists: another name is asked of a hub. The orchestrator may have been killed
         between its own pause and resume, hence the resume first. After an update that failed, the server goes on with
@@ -95,15 +107,29 @@ class Server:
             self.post("/pause")
             self.post("/update_weights", weight_dir=str(folder))
             self.post("/resume")
-        probe = [{"role": "user", "content": "1 + 1 ="}]
-        salt = f"probe-{uuid.uuid4().hex}"
-        self.complete([probe], Decoding(max_completion_tokens=1), model, salt, lambda num_done: None)
 
-    def post(self, path: str, **body: str) -> None:
-        """An admin request: /pause holds all requests until /resume. Anything but 200 in time is an EngineError."""
-        seconds = min(ADMIN_SECONDS, self._deadline - self._clock())
+    def prompt_logprobs(self, chat: Sequence[Message], model: str, ends: float) -> tuple[list[int], list[float]]:
+        """The tokens of a chat, and the log-probability of each but the first, by `ends` on the clock. EngineError.
+
+        vLLM's V1 runner, which prime-rl chooses (prime_rl/inference/server.py:17), leaves an adapter of lm_head out
+        (vLLM's issue 51594); train.toml can name none.
+        """
+        asked = {"messages": chat, "max_completion_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+        salt = uuid.uuid4().hex
+        response = self.post(_CHAT, ends, model=model, return_token_ids=True, cache_salt=salt, **asked)
+        try:
+            answer = msgspec.json.decode(response.content, type=_Prompt)
+            _require_model(answer.model, model)
+            pairs = zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)
+            return answer.prompt_token_ids, [tells[token].logprob for token, tells in [*pairs][1:] if tells is not None]
+        except (ValueError, KeyError, RecursionError) as error:
+            raise EngineError(f"no log-probabilities in the server's answer: {clean(str(error), 200)}") from None
+
+    def post(self, path: str, ends: float = math.inf, **body: Any) -> httpx.Response:
+        """A request: /pause holds all others until /resume. Anything but 200 in time is an EngineError."""
+        seconds = min(ADMIN_SECONDS, min(self._deadline, ends) - self.clock())
         if seconds <= 0:
-            raise EngineError(f"the deadline of the run passed before {path}")
+            raise EngineError(f"no time is left for {path}")
         try:
             response = self._client.post(path, json=body or None, timeout=seconds)
         except httpx.TimeoutException:
@@ -114,6 +140,7 @@ class Server:
             raise EngineError(
                 f"the server answered {path} with {response.status_code}: {clean(response.text[:4096], 200)}"
             )
+        return response
 
     def complete(
         self,
@@ -148,11 +175,11 @@ class Server:
         }
         bodies = [{**sampling, "messages": [dict(message) for message in prompt]} for prompt in prompts]
         answers: dict[int, Completion] = {}
-        num_done, last_change = 0, self._clock()
+        num_done, last_change = 0, self.clock()
 
         def tick() -> None:
             nonlocal num_done, last_change
-            done, now = len(answers), self._clock()
+            done, now = len(answers), self.clock()
             if done > num_done:
                 num_done, last_change = done, now
             answered = f"the server answered {done} of {len(bodies)} prompts"
@@ -207,11 +234,15 @@ async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Completion:
         answer = msgspec.json.decode(response.content, type=_Answer)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{error}: no completion in {clean(response.text[:4096], 200)}") from None
-    if answer.model != body["model"]:
-        raise ValueError(f"answered by model {clean(answer.model, 200)} instead of {body['model']}")
+    _require_model(answer.model, body["model"])
     (choice,) = answer.choices
     text, num_tokens = choice.message.content or "", answer.usage.completion_tokens
     return Completion(text=text, num_tokens=num_tokens, truncated=choice.finish_reason == "length")
+
+
+def _require_model(name: str, asked: str) -> None:
+    if name != asked:
+        raise ValueError(f"answered by model {clean(name, 200)} instead of {asked}")
 
 
 def _run_beside(work: Coroutine[Any, Any, None], tick: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_
 from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
+from nightshift.engines.prime_rl.proof import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.remains import Remains
 from nightshift.engines.prime_rl.rollouts import num_rollouts, rollout_files, sample_rollouts
 from nightshift.engines.prime_rl.server import Server
@@ -51,7 +52,8 @@ class Timing:
     """Limits of a run, in seconds of `clock`; tests choose both."""
 
     startup_seconds: float
-    hang_seconds: float = 180.0  # neither a step nor a rollout for so long; not measured on a GPU
+    # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
+    hang_seconds: float = 300.0
     # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
     # gets no grace at all: it would train on after its budget.
     grace_seconds: float = 5.0
@@ -82,6 +84,7 @@ class PrimeRlSession:
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
+        self._witness = Witness(self._server, launch)
         self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
@@ -101,9 +104,12 @@ class PrimeRlSession:
         self._start("server", "inference")
         self._validate(config)
         for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
+            if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
+                self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
             self._start(group, name)
         broadcasts = self._launch.broadcasts_dir
         self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
+        self._witness.at_start()
         # Any step's: a fast trainer may have deleted step 0 between two looks.
         self._wait_for(
             "the first broadcast of weights was not ready", "trainer", lambda: latest_stable(broadcasts) is not None
@@ -150,13 +156,13 @@ class PrimeRlSession:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
-        folder, launch = self._run_dir / "weights", self._launch
+        folder, launch = self._run_dir / WEIGHTS_NAME, self._launch
         if folder.exists():
             sha256 = check_weights(folder)
         else:
             sha256 = build_model_folder(launch.broadcasts_dir / f"step_{self._final_step}", self._base_model, folder)
         self._server.load_weights(folder, launch.served_model, is_adapter=launch.is_adapter)
-        return Weights(self._final_step, sha256)
+        return Weights(self._final_step, sha256, self._witness.at_end())
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -241,10 +247,7 @@ class PrimeRlSession:
             progress(Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward))
             if left <= 0:
                 return Outcome.BUDGET
-            latest = (
-                self._tail.num_steps,
-                sum(path.stat().st_size for path in rollout_files(self._launch.rollouts_dir)),
-            )
+            latest = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))
             if latest != activity:
                 activity, active = latest, now
             elif now - active >= self._timing.hang_seconds:
@@ -281,15 +284,17 @@ class PrimeRlSession:
         return [c for c in ended if c.name != "validator" and (c.poll() or c.name not in self._leavers)]
 
     def _death(self, child: Child) -> EngineError:
-        return diagnose(child.name, child.exit_cause(), child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES))
+        lines = child.tail(LOG_LINES, LOG_LINE_LENGTH, LOG_BYTES)
+        return diagnose(child.name, child.exit_cause(), lines, self._launch.memory)
 
     def _stop(self, *groups: str) -> None:
         self._remains.look(self._groups.values(), now=True)
         left: list[str] = []
+        pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
             if name == "rollouts" and (broker := self._children.get("env-server")):
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
                 self._groups[name].kill_below(broker)
             left += self._groups[name].stop()
-        if left:
+        if left := left + self._memory.held_by(pids):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")

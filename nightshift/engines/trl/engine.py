@@ -12,23 +12,36 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
+from nightshift.engines.memory import above_cap, line_in
 from nightshift.engines.trl.session import TrlSession
 from nightshift.entry import isolated
-from nightshift.errors import ConfigError, UsageError
+from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import free_disk_gb, write_json
+from nightshift.processes.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
 from nightshift.processes.supervise import engine_environment
-from nightshift.rules import Rules
+from nightshift.records import Weights
+from nightshift.rules import NO_CARD, Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
+MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built
+# By Rules.memory: how many rollouts a forward and backward pass takes, how many are sampled together (a group at
+# least), the longest completion that fits with both. Computed, not measured: benchmarks/gpu_memory.py.
+MEMORY = {
+    NO_CARD: (512, 512, 32_768),
+    "1 x 80 GB": (16, 512, 32_768),
+    "1 x 48 GB": (8, 256, 1024),
+    "1 x 24 GB": (2, 64, 1024),
+    "1 x 16 GB": (1, 32, 1024),
+}
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two threads wait for each other after every operation: calm, they make NNN as many steps as one; beside two busy
 # processes NNN.
@@ -78,18 +91,20 @@ class TrlEngine:
     ) -> None:
         """`environ` is the harness's own, of which `trainer` inherits what supervise allows.
 
-        A run leaves nothing heavy, so `keep_all` changes nothing. UsageError for `gpus`.
+        A run leaves nothing heavy, so `keep_all` changes nothing. `gpus` is one GPU, on which the tiny model trains,
+        too; UsageError for others.
         """
-        if gpus is not None:
-            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Choose the GPU with CUDA_VISIBLE_DEVICES.")
         self.rules, self.root, self._environ = rules, root, environ
+        self._gpu_ids = None if gpus is None else parse_gpus(gpus, 1)
+        if self._gpu_ids == ():
+            raise UsageError(f"--gpus {gpus} is for --engine prime-rl", "Leave it out.")
         self._trainer = trainer or TRAINER
-        self._cuda = rules.model_revision is not None  # the rules' real model is for a GPU
+        self._cuda = rules.num_gpus > 0 or gpus is not None
 
     def prepare(self, flags: PrepareFlags, note: Note) -> None:
-        """Fetch base model and data."""
+        """Fetch base model and data: the same for every GPU."""
         if flags.is_for_prime_rl:
-            raise UsageError("--prime-rl, --gpus and --smoke are for --engine prime-rl", "Leave them out.")
+            raise UsageError("--prime-rl, --smoke and a pair of --gpus are for --engine prime-rl", "Leave them out.")
         prepare_model(self.root, self.rules, note)
         prepare_data(self.root, self.rules, flags.gsm8k, note)
 
@@ -98,15 +113,23 @@ class TrlEngine:
         self.prepare(PrepareFlags(), note)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
-        """Base model and disk; the data."""
+        """The GPU, base model and disk; the data."""
+        if flags.gpus is not None:
+            return TrlEngine(self.rules, self.root, self._environ, flags.gpus).doctor(replace(flags, gpus=None))
         names = ", ".join(environment.package for environment in self.rules.environments)
-        ready = f"{self.rules.name}: base model, disk"
+        gpu = f"{self.hardware()}, memory preset {self.rules.memory}, " if self._cuda else ""
+        ready = f"{self.rules.name}: {gpu}base model, disk"
         found = [Check(self.name, "installation", problem, ready) for problem in (*self.check(),) or (None,)]
         return [*found, Check(self.name, "data", data_problem(self.root, self.rules), names)]
 
     def check(self) -> list[str]:
-        """Missing base model or disk space, each with its fix."""
-        problems = []
+        """An unfit GPU, missing base model or disk space, each with its fix."""
+        problems: list[str] = []
+        if self._cuda:
+            try:
+                problems += map(str, gpu_problems([self._gpu()], MIN_DRIVER))
+            except EngineError as error:
+                return [str(error)]
         if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
         free = free_disk_gb(self.root)
@@ -115,12 +138,12 @@ class TrlEngine:
         return problems
 
     def hardware(self) -> str:
-        """`cpu x86_64, 2 cores`, or the name of the GPU."""
+        """`cpu x86_64, 2 cores`, or `1 x NVIDIA H100 80GB HBM3`."""
         if self._cuda:
-            import pynvml
-
-            pynvml.nvmlInit()
-            return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+            try:
+                return f"1 x {self._gpu().name}"
+            except EngineError:
+                return "no such GPU"  # `check` says so before anything runs
         return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
     def versions(self) -> dict[str, str]:
@@ -151,25 +174,38 @@ class TrlEngine:
                 settings[name][leaf] = rate * scale
                 times = f"{number_text(rate)} x {scale:g} = {number_text(float(f'{rate * scale:.6g}'))}"
                 scaled += [f"{_TABLES[name]}.{leaf} {times} on this model"] if scale != 1 else []
-        cap = self.rules.max_completion_tokens
+        cap, longest = self.rules.max_completion_tokens, MEMORY[self.rules.memory][2]
+        length = _SETTINGS["max_completion_tokens"]
+        if (settings["max_completion_tokens"] or 0) > longest and line_in(config, length):
+            most = f"{longest} or less"
+            raise above_cap(config, self.rules.memory, length, most, f"Write max_completion_tokens = {most}")
+        cap = min(cap, longest)
         if (settings["max_completion_tokens"] or cap) >= cap:  # any value up there means the same
             settings["max_completion_tokens"] = cap
             used.remove(_SETTINGS["max_completion_tokens"])
         return Effective(settings, tuple(key for key in config.values if key not in used), tuple(scaled))
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
-        """The trainer's command line and what its spec.json would hold."""
+        """The trainer's command line and what its spec.json would hold; and what is missing here."""
         spec = self._spec(settings, seed, run_dir)
         command = shlex.join(isolated(str(self._trainer), str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
-        return [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
+        lines = [f"memory:   {self.rules.memory}"] if self._cuda else []
+        lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
+        return [*lines, *(f"missing:  {problem}" for problem in self.check())]
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> None:
+        """The trainer completes from the very file."""
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> TrlSession:
         """Start the trainer and wait until it has loaded model and trainer."""
         deadline = time.monotonic() + deadline_seconds
         spec_path = run_dir / "spec.json"
         write_json(spec_path, self._spec(settings, seed, run_dir))
-        session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, _OFFLINE), deadline)
+        variables = dict(_OFFLINE)
+        if self._cuda:  # NVML's number, whatever CUDA_VISIBLE_DEVICES says here
+            variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self._gpu().index)}
+        session = TrlSession(self._trainer, spec_path, run_dir, engine_environment(self._environ, variables), deadline)
         try:
             session.wait_until_ready(self.rules.startup_seconds)
         except BaseException:
@@ -177,9 +213,14 @@ class TrlEngine:
             raise
         return session
 
+    def _gpu(self) -> Gpu:
+        """The GPU that trains. EngineError where there is none."""
+        return choose_gpus(list_gpus(), self._gpu_ids, 1, self._environ)[0]
+
     def _spec(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> dict[str, Any]:
+        trained, sampled, _ = MEMORY[self.rules.memory]
         return {
-            "model": self.rules.model if self._cuda else str(self.root / self.rules.model),
+            "model": self.rules.model if self.rules.model_revision else str(self.root / self.rules.model),
             "model_revision": self.rules.model_revision,
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],
@@ -188,6 +229,8 @@ class TrlEngine:
             "metrics_path": str(run_dir / "metrics.jsonl"),
             "weights_dir": str(run_dir / "weights"),
             "device": "cuda" if self._cuda else "cpu",
+            "trained_at_once": trained,
+            "sampled_at_once": sampled,
             "num_threads": _NUM_THREADS,
-            "budget_clock": self.rules.budget_clock,
+            "budget_clock": "wall" if self._cuda else self.rules.budget_clock,
         }

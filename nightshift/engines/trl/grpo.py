@@ -31,8 +31,6 @@ from nightshift.environments import Environment
 Settings = Mapping[str, Any]
 
 NO_LIMIT_STEPS = 10**9  # max_steps is unset: the budget ends the run
-MICRO_BATCH = {"cuda": 16, "cpu": 512}  # rollouts a forward and backward pass, at most
-SAMPLE_BATCH = 512  # rollouts that are sampled together, at most, and one group at least
 
 
 class _BudgetEnd(Exception):
@@ -45,10 +43,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
     ) -> None:
-        """Of `spec` it reads settings, train_seed, budget_clock, weights_dir, metrics_path; `send` tells an event."""
+        """Of `spec` it reads settings, train_seed, budget_clock, weights_dir, metrics_path, trained_at_once and
+        sampled_at_once; `send` tells the harness an event."""
         settings: Settings = spec["settings"]
         self._clock = time.process_time if spec["budget_clock"] == "cpu" else time.monotonic
         self._settings, self._sample, self._send = settings, sample, send
+        self._sampled_at_once: int = spec["sampled_at_once"]
         self._examples, self._episode = environment.examples("train"), environment.episode
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
@@ -81,6 +81,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def train_for(self, budget_seconds: float) -> dict[str, Any]:
         """Train until the budget ends or max_steps is reached; the fields of the `trained` event."""
+        began = time.monotonic()
         self._started = self._last_row = self._clock()
         self._ends = self._started + budget_seconds
         try:
@@ -93,7 +94,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
-            "training_seconds": self._clock() - self._started,
+            "training_seconds": time.monotonic() - began,
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
 
@@ -122,7 +123,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
         group_size = self.num_generations
-        prompts, num = prompt_ids[::group_size], max(SAMPLE_BATCH // group_size, 1)
+        prompts, num = prompt_ids[::group_size], max(self._sampled_at_once // group_size, 1)
         samples: list[Any] = []
         self.model.eval()
         with self.accelerator.autocast():
@@ -270,8 +271,7 @@ def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
     settings = spec["settings"]
     batch_size = settings["batch_size"]
-    most = MICRO_BATCH["cuda" if cuda else "cpu"]
-    micro_batch = max(size for size in range(1, most + 1) if batch_size % size == 0)
+    micro_batch = max(size for size in range(1, spec["trained_at_once"] + 1) if batch_size % size == 0)
     max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
         output_dir=spec["weights_dir"],

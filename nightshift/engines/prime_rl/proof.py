@@ -1,0 +1,232 @@
+"""Served = file: that what was scored came from the weights whose sha256 is recorded.
+
+A hash says what the server was told to load, not what it computes with. So a run asks it for the log-probabilities of
+eight fixed chats, of the start weights and after the final load (`Witness`); and of what is kept or certified, a child
+computes the same by transformers from the start weights and from the file (reader.py, `prove`). The served numbers must
+be nearer to the file. The test is relative because the two programs round differently: nobody knows yet by how much on
+a GPU, and both files are rounded alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from subprocess import PIPE, TimeoutExpired
+from typing import Annotated
+
+import msgspec
+
+from nightshift.engines.prime_rl.launch import Launch
+from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
+from nightshift.engines.prime_rl.weights import check_weights, latest_stable
+from nightshift.entry import isolated
+from nightshift.errors import EngineError
+from nightshift.files import read_file, write_json
+from nightshift.processes.supervise import ProcessGroup, engine_environment
+from nightshift.records import Weights
+from nightshift.text import clean
+
+SERVED_NAME, LOG_NAME, WEIGHTS_NAME = "served.json", "reader.log", "weights"
+READER = Path(__file__).with_name("reader.py")
+ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
+# Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
+READ_SECONDS = 600.0
+GRACE_SECONDS = 1.0  # the child saves nothing
+# Standard errors over tokens for "nearer": four, not three, because the tokens of a chat share their context. Where
+# nothing was learned one keep in 30,000 is a false alarm, which costs a run; were four tokens worth one, one in 50.
+SURE = 4.0
+# Mean |difference| a token of a server that has the right weights. Measured on a CPU, with random weights of 0.5B
+# parameters: transformers in bfloat16 and in float32 differ by 0.023. prime-rl's mismatch KL of about 1e-4 between a
+# trainer and a server that agree is that of normal noise of 0.014, whose mean size is 0.011. This is twice the larger.
+BOUND = 0.05
+MAX_BYTES, MAX_TOKENS = 1 << 20, 512
+# Answers as a policy writes them: training moves the log-probabilities of these most.
+CHATS = (
+    ("What is 17 + 26?", "17 + 26 = 43\n#### 43"),
+    ("What is 9 * 7 - 5?", "9 * 7 = 63\n63 - 5 = 58\n#### 58"),
+    ("Tom has 12 eggs and eats 3. How many are left?", "He has 12 - 3 = 9 eggs left.\n#### 9"),
+    ("A pen costs $2 and a book costs $8. What do 3 pens and a book cost?", "3 * 2 = 6\n6 + 8 = 14\n#### 14"),
+    ("A train goes 60 miles an hour. How far in 4 hours?", "60 * 4 = 240 miles.\n#### 240"),
+    ("Half of the 30 pupils walk. How many do not?", "30 / 2 = 15 walk, so 30 - 15 = 15 do not.\n#### 15"),
+    ("Ann reads 20 pages a day. In how many days does she read 140?", "140 / 20 = 7 days.\n#### 7"),
+    ("What is 5 + 8 + 13 + 21?", "5 + 8 = 13\n13 + 13 = 26\n26 + 21 = 47\n#### 47"),
+)
+_MESSAGES = [[{"role": "user", "content": ask}, {"role": "assistant", "content": said}] for ask, said in CHATS]
+
+Tokens = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]], msgspec.Meta(max_length=MAX_TOKENS)]
+# Of each token but the first. vLLM writes -9999 for an infinite one; rounding may bring one above 0.
+Logprobs = Annotated[list[Annotated[float, msgspec.Meta(ge=-1e4, le=0.01)]], msgspec.Meta(max_length=MAX_TOKENS)]
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What the server says of the chats, in order."""
+
+    tokens: list[Tokens]
+    logprobs: list[Logprobs]
+
+    def __post_init__(self) -> None:
+        lengths = [len(logprobs) + 1 for logprobs in self.logprobs]
+        if len(lengths) != len(CHATS) or [len(tokens) for tokens in self.tokens] != lengths or min(lengths) < 2:
+            raise ValueError(f"not {len(CHATS)} lists of tokens with a log-probability for each but the first")
+
+
+class Served(msgspec.Struct, frozen=True):
+    """`served.json`: under the start weights and under the final ones; `problem`: why one was not had."""
+
+    start: Answers | None = None
+    final: Answers | None = None
+    problem: str = ""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What the child says: the log-probabilities under the start weights and under the file."""
+
+    start: list[Logprobs]
+    file: list[Logprobs]
+
+
+class Witness:
+    """Asks the server of one run, and leaves its answers in the run's folder."""
+
+    def __init__(self, server: Server, launch: Launch) -> None:
+        self._server, self._launch = server, launch
+        self._served = Served()
+        self._sha256: str | None = None
+
+    def at_start(self) -> None:
+        """As soon as the server is healthy. What a trainer may have changed already is not taken for the start."""
+        self._served = self._ask("start", str(self._launch.tree["model"]["name"]), ADMIN_SECONDS)
+        if not self._launch.is_adapter and latest_stable(self._launch.broadcasts_dir):  # an adapter has its own name
+            late = "the first step was published before the server had told of its start"
+            self._served = Served(problem=self._served.problem or late)
+
+    def at_end(self) -> str:
+        """After the final load: the sha256 of the file with all answers."""
+        if self._sha256 is None:
+            self._served = self._ask("final", self._launch.served_model, ASK_SECONDS)
+            path = self._launch.run_dir / SERVED_NAME
+            write_json(path, self._served)
+            self._sha256 = hashlib.sha256(read_file(path)).hexdigest()
+        return self._sha256
+
+    def _ask(self, when: str, model: str, seconds: float) -> Served:
+        """The answers so far with those of the weights served as `model`; a server that gives none ends no run."""
+        ends = self._server.clock() + seconds
+        try:
+            told = [self._server.prompt_logprobs(chat, model, ends) for chat in _MESSAGES]
+            answers = msgspec.convert({"tokens": [t for t, _ in told], "logprobs": [p for _, p in told]}, Answers)
+            return msgspec.structs.replace(self._served, **{when: answers})
+        except (EngineError, msgspec.ValidationError) as error:
+            problem = clean(f"{when}: {error}", 300)
+            return msgspec.structs.replace(self._served, problem=self._served.problem or problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Mean |difference| of log-probabilities a token, in nats: of what was served from the file and from the start
+    weights; and of the two programs on the start weights, which is noise (None: not measured)."""
+
+    file: float
+    start: float
+    noise: float | None
+    sure: float  # start - file in standard errors, over tokens
+
+    @classmethod
+    def of(cls, served: Served, final: Answers, read: Read) -> Distances:
+        """ValueError where the child answers other tokens than the server."""
+        said, file, start = (_joined(rows) for rows in (final.logprobs, read.file, read.start))
+        nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(said, file, start, strict=True)]
+        mean, stderr = fmean(nearer), stdev(nearer) / math.sqrt(len(nearer))
+        noise = None
+        if served.start is not None and served.start.tokens == final.tokens:
+            noise = _distance(_joined(served.start.logprobs), start)
+        sure = mean / stderr if stderr else math.copysign(math.inf, mean) if mean else 0.0
+        return cls(_distance(said, file), _distance(said, start), noise, sure)
+
+    def line(self) -> str:
+        """For people: both numbers, their ratio, the noise. EngineError where the server had the start weights."""
+        both = f"{self.file:.4f} nats a token from the file, {self.start:.4f} from the start weights"
+        if self.sure < -SURE:
+            cause = f"the server did not serve the file: what it says lies {both}"
+            raise EngineError(cause, "Run it again; if it repeats, see inference.log in the run's folder.")
+        told = f"served = file: {both}"
+        if self.sure <= SURE:
+            told = f"served = file: cannot tell: {both}, no further apart than chance"
+        elif self.file:
+            told += f", {self.start / self.file:.3g} times as far"
+        told += "" if self.noise is None else f" (server and transformers on the start weights: {self.noise:.4f})"
+        return told if self.file <= BOUND else f"{told}; above {BOUND:g}, a bound not yet measured on a GPU"
+
+
+def prove(run_dir: Path, weights: Weights, base: Path, reader: Path, environ: Mapping[str, str]) -> str:
+    """One line on whether the weights that were evaluated are those of the file in `run_dir`.
+
+    `base`: the folder of the start weights. EngineError where the server had the start weights, and for a file that is
+    not the one that was evaluated. Whatever else fails, nothing is known: "cannot tell", and why.
+    """
+    folder = run_dir / WEIGHTS_NAME
+    served = _read_served(run_dir / SERVED_NAME, weights)
+    if (sha256 := check_weights(folder)) != weights.sha256:
+        raise EngineError(f"{folder} was changed after its evaluation: sha256 {sha256}, recorded is {weights.sha256}")
+    try:
+        if served.final is None:
+            raise EngineError(served.problem or "the server was not asked")
+        command = isolated(str(reader), str(base.absolute()), str(folder.absolute()))
+        read = _ask_reader(command, served.final.tokens, run_dir, environ)
+        distances = Distances.of(served, served.final, read)
+    except (EngineError, ValueError) as error:
+        return f"served = file: cannot tell: {clean(str(error), 300)}"
+    return distances.line()
+
+
+def _read_served(path: Path, weights: Weights) -> Served:
+    """What the worker left, as it signed it. EngineError where it is something else now."""
+    if weights.served_sha256 is None:
+        return Served(problem="the run has no log-probabilities of its server")
+    try:
+        data = read_file(path, MAX_BYTES)
+        if hashlib.sha256(data).hexdigest() == weights.served_sha256:
+            return msgspec.json.decode(data, type=Served)
+        reason = "it has another sha256"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error)
+    raise EngineError(f"{path} is not what the worker left: {reason}")
+
+
+def _ask_reader(command: Sequence[str], tokens: list[Tokens], run_dir: Path, environ: Mapping[str, str]) -> Read:
+    """Have the child compute, and leave nothing of it. EngineError if it dies, hangs or answers something else."""
+    # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
+    own = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
+    group = ProcessGroup(f"reader-{uuid.uuid4().hex}", GRACE_SECONDS)
+    try:
+        child = group.start(
+            "reader",
+            command,
+            log_path=run_dir / LOG_NAME,
+            env=engine_environment(environ, own),
+            cwd=run_dir,
+            stdin=PIPE,
+            stdout=PIPE,
+        )
+        said, _ = child.communicate(msgspec.json.encode(tokens), timeout=READ_SECONDS)
+        if child.returncode:
+            raise EngineError(": ".join([f"transformers' part ended: {child.exit_cause()}", *child.tail(1)]))
+        return msgspec.json.decode(said[:MAX_BYTES], type=Read)
+    except TimeoutExpired:
+        raise EngineError(f"transformers gave no answer within {READ_SECONDS:g} s") from None
+    finally:
+        if left := group.stop():
+            raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
+
+
+def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [number for row in rows for number in row]
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,132 @@
+"""The child that computes by transformers, on real weights: the repository's tiny model and what was made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from nightshift.engines.prime_rl.proof import CHATS, READER, Answers, Read, Served, _ask_reader, prove
+from nightshift.engines.prime_rl.weights import check_weights
+from nightshift.entry import isolated
+from nightshift.errors import EngineError
+from nightshift.records import Weights
+from tests.conftest import living_children
+
+BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
+DRAW = random.Random(0)
+TOKENS = [[DRAW.randrange(516) for _ in range(40)] for _ in CHATS]
+ENVIRON = dict(os.environ)
+MODULE, RANK, ALPHA = "model.layers.1.mlp.down_proj", 4, 8
+A, B = (numpy.random.default_rng(n).normal(0, 0.2, shape) for n, shape in enumerate(((RANK, 336), (128, RANK))))
+
+
+def trained(folder: Path) -> Path:
+    """The base, one matrix of which has learnt, with a config beside it that nobody may read."""
+    folder.mkdir()
+    tensors = load_file(BASE / "model.safetensors")
+    tensors[f"{MODULE}.weight"] += (ALPHA / RANK * (B @ A)).astype(numpy.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text("no config")
+    return folder
+
+
+def adapter(folder: Path) -> Path:
+    """The same as an adapter, named and shaped as prime-rl's trainer writes it."""
+    folder.mkdir()
+    pair = {f"{MODULE}.lora_{side}.weight": m.astype(numpy.float32) for side, m in (("A", A), ("B", B))}
+    save_file(pair, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA, "peft_type": "LORA"}))
+    return folder
+
+
+Rows = list[list[float]]
+
+
+def read(base: Path, folder: Path, run_dir: Path) -> Read:
+    found = _ask_reader(isolated(str(READER), str(base), str(folder)), TOKENS, run_dir, ENVIRON)
+    assert living_children() == []
+    return found
+
+
+def distance(one: Rows, other: Rows) -> float:
+    return float(numpy.abs(numpy.array(one) - numpy.array(other)).max())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Read]:
+    """A run's folder with its weights, and what the child says of them."""
+    run_dir = tmp_path_factory.mktemp("run")
+    return run_dir, read(BASE, trained(run_dir / "weights"), run_dir)
+
+
+def test_the_child_says_what_torch_says(whole: tuple[Path, Read]) -> None:
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    _, found = whole
+    assert [len(row) for row in found.file] == [39] * len(CHATS)
+    assert distance(found.start, found.file) > 0.1
+    model = Qwen2ForCausalLM.from_pretrained(BASE)
+    with torch.no_grad():
+        scores = torch.log_softmax(model(torch.tensor([TOKENS[0]])).logits[0].double(), -1)
+    by_hand = [float(scores[place, token]) for place, token in enumerate(TOKENS[0][1:])]
+    assert distance([by_hand], found.start[:1]) < 1e-4
+
+
+def test_an_adapter_is_added_to_the_base(whole: tuple[Path, Read], tmp_path: Path) -> None:
+    lora = read(BASE, adapter(tmp_path / "lora"), tmp_path)
+    assert lora.start == whole[1].start
+    assert distance(lora.file, whole[1].file) < 1e-4
+
+
+def proven(run_dir: Path, known: Read, said: Rows, base: Path = BASE) -> str:
+    data = msgspec.json.encode(Served(Answers(TOKENS, known.start), Answers(TOKENS, said)))
+    (run_dir / "served.json").write_bytes(data)
+    weights = Weights(3, check_weights(run_dir / "weights"), hashlib.sha256(data).hexdigest())
+    return prove(run_dir, weights, base, READER, ENVIRON)
+
+
+def test_the_whole_proof_on_real_weights(whole: tuple[Path, Read]) -> None:
+    run_dir, known = whole
+    assert proven(run_dir, known, known.file).startswith("served = file: 0.0000 nats a token from the file, 0.")
+
+
+def test_a_swap_of_the_two_files_is_caught(whole: tuple[Path, Read], tmp_path: Path) -> None:
+    base = shutil.copytree(BASE, tmp_path / "base")
+    shutil.copy(whole[0] / "weights" / "model.safetensors", base)
+    (tmp_path / "weights").mkdir()
+    shutil.copy(BASE / "model.safetensors", tmp_path / "weights")
+    with pytest.raises(
+        EngineError, match=r"did not serve the file: what it says lies 0\.\d+ nats .* 0\.0000 from the st"
+    ):
+        proven(tmp_path, whole[1], whole[1].file, base)
+
+
+def test_an_adapter_that_was_not_served_is_caught(whole: tuple[Path, Read], tmp_path: Path) -> None:
+    adapter(tmp_path / "weights")
+    with pytest.raises(
+        EngineError, match=r"did not serve the file: what it says lies 0\.\d+ nats .* 0\.0000 from the st"
+    ):
+        proven(tmp_path, whole[1], whole[1].start)
+
+
+def test_weights_that_are_not_all_there_are_told(tmp_path: Path) -> None:
+    trained(tmp_path / "weights")
+    tensors = load_file(tmp_path / "weights" / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "weights" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match=r"exit code 1: ValueError: .* model\.norm\.weight"):
+        read(BASE, tmp_path / "weights", tmp_path)
+    adapter(tmp_path / "lora")
+    save_file({"lm_head.weight": A}, tmp_path / "lora" / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match="exit code 1: KeyError"):
+        read(BASE, tmp_path / "lora", tmp_path)

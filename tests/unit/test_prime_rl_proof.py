@@ -1,0 +1,363 @@
+"""Which of two files was served, told from log-probabilities; and what the server and a worker's folder may hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from nightshift.engines.prime_rl import proof
+from nightshift.engines.prime_rl.proof import CHATS, Answers, Distances, Read, Served, Witness, prove
+from nightshift.engines.prime_rl.server import Server
+from nightshift.engines.prime_rl.weights import check_weights
+from nightshift.errors import EngineError
+from nightshift.records import Weights
+from nightshift.rules import GSM8K_PRIME_RL
+from tests import stand_in_prime_rl
+from tests.conftest import living_children
+from tests.prime_rl_plans import launch_of, variant
+from tests.stand_in_server import StandInServer, logprob
+from tests.waiting import HANG_SECONDS
+
+Rows = list[list[float]]
+LENGTHS = [60 + 5 * index for index in range(len(CHATS))]
+
+
+def rows(draw: Callable[[], float]) -> Rows:
+    return [[draw() for _ in range(length)] for length in LENGTHS]
+
+
+def plus(one: Rows, other: Rows, factor: float = 1.0) -> Rows:
+    return [[a + factor * b for a, b in zip(x, y, strict=True)] for x, y in zip(one, other, strict=True)]
+
+
+def answers(logprobs: Rows) -> Answers:
+    return Answers([[1] * (length + 1) for length in LENGTHS], logprobs)
+
+
+START = rows(lambda: random.Random(1).uniform(-6, 0))
+NOISE = rows(random.Random(2).gauss)
+
+
+def distances(said: Rows, file: Rows, start: Rows = START, server_s_start: Rows | None = None) -> Distances:
+    served = Served(start=answers(server_s_start) if server_s_start else None)
+    return Distances.of(served, answers(said), Read(start, file))
+
+
+def shifted(size: float, seed: int = 3) -> Rows:
+    """Weights that have learnt something: other log-probabilities, by `size` nats in the root mean square."""
+    return plus(START, rows(random.Random(seed).gauss), size)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005, 0.014])
+@pytest.mark.parametrize("size", [0.02, 0.1, 1.0])
+def test_the_file_that_was_served_is_told_from_the_start_and_a_swap_is_caught(size: float, noise: float) -> None:
+    file = shifted(size)
+    found = distances(plus(file, NOISE, noise), file, server_s_start=plus(START, NOISE, noise))
+    assert found.line().startswith("served = file: 0.0")
+    assert found.file < found.start
+    assert found.noise == pytest.approx(found.file)
+    for swapped in (distances(plus(file, NOISE, noise), START, file), distances(plus(START, NOISE, noise), file)):
+        with pytest.raises(EngineError) as error:
+            swapped.line()
+        assert f"{swapped.file:.4f} nats a token from the file, {swapped.start:.4f} from the start" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert error.value.is_config_fault is False
+
+
+@pytest.mark.parametrize(("size", "noise"), [(0.0, 0.0), (0.0, 0.014), (1e-4, 0.014)])
+def test_two_files_that_are_equally_near_are_told_as_such(size: float, noise: float) -> None:
+    for seed in range(50):
+        file = shifted(size, seed)
+        for said in (file, START):
+            line = distances(plus(said, rows(random.Random(1000 + seed).gauss), noise), file).line()
+            assert line.startswith("served = file: cannot tell: 0.0")
+            assert line.endswith("no further apart than chance")
+
+
+def test_a_server_far_from_its_file_is_no_crash_but_told() -> None:
+    file = shifted(1.0)
+    line = distances(plus(file, NOISE, 0.1), file).line()
+    assert "served = file: 0.08" in line
+    assert line.endswith("; above 0.05, a bound not yet measured on a GPU")
+    assert "bound" not in distances(plus(file, NOISE, 0.03), file).line()
+
+
+# --- the witness -----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Moves by `step` at every look."""
+
+    now, step = 0.0, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandInServer]:
+    with StandInServer(GSM8K_PRIME_RL.model, max_model_len=8192) as server:
+        yield server
+
+
+@pytest.fixture
+def witness(stand_in: StandInServer, tmp_path: Path) -> Iterator[Callable[..., Witness]]:
+    with ExitStack() as opened:
+
+        def made(clock: Callable[[], float], name: str = "train", deadline: float = HANG_SECONDS) -> Witness:
+            server = Server(stand_in.port, deadline, clock)
+            opened.callback(server.close)
+            return Witness(server, launch_of(variant(name), tmp_path))
+
+        yield made
+
+
+def served(tmp_path: Path) -> Served:
+    return msgspec.json.decode((tmp_path / "served.json").read_bytes(), type=Served)
+
+
+def test_both_are_asked_once_and_left_in_the_folder(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
+) -> None:
+    told = witness(Clock())
+    told.at_start()
+    stand_in.step = lambda model: 7
+    sha256 = told.at_end()
+    assert told.at_end() == sha256
+    left = served(tmp_path)
+    assert left.problem == ""
+    for found, step in ((left.start, 0), (left.final, 7)):
+        assert found is not None
+        assert found.logprobs == [[logprob(token, step) for token in tokens[1:]] for tokens in found.tokens]
+    bodies = [body for _, body in stand_in.requests]
+    assert len(bodies) == 2 * len(CHATS) == 16
+    assert bodies[0]["messages"] == bodies[8]["messages"]
+    assert len({body["cache_salt"] for body in bodies}) == 16
+    assert (tmp_path / "served.json").stat().st_size < 50_000
+
+
+def test_an_adapter_is_asked_by_its_name_and_its_start_by_the_model_s(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
+) -> None:
+    told = witness(Clock(), "lora")
+    (tmp_path / "prime-rl" / "broadcasts" / "step_3").mkdir(parents=True)
+    (tmp_path / "prime-rl" / "broadcasts" / "step_3" / "STABLE").touch()  # the model's own weights never change
+    told.at_start()
+    adapter = launch_of(variant("lora"), tmp_path).served_model
+    stand_in.adapters[adapter] = "folder"
+    stand_in.step = lambda model: 5 if model == adapter else 0
+    told.at_end()
+    left = served(tmp_path)
+    assert left.start is not None
+    assert left.final is not None
+    assert left.final.logprobs[0] == [logprob(token, 5) for token in left.final.tokens[0][1:]]
+    assert left.start.logprobs[0] == [logprob(token, 0) for token in left.start.tokens[0][1:]]
+
+
+def test_a_trainer_that_was_faster_leaves_no_start(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
+) -> None:
+    told = witness(Clock())
+    (tmp_path / "prime-rl" / "broadcasts" / "step_1").mkdir(parents=True)
+    (tmp_path / "prime-rl" / "broadcasts" / "step_1" / "STABLE").touch()
+    told.at_start()
+    told.at_end()
+    left = served(tmp_path)
+    assert left.start is None
+    assert left.final is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("logprobs_400", "400"),
+        ("logprobs_nan", "no log-probabilities in the server's answer"),
+        ("logprobs_none", "no log-probabilities in the server's answer"),
+        ("logprobs_short", "no log-probabilities in the server's answer"),
+        ("logprobs_another_token", "no log-probabilities in the server's answer"),
+        ("logprobs_above_0", "Expected `float` <= 0.01"),
+        ("wrong_model", "answered by model another/model instead of"),
+        ("invalid_json", "no log-probabilities in the server's answer"),
+        ("chat_500", "500"),
+    ],
+)
+def test_a_server_that_tells_nothing_of_use_ends_no_run(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path, fault: str, cause: str
+) -> None:
+    stand_in.fault = fault
+    told = witness(Clock())
+    told.at_start()
+    told.at_end()
+    left = served(tmp_path)
+    assert (left.start, left.final) == (None, None)
+    assert left.problem.startswith("start: ")
+    assert cause in left.problem
+    assert len(left.problem) <= 300
+
+
+def test_all_chats_together_take_two_seconds_at_most(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path
+) -> None:
+    clock = Clock()
+    told = witness(clock)
+    told.at_start()
+    assert len(stand_in.requests) == len(CHATS)
+    clock.step = 0.3
+    began = clock.now
+    told.at_end()
+    assert clock.now - began <= proof.ASK_SECONDS + 2 * clock.step
+    assert len(stand_in.requests) < 2 * len(CHATS)
+    left = served(tmp_path)
+    assert left.start is not None
+    assert left.final is None
+    assert left.problem.startswith("final: no time is left")
+
+
+def test_a_server_that_hangs_on_it_costs_no_more(
+    witness: Callable[..., Witness], stand_in: StandInServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "ASK_SECONDS", 0.2)
+    stand_in.fault = "logprobs_hang"
+    told = witness(time.monotonic, deadline=time.monotonic() + HANG_SECONDS)
+    told.at_end()
+    assert "the server did not answer /v1/chat/completions within 0 s" in served(tmp_path).problem
+    assert len(stand_in.requests) == 1
+
+
+# --- the file and the child ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Proves a run whose server had the weights of `step`, and whose file is of step 7; nothing is left of it."""
+    folder, base = tmp_path / "attempt-0", tmp_path / "base"
+    (folder / "weights").mkdir(parents=True)
+    base.mkdir()
+    save_file({"step": numpy.array([7], dtype=numpy.float32)}, folder / "weights" / "model.safetensors")
+    reader = stand_in_prime_rl.install(tmp_path / "prime-rl") / "reader.py"
+
+    def proven(fault: str | None = None, step: int = 7, spoil: Callable[[Path], object] = lambda path: None) -> str:
+        stand_in_prime_rl.misbehave(tmp_path / "prime-rl", fault)
+        tokens = [[*range(length)] for length in LENGTHS]
+
+        def told(step: int) -> Answers:
+            return Answers(tokens, [[logprob(token, step) for token in row[1:]] for row in tokens])
+
+        data = msgspec.json.encode(Served(told(0), told(step)))
+        (folder / "served.json").write_bytes(data)
+        weights = Weights(7, check_weights(folder / "weights"), proof.hashlib.sha256(data).hexdigest())
+        spoil(folder)
+        return prove(folder, weights, base, reader, dict(os.environ))
+
+    yield proven
+    assert living_children() == []
+
+
+def test_what_was_served_is_the_file(run: Callable[..., str]) -> None:
+    line = run()
+    assert line.startswith("served = file: 0.0000 nats a token from the file, 0.2")
+    assert line.endswith("(server and transformers on the start weights: 0.0000)")
+
+
+def test_a_server_that_kept_the_start_weights_is_caught(run: Callable[..., str]) -> None:
+    with pytest.raises(
+        EngineError, match=r"did not serve the file: .* 0\.2\d+ nats a token from the file, 0\.0000 from"
+    ):
+        run(step=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("reader_dies", "killed by SIGKILL"),
+        ("reader_fails", "exit code 1: ValueError: "),
+        ("reader_is_short", "zip()"),
+        ("reader_hangs", "no answer within 0.5 s"),
+    ],
+)
+def test_a_child_that_fails_leaves_it_open_and_leaves_nothing(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, fault: str, cause: str
+) -> None:
+    if fault == "reader_hangs":
+        monkeypatch.setattr(proof, "READ_SECONDS", 0.5)
+    line = run(fault)
+    assert line.startswith("served = file: cannot tell: ")
+    assert cause in line
+    assert "\n" not in line
+
+
+def swap_weights(folder: Path) -> None:
+    save_file({"step": numpy.array([6], dtype=numpy.float32)}, folder / "weights" / "model.safetensors")
+
+
+def rewrite(change: Callable[[Any], object]) -> Callable[[Path], object]:
+    def act(folder: Path) -> None:
+        content = json.loads((folder / "served.json").read_bytes())
+        change(content)
+        (folder / "served.json").write_text(json.dumps(content))
+
+    return act
+
+
+def link(folder: Path) -> None:
+    (folder / "served.json").rename(folder / "elsewhere.json")
+    (folder / "served.json").symlink_to("elsewhere.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (swap_weights, "was changed after its evaluation: sha256"),
+        (lambda folder: (folder / "served.json").unlink(), "No such file"),
+        (lambda folder: ((folder / "served.json").unlink(), os.mkfifo(folder / "served.json")), "no regular file"),
+        (lambda folder: os.truncate(folder / "served.json", 1 << 40), "1,099,511,627,776 bytes"),
+        (link, "it is a symbolic link"),
+        (rewrite(lambda served: served["final"]["logprobs"][0].pop()), "it has another sha256"),
+        (rewrite(lambda served: served.clear()), "it has another sha256"),
+    ],
+)
+def test_what_is_not_what_the_worker_left_is_refused(
+    run: Callable[..., str], spoil: Callable[[Path], object], cause: str
+) -> None:
+    with pytest.raises(EngineError) as error:
+        run(spoil=spoil)
+    assert cause in str(error.value)
+
+
+def test_numbers_out_of_bounds_are_refused_though_they_are_signed() -> None:
+    good = msgspec.to_builtins(answers(START))
+    assert msgspec.convert(good, Answers)
+    for spoil in (
+        lambda a: a["tokens"].pop(),
+        lambda a: a["tokens"][0].pop(),
+        lambda a: a["tokens"][0].__setitem__(0, -1),
+        lambda a: a["tokens"][0].__setitem__(0, 1 << 30),
+        lambda a: a["logprobs"][0].__setitem__(0, -1e9),
+        lambda a: a["logprobs"][0].__setitem__(0, 5.0),
+        lambda a: a["logprobs"].__setitem__(0, [-1.0] * 600),
+        lambda a: a.update(tokens=[[]] * 8, logprobs=[[]] * 8),
+        lambda a: a.update(tokens=[[1]] * 8, logprobs=[[]] * 8),
+    ):
+        bad = json.loads(json.dumps(good))
+        spoil(bad)
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(bad, Answers)
+
+
+def test_a_run_without_a_witness_tells_nothing(run: Callable[..., str], tmp_path: Path) -> None:
+    folder = tmp_path / "attempt-0"
+    weights = Weights(7, check_weights(folder / "weights"))
+    line = prove(folder, weights, tmp_path / "base", tmp_path / "none.py", {})
+    assert line == "served = file: cannot tell: the run has no log-probabilities of its server"
