@@ -96,6 +96,7 @@ def smoke_rules(root: Path, rules: Rules) -> Rules:
         engine=rules.engine,
         model=str(root / ARITHMETIC_TRL.model),
         budget_seconds=120.0,
+        budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
         memory=rules.memory,
     )
