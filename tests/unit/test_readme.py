@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import readme  # noqa: E402
+from budget_clock import CLOCKS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
@@ -179,6 +181,20 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     assert all(f"scores {data['base']['mean']:.3f}" in page for page in (README, MEASURED))
     told = " ".join(README.split())
     assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
+
+
+def test_the_clock_of_the_embedded_budget() -> None:
+    data, told = result("budget_clock"), " ".join(MEASURED.split())
+    wall, cpu, wall_scaled, cpu_scaled = (f"{data['spread'][name]:.0%}".replace("%", " %") for name in CLOCKS)
+    assert f"wall-clock time spread by {wall} (standard deviation over mean), of CPU time by {cpu}, of" in told
+    assert f"calibration kernel by {wall_scaled}, of CPU time scaled by it by {cpu_scaled}." in told
+
+    def mean(setting: str) -> float:
+        return statistics.mean(run["cpu"] for name, run in data["steps"].items() if name.startswith(f"{setting}-"))
+
+    faster, usual = ([f"{mean(f'{name}-{loops}'):.0f}" for loops in (0, 4)] for name in ("batch128", "default"))
+    assert f"batch_size 128 makes {faster[0]} in calm and {faster[1]} beside four loops, 256 makes " in told
+    assert f"256 makes {usual[0]} and {usual[1]} (" in told
 
 
 CAMPAIGNS = sorted(path.parent for path in (ROOT / "benchmarks" / "campaigns").glob("*/night.txt"))
