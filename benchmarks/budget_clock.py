@@ -4,13 +4,14 @@
 
 Each run trains on the embedded engine and notes at every step wall-clock and CPU seconds and, every two seconds, how
 long a calibration kernel takes by both. A clock that is scaled counts a second less where the kernel is slower than in
-calm. Runs that the folder holds are not made again; `--results` writes the table of all that it holds.
+calm. Whole runs that the folder holds are not made again; `--results` writes the table of all that it holds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -117,8 +118,8 @@ def summarize(runs: dict[str, list[Row]]) -> dict[str, Any]:
     steps = {name: steps_by_clock(rows, calm) for name, rows in runs.items()}
     spread = {}
     for clock in CLOCKS:
-        values = [found[clock] for name, found in steps.items() if name.startswith("default-") and found[clock]]
-        known = [value for value in values if value is not None]
+        of_default = [found[clock] for name, found in steps.items() if name.startswith("default-")]
+        known = [num for num in of_default if num is not None]
         spread[clock] = statistics.stdev(known) / statistics.mean(known) if len(known) > 1 else None
     return {"seconds": SECONDS, "kernel_seconds": calm, "steps": steps, "spread": spread}
 
@@ -139,8 +140,9 @@ def main(output: Path, loops: str, repetitions: int, child: str | None, results:
         for setting in SETTINGS:
             for count in map(int, filter(None, loops.split(","))):
                 name = f"{setting}-{count}-{repetition}"
-                if (output / name).exists():
+                if (output / name / "done").exists():
                     continue
+                shutil.rmtree(output / name, ignore_errors=True)  # of a run that was stopped
                 busy = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count)]
                 command = [sys.executable, __file__, "--output", output, "--child", f"{setting}/1000/{name}"]
                 try:

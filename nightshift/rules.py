@@ -66,7 +66,7 @@ class Rules:
     """One set-up. `deadline_seconds` is the hard stop of one run, start-up and evaluation included.
 
     `budget_clock` counts the budget: `cpu` what the trainer's one thread computes, so that a neighbour on the machine
-    takes time and no steps (docs/measured.md). On a GPU it is always `wall`: that computes beside the CPU.
+    takes time and few steps (docs/measured.md). On a GPU it is always `wall`: that computes beside the CPU.
     """
 
     name: str

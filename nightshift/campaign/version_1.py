@@ -9,7 +9,7 @@ from nightshift.records import DecisionRules
 FINISH = "Finish it with Nightshift 0.1.0"
 _OF_A_RUN = ("seed", "training", "evaluation", "startup_seconds", "total_seconds")
 # Its constants by the names of its rules; what else they held decided nothing that was ever recorded.
-_DECISION = {
+DECISION = {
     "gsm8k-prime-rl": DecisionRules(),
     "gsm8k-trl": DecisionRules(),
     "arithmetic-trl": DecisionRules(prior_sd=0.08, seed_sd=0.02, take_back=0.008),
@@ -23,7 +23,7 @@ def from_version_1(data: dict[str, Any]) -> dict[str, Any]:
     verdict came from a comparison that is no longer made.
     """
     name = data["rules_name"]
-    if name not in _DECISION:
+    if name not in DECISION:
         raise ValueError(f"its rules {name!r} are none of Nightshift 0.1.0")
     is_replicated = any(run["side"] != "candidate" for run in data["runs"])
     is_decided = data["judgement"] is not None and data["failure"] not in ("machinery", "interrupted")
@@ -33,4 +33,4 @@ def from_version_1(data: dict[str, Any]) -> dict[str, Any]:
     of_all = {"attempt": None, "hardware": data["hardware"], "versions": data["versions"]}
     runs = [{key: run[key] for key in _OF_A_RUN} | of_all for run in data["runs"] if run["side"] == "candidate"]
     decided = data["number"] if is_decided and not is_replicated else None
-    return {**data, "runs": runs, "notes": notes, "decided": decided, "decision": _DECISION[name]}
+    return {**data, "runs": runs, "notes": notes, "decided": decided, "decision": DECISION[name]}

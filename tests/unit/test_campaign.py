@@ -15,7 +15,7 @@ import pytest
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign, Standing, baseline_of, run_scores
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.version_1 import _DECISION
+from nightshift.campaign.version_1 import DECISION
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
 from nightshift.records import DecisionRules, Failure, Record, Result, packed
@@ -167,7 +167,7 @@ def version_1(record: Record, *sides: str) -> dict[str, Any]:
 
 def test_a_record_of_version_1_is_folded_unless_it_holds_a_run_of_the_incumbent(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    records = judged([[0.50, 0.52], [0.60], [0.55]], _DECISION["arithmetic-trl"])
+    records = judged([[0.50, 0.52], [0.60], [0.55]], DECISION["arithmetic-trl"])
     records[2] = replace(records[2], runs=(*records[2].runs, a_result(0.58, 400)))
     for record, sides in zip(records, (["candidate"] * 2, ["candidate"], ["candidate", "incumbent"]), strict=True):
         ledger.run_dir(record.number).mkdir(parents=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Belief
-from nightshift.campaign.version_1 import _DECISION
+from nightshift.campaign.version_1 import DECISION
 from nightshift.records import DecisionRules, Verdict
 
 RULES = DecisionRules()
@@ -185,7 +185,7 @@ def test_a_batch_is_the_same_campaigns_one_by_one() -> None:
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
 def test_the_recorded_judgements_are_made_again(name: str) -> None:
     """Version 0.1.0 wrote them with all digits, by another program."""
-    rules, belief, kept, runs_of = _DECISION["arithmetic-trl"], None, [], list[NDArray[np.float64]]()
+    rules, belief, kept, runs_of = DECISION["arithmetic-trl"], None, [], list[NDArray[np.float64]]()
     records = [json.loads(path.read_text()) for path in sorted((CAMPAIGNS / name).glob("*/record.json"))]
     for record in records:
         recorded: dict[str, Any] = record["judgement"]
