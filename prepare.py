@@ -3,7 +3,8 @@
 \b
     uv run prepare.py                        # what this machine's engine needs
     uv run prepare.py --gsm8k FOLDER         # GSM8K from its official train.jsonl and test.jsonl
-    uv run prepare.py --rebuild-base         # remake the tiny base model from its recipe
+    uv run prepare.py --math FOLDER          # MATH from your own copy of it
+    uv run prepare.py --rebuild-base         # remake the tiny model of rules.toml from its recipe
     uv run prepare.py --smoke                # two GPUs: install prime-rl; one short real run with the tiny model
 """
 
@@ -31,7 +32,8 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")
 @click.option("--smoke", is_flag=True, help="prime-rl: only one short real run with the tiny model.")
 @click.option("--gsm8k", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the data.")
-@click.option("--rebuild-base", is_flag=True, help="Remake models/arithmetic-base by supervised learning.")
+@click.option("--math", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of your copy.")
+@click.option("--rebuild-base", is_flag=True, help="Remake the rules' tiny model by supervised learning.")
 def main(**flags: Any) -> None:
     """Flags in, exit code out; the work is in its engine: nightshift/engines/."""
     sys.exit(prepare(ROOT, PrepareFlags(**flags)))

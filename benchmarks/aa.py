@@ -27,9 +27,10 @@ from simulated_nights import Floats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from arithmetic import ARITHMETIC_TRL  # noqa: E402
+
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.records import DecisionRules, Record  # noqa: E402
-from nightshift.rules import ARITHMETIC_TRL  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 BRANCH = "autoresearch/aa"

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from nightshift.environments import load
-from nightshift.rules import ARITHMETIC_TRL
+from nightshift.rules_toml import Chosen, rules_of
 
 ROOT = Path(__file__).resolve().parents[1]
+ARITHMETIC_TRL = rules_of(ROOT, Chosen(environments=["arithmetic"]), "trl", 0)
 (RULES,) = ARITHMETIC_TRL.environments
 load(ROOT, [RULES])
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in RULES.folders)  # for processes that verifiers starts
@@ -16,4 +17,4 @@ PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in RULES.folders)  # 
 from nightshift_arithmetic import data  # noqa: E402
 from nightshift_arithmetic.scoring import score  # noqa: E402
 
-__all__ = ["PYTHONPATH", "ROOT", "RULES", "data", "score"]
+__all__ = ["ARITHMETIC_TRL", "PYTHONPATH", "ROOT", "RULES", "data", "score"]

@@ -35,12 +35,11 @@ Row = dict[str, Any]  # step, wall, cpu, and perhaps kernel: its latest times, [
 def train(setting: str, seed: int, folder: Path) -> None:
     """One run in this process; `folder` gets rows.jsonl."""
     import torch
-    from arithmetic import load
+    from arithmetic import ARITHMETIC_TRL, load
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from nightshift.engines.trl import grpo
     from nightshift.engines.trl.engine import TrlEngine
-    from nightshift.rules import ARITHMETIC_TRL
     from nightshift.train_toml import config
 
     torch.set_num_threads(1)
@@ -61,8 +60,7 @@ def train(setting: str, seed: int, folder: Path) -> None:
         rows.write(json.dumps(row) + "\n")
 
     model, tokenizer = (kind.from_pretrained(spec["model"]) for kind in (AutoModelForCausalLM, AutoTokenizer))
-    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
-    trainer = grpo.Trainer(model, tokenizer, environment, spec, note)
+    trainer = grpo.Trainer(model, tokenizer, load(ROOT, ARITHMETIC_TRL.environments), spec, note)
     with (folder / "rows.jsonl").open("w", buffering=1) as rows:
         began += [time.monotonic(), time.process_time()]
         trainer.train_for(1.3 * SECONDS)

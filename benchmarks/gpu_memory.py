@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nightshift.engines.prime_rl.presets import (
@@ -26,9 +27,14 @@ from nightshift.engines.prime_rl.presets import (
     with_preset,
 )
 from nightshift.engines.trl.engine import MEMORY
-from nightshift.rules import GSM8K_PRIME_RL, GSM8K_TRL, NO_CARD
+from nightshift.rules import NO_CARD
+from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import parse
 
+ROOT = Path(__file__).resolve().parents[1]
+GSM8K_PRIME_RL, GSM8K_TRL = (
+    rules_of(ROOT, Chosen(environments=["gsm8k"]), engine, 2) for engine in ("prime-rl", "trl")
+)
 GB = 1e9
 HIDDEN, LAYERS, KV, INTERMEDIATE, VOCAB, PARAMETERS = 896, 24, 2 * 64, 4864, 151_936, 494_032_768
 PROMPT = 448  # nightshift_gsm8k's PROMPT_TOKENS

@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.records import DecisionRules
 from nightshift.request import Request
-from nightshift.rules import num_gpus, pick_rules
 
 
 class Finite(click.FloatRange):
@@ -42,6 +41,11 @@ def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
 def commands() -> None:
     """The group of all subcommands."""
+
+
+_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+_SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
+_GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 
 
 @commands.command()
@@ -74,7 +78,7 @@ def history() -> None:
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
-@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
+@_GPUS
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option(
     "--agent-timeout",
@@ -106,17 +110,29 @@ def night(**flags: Any) -> None:
 
 @commands.command()
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: what run.py would use here.")
-@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
+@_GPUS
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
-def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None) -> None:
+@click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
+def doctor(
+    engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None, environment: str | None
+) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
+    if environment is not None:
+        from nightshift.own_environment import look
+        from nightshift.processes.supervise import interruptible
+
+        with interruptible():
+            for line in look(command.process_root(), environment):
+                console.print_text(console.printable(line))
+        return
     from nightshift.engines.doctor import checks, is_ready, table
-    from nightshift.environments import chosen
+    from nightshift.processes.gpus import num_gpus
+    from nightshift.rules_toml import rules_here
 
     root = command.process_root()
     flags = PrepareFlags(engine, gpus, prime_rl)
-    rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
+    rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
     found = checks(root, rules, dict(os.environ), flags)
     if agent:
         from nightshift.proposers.agent import check_agent
@@ -126,29 +142,53 @@ def doctor(engine: str | None, gpus: str | None, prime_rl: Path | None, agent: s
     sys.exit(ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE)
 
 
+@commands.command()
+@click.argument("what", type=click.Choice(["environment"]))
+@click.argument("name")
+def new(what: str, name: str) -> None:
+    """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
+    from nightshift.own_environment import create
+
+    console.print_text("\n".join(create(command.process_root(), name)))
+
+
 @commands.command("certify")
-@click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of baseline and of incumbent. Default: 3.")
+@_SEEDS
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
-@click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
+@_GPUS
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
 def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str | None, dry_run: bool) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
     from nightshift.certify.certificate import summary
     from nightshift.certify.run import certify, describe, make_plan
-    from nightshift.processes.leftovers import end_leftovers
-    from nightshift.processes.supervise import interruptible
-    from nightshift.setup import open_setup
 
-    with closing(console.TerminalReporter()) as reporter, interruptible():
-        setup = open_setup(command.process_root(), Request(budget_seconds=budget_seconds, gpus=gpus), reporter)
-        if dry_run:
-            console.print_text("\n".join(describe(make_plan(setup, seeds), setup)))
-            return
-        with setup.ledger.head():
-            end_leftovers(setup.root, reporter.note)
-            setup.engine.prepare_at_start(reporter.note)
-            certificate = certify(setup, seeds)
-    console.print_text(summary(certificate))
+    request = Request(budget_seconds=budget_seconds, gpus=gpus)
+    plan, run = (lambda s: describe(make_plan(s, seeds), s)), (lambda s: summary(certify(s, seeds)))
+    command.compare(request, plan, run, dry_run)
+
+
+@commands.command("transfer")
+@click.option("--to", multiple=True, help="An environment, or several joined by +; repeatable. Default: as here.")
+@_SEEDS
+@click.option("--budget-seconds", type=float, help="Of training there: does a short run's winner win a long one?")
+@click.option("--here-seconds", type=float, help="The campaign's own, if its run.py was given --budget-seconds.")
+@_GPUS
+@click.option("--dry-run", is_flag=True, help="Show the plan.")
+def transfer_command(
+    to: tuple[str, ...],
+    seeds: int | None,
+    budget_seconds: float | None,
+    here_seconds: float | None,
+    gpus: str | None,
+    dry_run: bool,
+) -> None:
+    """Train baseline and incumbent afresh elsewhere, or for longer, and compare; the same command goes on."""
+    from nightshift.certify.transfer import describe, summary, targets, transfer
+
+    ask = partial(targets, to=to, budget_seconds=budget_seconds, num_seeds=seeds)
+    request = Request(budget_seconds=here_seconds, gpus=gpus)
+    plan, run = (lambda s: describe(ask(s), s)), (lambda s: summary(transfer(ask(s), s)))
+    command.compare(request, plan, run, dry_run)
 
 
 @commands.command()
@@ -212,12 +252,7 @@ def verify_command(head: str | None) -> None:
 
 
 @commands.command("pin")
-@click.option(
-    "--checkout",
-    required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A checkout of prime-rl, with its submodules; nothing of it is run.",
-)
+@click.option("--checkout", required=True, type=_FOLDER, help="prime-rl with its submodules; nothing of it is run.")
 @click.option("--renew", is_flag=True, help="Write the lines of rows that moved into the table of expectations.")
 def pin_command(checkout: Path, renew: bool) -> None:
     """What Nightshift expects of prime-rl and this checkout of it does not have; exits 1 where something breaks."""
@@ -242,7 +277,7 @@ def _constants(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @commands.command("replay")
-@click.argument("runs_dir", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs_dir", type=_FOLDER)
 @_constants
 @click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many.")
 def replay_command(runs_dir: Path, num_examples: int | None, **constants: float | None) -> None:

@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 import click
 
@@ -29,11 +29,15 @@ from nightshift.console import (
 from nightshift.engines import PrepareFlags, open_engine, used_keys
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError, UsageError
 from nightshift.files import read_file
+from nightshift.processes.gpus import num_gpus
 from nightshift.records import ATTEMPT, Record
 from nightshift.request import Request
-from nightshift.rules import ARITHMETIC_TRL, num_gpus, pick_rules
+from nightshift.rules_toml import rules_here
 from nightshift.train_toml.config import load, parse
 from nightshift.train_toml.keys import KEYS, describe_keys
+
+if TYPE_CHECKING:
+    from nightshift.setup import Setup
 
 TIMED_OUT = 124  # as timeout(1)
 _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records are none, and were looked through often
@@ -137,9 +141,7 @@ def run(root: Path, request: Request) -> int:
 
 def keys_here(root: Path, request: Request) -> str:
     """What --keys shows: every open key, and what the engine makes of it that would train here."""
-    from nightshift.environments import chosen
-
-    rules = pick_rules(request.engine, num_gpus(os.environ), chosen(root))
+    rules = rules_here(root, request.engine, num_gpus(os.environ))
     engine = open_engine(rules, root, dict(os.environ), request.gpus, prime_rl=request.prime_rl)
     standard = parse(b"[orchestrator]\ngroup_size = 4\n")  # whatever train.toml holds: who asks may be mending it
     unused = {key.path for key in KEYS} - used_keys(engine, standard)
@@ -152,21 +154,40 @@ def keys_here(root: Path, request: Request) -> str:
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift.engines.memory import on_cards
-    from nightshift.environments import chosen
     from nightshift.processes.supervise import interruptible
 
     began = time.monotonic()
     with closing(TerminalReporter()) as reporter, interruptible():
-        rules = pick_rules(flags.engine_meant, num_gpus(os.environ), chosen(root))
+        rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         if flags.rebuild_base:
             from nightshift.engines.trl import base_model
 
-            base_model.rebuild(root / ARITHMETIC_TRL.model, reporter.note)
+            base_model.rebuild(root, rules.model, reporter.note)
         rules = on_cards(rules, root, os.environ, flags.gpus)
         open_engine(rules, root, dict(os.environ)).prepare(flags, reporter.note)
         if not flags.smoke:
             reporter.note(f"ready for {rules.name} after {time.monotonic() - began:.1f} s: uv run run.py")
     return ExitCode.MEASURED
+
+
+def compare(
+    request: Request, describe: Callable[[Setup], Sequence[str]], run: Callable[[Setup], str], dry_run: bool
+) -> None:
+    """What certify and transfer do: print the plan, or make the runs as the head and print what came of them."""
+    from nightshift.processes.leftovers import end_leftovers
+    from nightshift.processes.supervise import interruptible
+    from nightshift.setup import open_setup
+
+    with closing(TerminalReporter()) as reporter, interruptible():
+        setup = open_setup(process_root(), request, reporter)
+        if dry_run:
+            print_text("\n".join(describe(setup)))
+            return
+        describe(setup)  # what is wrong with the question is said before anything is ended or fetched
+        with setup.ledger.head():
+            end_leftovers(setup.root, reporter.note)
+            said = run(setup)
+    print_text(said)
 
 
 def exit_code(record: Record) -> int:

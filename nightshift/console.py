@@ -69,12 +69,14 @@ def reading_text(p: Progress) -> str:
 def summary(record: Record, chain: str) -> str:
     """The block that agents grep: `key: value` lines; not measured is an empty value. `chain`: its head."""
     values = figures(record)
-    metric = f"{record.rules_name.split('-')[0]}_pass1"
+    scores = record.environment_scores or dict.fromkeys(record.environments[:1], values["eval_score"])
+    games = record.evaluations[-1].figures if record.evaluations else {}
     lines = (
         ("eval_score", _number(values["eval_score"], ".6f")),
         ("eval_stderr", _number(values["eval_stderr"], ".6f")),
-        (metric, _number(values["eval_score"], ".6f")),
+        *((f"{name}_pass1", _number(score, ".6f")) for name, score in scores.items()),
         ("strict_score", _number(values["strict_score"], ".6f")),
+        *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),
         ("delta", _number(values["delta"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
@@ -94,7 +96,7 @@ def summary(record: Record, chain: str) -> str:
         *([("chain", chain)] if chain else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
     )
-    return "\n".join(["---", *(f"{key + ':':18}{printable(value)}".rstrip() for key, value in lines)])
+    return "\n".join(["---", *(f"{key + ': ':18}{printable(value)}".rstrip() for key, value in lines)])
 
 
 def dry_run(record: Record, starts: Sequence[str]) -> str:

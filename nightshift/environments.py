@@ -2,36 +2,45 @@
 
 An environment is a folder `environments/<name>/` with one package, `nightshift_<name>`, which stands on its own: it
 imports nothing of Nightshift, because prime-rl loads it too, as a verifiers taskset. The harness finds it by its
-folder and puts that folder at the end of Python's path; no list of dependencies names it. Of the package it reads
+folder and puts that folder at the end of Python's path; no list of dependencies names it. Somebody's taskset takes no
+part in that: it is never imported here (scorer.py). Of a package of its own it reads
 
     data.PROMPT_TOKENS                 room that a prompt may need, in tokens of the rules' model
-    data.load(split, size)             examples with `key` and `answer`; ValueError, one line with its fix
+    data.load(split, size, **args)     examples with `key` and `answer`; ValueError, one line with its fix
     data.messages(example)             the chat that asks
+    data.slices(example)               only where it has more to say than a length: what the example is, by what is told
     data.prepare(source=, progress=)   only where data must be fetched; ValueError, one line with its fix
-    scoring.score(text, answer)        0..1
+    scoring.score(text, answer)        0..1; with is_bounded = true in a process of its own, as a taskset's (scorer.py)
     scoring.is_formatted(text)         only where a form is asked for: whether the answer is written in it
+    documents.documents(seed)          only where a recipe of engines/trl/base_model.py names it: chats to learn it from
+
+and in place of data.messages and scoring, of a game,
+
+    game.episodes(example)             the games that score an example: each an Episode, with `details()` of how it went
+    game.practice(example, opponent, seat, seed)   a game to learn from: an Episode that may ask for the other seat
+    ratings.figures(games, ask)        what is shown of all that were played, by name; `ask` has the policy answer chats
+    ratings.rating(games)              of it the one number that a curve over training shows; None: it has none
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
-
-import msgspec
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import read_file
-from nightshift.rules import RULES_NAME, EnvironmentRules
+from nightshift.rules import EnvironmentRules
+from nightshift.scorer import Scorer
+from nightshift.taskset_environment import PROCESS, Question, SomebodysTaskset
 
 Split = Literal["train", "selection", "sealed"]
 Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
+Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]  # the policy's answers to chats
 
 
 class Example(Protocol):
@@ -61,11 +70,25 @@ class Episode(Protocol):
         ...
 
 
+@runtime_checkable
+class Told(Protocol):
+    """An Episode with more to tell than a score."""
+
+    def details(self) -> Mapping[str, str]:
+        """How it went, by name."""
+        ...
+
+
 class Environment(Protocol):
     """A task with its three sets of examples."""
 
     name: str
     package: str  # its name for Python and verifiers, and in every evaluation
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """The process that scores its answers, where they are not scored here. Who had it score closes it."""
+        ...
 
     @property
     def prompt_tokens(self) -> int:
@@ -81,6 +104,14 @@ class Environment(Protocol):
         """A fresh episode of one of its examples."""
         ...
 
+    def episodes(self, example: Example) -> Sequence[Episode]:
+        """All that score an example: its score is their mean."""
+        ...
+
+    def slices(self, example: Example) -> Mapping[str, str]:
+        """What the example is, by what is told of it: `{"events": "2"}`. For people; nothing is decided by it."""
+        ...
+
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
         there. EngineError when it cannot be had."""
@@ -93,8 +124,8 @@ class SingleTurn:
     They are imported when they are first needed: a head compares their bytes with the agreed ones before that.
     """
 
-    def __init__(self, rules: EnvironmentRules) -> None:
-        self.name, self.package = rules.name, rules.package
+    def __init__(self, rules: EnvironmentRules, scorer: Scorer | None = None) -> None:
+        self.name, self.package, self.scorer = rules.name, rules.package, scorer
         self._rules = rules
 
     @cached_property
@@ -113,42 +144,104 @@ class SingleTurn:
     def examples(self, split: Split) -> Sequence[Example]:
         """See Environment."""
         size = self._rules.num_train if split == "train" else self._rules.num_selection
-        examples: Sequence[Example] = _call(self._data.load, split, size)
+        examples: Sequence[Example] = _call(self._data.load, split, size, **self._rules.args)
+        if len({example.key for example in examples}) != (size or len(examples)) or not examples:
+            cause = f"environment {self.name}: {len(examples)} examples of {split} with"
+            cause += f" {len({example.key for example in examples})} keys, where {size or 'some'} are asked for"
+            raise EngineError(cause, "Mend data.load in its folder.")
         return examples
 
     def episode(self, example: Example) -> Question:
         """See Environment."""
-        return Question(self._data.messages(example), example.answer, self._scoring)
+        return Question(self._data.messages(example), example.answer, self._scoring, self.scorer)
+
+    def episodes(self, example: Example) -> Sequence[Episode]:
+        """See Environment."""
+        return (self.episode(example),)
+
+    def slices(self, example: Example) -> Mapping[str, str]:
+        """See Environment."""
+        tell = getattr(self._data, "slices", None)
+        return {str(name): str(value) for name, value in _call(tell, example).items()} if tell else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
         """See Environment; generated data needs no preparation."""
         if hasattr(self._data, "prepare"):
             _call(self._data.prepare, source=source, progress=note)
+            self.examples("selection")  # with the args of rules.toml
 
 
-class Question:
-    """The Episode of a SingleTurn."""
+class Game(SingleTurn):
+    """An Environment of several turns against an opponent, over `data`, `game` and `ratings` of its package."""
 
-    def __init__(self, messages: Sequence[Message], answer: str, scoring: Any) -> None:
-        self._messages, self._answer, self._scoring = messages, answer, scoring
-        self._text: str | None = None
+    @cached_property
+    def _game(self) -> Any:
+        return importlib.import_module(f"{self.package}.game")
 
-    def ask(self) -> Sequence[Message] | None:
-        """The question, until it is answered."""
-        return self._messages if self._text is None else None
+    @cached_property
+    def _ratings(self) -> Any:
+        return importlib.import_module(f"{self.package}.ratings")
 
-    def answer(self, text: str) -> None:
-        """The one answer."""
-        self._text = text
+    def episode(self, example: Example) -> Any:
+        """A game of the policy against itself."""
+        return self.practice(example, "self", 0, 0)
 
-    def score(self) -> float:
-        """By the package's scoring."""
-        return float(self._scoring.score(self._text or "", self._answer))
+    def episodes(self, example: Example) -> Sequence[Episode]:
+        """See Environment: from each seat, against each of a fixed pool."""
+        games: Sequence[Episode] = self._game.episodes(example)
+        return games
 
-    def is_formatted(self) -> bool | None:
-        """By the package's scoring, where it says."""
-        check = getattr(self._scoring, "is_formatted", None)
-        return bool(check(self._text or "")) if check else None
+    def practice(self, example: Example, opponent: str, seat: int, seed: int) -> Any:
+        """A game to learn from, in an even or an odd seat; `opponent` `pool`: one of it by `seed`, else a policy."""
+        return self._game.practice(example, opponent, seat, seed)
+
+    def figures(self, games: Sequence[Sequence[Episode]], ask: Ask) -> dict[str, float]:
+        """What is shown of the games of all examples, by name; nothing is decided by it."""
+        found: dict[str, float] = self._ratings.figures(games, ask)
+        return found
+
+    def rating(self, games: Sequence[Sequence[Episode]]) -> float | None:
+        """How good who played them is, in one number; None where that cannot be told."""
+        found: float | None = self._ratings.rating(games)
+        return found
+
+
+def _games(posed: Sequence[tuple[Environment, Example]]) -> dict[str, Game]:
+    return {environment.name: environment for environment, _ in posed if isinstance(environment, Game)}
+
+
+def game_figures(
+    posed: Sequence[tuple[Environment, Example]], played: Sequence[Sequence[Episode]], ask: Ask
+) -> dict[str, dict[str, float]]:
+    """By environment, what the games among them show of all that was played."""
+    return {
+        name: game.figures([each for (one, _), each in zip(posed, played, strict=True) if one is game], ask)
+        for name, game in _games(posed).items()
+    }
+
+
+def play_out(episodes: Sequence[Episode], ask: Ask) -> None:
+    """To their ends, a turn of all that are open at a time."""
+    while asked := [(episode, chat) for episode in episodes if (chat := episode.ask()) is not None]:
+        for (episode, _), text in zip(asked, ask([chat for _, chat in asked]), strict=True):
+            episode.answer(text)
+
+
+def add_curve(
+    figures: Mapping[str, dict[str, float]],
+    posed: Sequence[tuple[Environment, Example]],
+    earlier: Mapping[int, Callable[[], None]],
+    ask: Ask,
+) -> None:
+    """How the games' ratings came about: those after earlier steps. It is for display: what fails costs no run."""
+    with suppress(EngineError):
+        for step, load_weights in earlier.items():
+            load_weights()
+            for name, game in _games(posed).items():
+                games = [game.episodes(example) for one, example in posed if one is game]
+                play_out([episode for each in games for episode in each], ask)
+                if (rating := game.rating(games)) is not None:
+                    figures[name][f"elo_step_{step}"] = rating
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:
@@ -159,9 +252,14 @@ def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, .
     """
     found: list[Environment] = []
     for rules in wanted:
+        if rules.taskset is not None:
+            found.append(SomebodysTaskset(rules, rules.taskset, root))
+            continue
         for folder in rules.folders:
             _put_on_path(root / folder)
-        found.append(SingleTurn(rules))
+        spec = {"path": [str(root / folder) for folder in rules.folders], "scoring": f"{rules.package}.scoring"}
+        scorer = Scorer(rules.name, root / PROCESS, spec) if rules.is_bounded else None
+        found.append(Game(rules) if rules.is_game else SingleTurn(rules, scorer))
     return tuple(found)
 
 
@@ -169,7 +267,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The package's own error, one line with its fix, becomes ours."""
     try:
         return function(*arguments, **named)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise EngineError(str(error)) from None
 
 
@@ -187,44 +285,3 @@ def _put_on_path(folder: Path) -> None:
             f"Python imports {package.name} from {place}, not from {package}",
             "Take that folder off PYTHONPATH and out of .venv, then run: uv sync --reinstall.",
         )
-
-
-def data_problem(environment: Environment) -> EngineError | None:
-    """What is wrong with the environment's data: it is missing, or not the official data. Reads only."""
-    try:
-        environment.examples("selection")
-    except EngineError as error:
-        return error
-    return None
-
-
-class _Chosen(msgspec.Struct, forbid_unknown_fields=True):
-    environments: list[str] = []
-    memory_gb: Literal[0, 16, 24, 48, 80] = 0
-
-
-def _read_chosen(root: Path) -> _Chosen:
-    try:
-        return msgspec.toml.decode(read_file(root / RULES_NAME), type=_Chosen)
-    except (OSError, ValueError, RecursionError) as error:
-        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and nothing else.'
-        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
-
-
-def chosen_memory_gb(root: Path) -> int:
-    """The card that rules.toml wants experiments to fit on; 0: whatever is here. UsageError as `chosen`."""
-    return _read_chosen(root).memory_gb
-
-
-def chosen(root: Path) -> tuple[str, ...]:
-    """The environments that rules.toml names; none: what the machine can do. UsageError with what is wrong in it."""
-    names = _read_chosen(root).environments
-    there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
-    for name in names:
-        if name not in there:
-            near = get_close_matches(name, there, 1)
-            fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
-            raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
-    if len(names) > 1:
-        raise UsageError(f"{RULES_NAME}: environments = {json.dumps(names)}: one is scored at a time", "Name one.")
-    return tuple(names)

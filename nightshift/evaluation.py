@@ -7,22 +7,25 @@ each environment. The bytes of this file are part of the rules hash.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from nightshift.engines import Message, ProgressCallback, Session
-from nightshift.environments import Environment, Example, load
+from nightshift.environments import Environment, Episode, Example, Told, add_curve, game_figures, load
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
-from nightshift.records import Completion, Evaluation, packed
+from nightshift.records import Completion, Evaluation, Part, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
 Chat = Sequence[Message]
+Complete = Callable[[Sequence[Chat]], Sequence[Completion]]
+Row = tuple[Posed, Sequence[Completion], Sequence[Episode], float, bool | None]  # of an example; None: no form asked
 NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
 
@@ -45,61 +48,115 @@ def evaluate(
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    Without `path` no answer is written. `eval_score` is the mean over examples; `strict_score` takes for wrong
-    what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
-    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than it was
-    asked.
+    Without `path` no answer is written. `eval_score` is the mean over examples, of several environments their weighted
+    mean; `strict_score` takes for wrong what is not written as asked. The first `num_again` questions are put once
+    more, alone: how many get the same answer. Raises EngineError when the policy cannot be loaded or answers another
+    number of questions than it was asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
-    episodes = [environment.episode(example) for environment, example in examples]
-    said: list[list[Completion]] = [[] for _ in episodes]
+    complete = partial(_complete, session, rules, progress)
+    played = [environment.episodes(example) for environment, example in examples]
+    episodes = [episode for each in played for episode in each]
+    whose = [index for index, each in enumerate(played) for _ in each]  # the example of each episode
+    said: list[list[Completion]] = [[] for _ in examples]
     once: list[tuple[Chat, Completion]] = []
     while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        completions = _complete(session, [chat for _, chat in asked], rules, progress)
+        completions = complete([chat for _, chat in asked])
         once = once or [(chat, said) for (_, chat), said in zip(asked, completions, strict=True)][:num_again]
         for (index, _), completion in zip(asked, completions, strict=True):
             episodes[index].answer(completion.text)
-            said[index].append(completion)
-    again = _complete(session, [chat for chat, _ in once], rules, progress) if once else []
-    same = [one.text == other.text for (_, one), other in zip(once, again, strict=True)]
-    scores = tuple(episode.score() for episode in episodes)
-    n, mean = len(scores), sum(scores) / len(scores)
+            said[whose[index]].append(completion)
+    repeated = _repeated(once, complete)
+    scores, unscored = _scores(examples, played)
+    n, parts = len(scores), _parts(rules, examples, scores)
     formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
-    has_form = len(formatted) == n
+    has_form = len(formatted) == n == len(episodes)
+    as_asked = _parts(rules, examples, [s * f for s, f in zip(scores, formatted, strict=True)]) if has_form else None
+    if path is not None:
+        _write(path, zip(examples, said, played, scores, formatted if has_form else [None] * n, strict=True))
+
+    def ask(chats: Sequence[Chat]) -> list[str]:
+        return [completion.text for completion in complete(chats)]
+
+    figures = game_figures(examples, played, ask)
+    if figures and path is not None:
+        add_curve(figures, examples, session.earlier, ask)
+    return Evaluation(
+        eval_score=_mean(parts),
+        eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
+        scores=packed(scores),
+        examples_sha256=examples_digest(examples),
+        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
+        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
+        weights=weights,
+        seconds=time.monotonic() - began,
+        strict_score=_mean(as_asked) if as_asked else None,
+        formatted_share=sum(formatted) / n if has_form else None,
+        repeated_share=repeated,
+        parts=parts if len(parts) > 1 else (),
+        unscored=unscored,
+        figures=figures,
+    )
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
     lines = [
         {
             "environment": environment.package,
             "key": example.key,
             "score": score,
-            **({"formatted": formatted[index]} if has_form else {}),
+            **({} if is_formatted is None else {"formatted": is_formatted}),
             "answer": example.answer,
             "completion": "\n".join(turn.text for turn in turns),
+            **({"games": games} if (games := [e.details() for e in episodes if isinstance(e, Told)]) else {}),
             "num_tokens": sum(turn.num_tokens for turn in turns),
             "truncated": any(turn.truncated for turn in turns),
         }
-        for index, ((environment, example), turns, score) in enumerate(zip(examples, said, scores, strict=True))
+        for (environment, example), turns, episodes, score, is_formatted in rows
     ]
-    if path is not None:
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
-    keys = "\n".join(f"{environment.package}/{example.key}" for environment, example in examples)
-    return Evaluation(
-        eval_score=mean,
-        eval_stderr=math.sqrt(mean * (1 - mean) / n),
-        scores=packed(scores),
-        examples_sha256=hashlib.sha256(keys.encode()).hexdigest(),
-        truncated_share=sum(any(c.truncated for c in turns) for turns in said) / n,
-        completion_tokens_mean=sum(c.num_tokens for turns in said for c in turns) / n,
-        weights=weights,
-        seconds=time.monotonic() - began,
-        strict_score=sum(itertools.compress(scores, formatted)) / n if has_form else None,
-        formatted_share=sum(formatted) / n if has_form else None,
-        repeated_share=sum(same) / len(same) if same else None,
-    )
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
+
+
+def examples_digest(examples: Sequence[Posed], has_answers: bool = True) -> str:
+    """sha256 over what is asked, by its key, and what is right; records of version 1 have it without that."""
+    lines = (f"{one.package}/{example.key}" + f": {example.answer}" * has_answers for one, example in examples)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _repeated(once: Sequence[tuple[Chat, Completion]], complete: Complete) -> float | None:
+    """Which share of these questions gets the same answer again; None for no questions."""
+    again = complete([chat for chat, _ in once]) if once else []
+    return fmean(one.text == other.text for (_, one), other in zip(once, again, strict=True)) if once else None
+
+
+def _scores(posed: Sequence[Posed], played: Sequence[Sequence[Episode]]) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """The score of every example, the mean of its episodes; a line an environment of which some could not be scored."""
+    scorers = {environment.name: environment.scorer for environment, _ in posed if environment.scorer}.values()
+    try:
+        scores = tuple(fmean(episode.score() for episode in each) for each in played)
+        return scores, tuple(scorer.failures for scorer in scorers if scorer.failures)
+    finally:
+        for scorer in scorers:
+            scorer.close()
+
+
+def _mean(parts: Sequence[Part]) -> float:
+    return sum(part.weight * part.score for part in parts) / sum(part.weight for part in parts)
+
+
+def _parts(rules: Rules, examples: Sequence[Posed], scores: Sequence[float]) -> tuple[Part, ...]:
+    """By environment: mean score, and its standard error over the examples."""
+    parts = []
+    for environment in rules.environments:
+        own = [score for (posed, _), score in zip(examples, scores, strict=True) if posed.name == environment.name]
+        stderr = pstdev(own) / math.sqrt(len(own))
+        parts.append(Part(environment.name, len(own), environment.weight, fmean(own), stderr))
+    return tuple(parts)
 
 
 def _complete(
-    session: Session, chats: Sequence[Chat], rules: Rules, progress: ProgressCallback
+    session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]
 ) -> Sequence[Completion]:
     completions = session.complete(chats, rules.decoding, progress)
     if len(completions) != len(chats):

@@ -27,12 +27,13 @@ from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Failure, Job, Record
+from nightshift.records import Failure, Record
 from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
+from nightshift.worker import Job
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
@@ -105,7 +106,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
 
 def proven(record: Record, setup: Setup) -> Record:
     """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
-    lines: list[str | None] = []
+    lines: list[str | None] = [setup.rules.unlike_asked(evaluation.weights) for evaluation in record.evaluations]
     try:
         for index, run in enumerate(record.runs if record.is_keep else (), 1):
             folder, note = setup.ledger.attempt_dir(record.number, index, run), setup.reporter.note
@@ -224,14 +225,12 @@ def next_seed(record: Record, setup: Setup) -> int:
 def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, look: int | None = None) -> Job:
     """The job of one run under this set-up; one of a `look` is evaluated on the sealed set."""
     return Job(
-        rules_name=setup.rules.name,
+        rules=setup.rules,
         rules_hash=setup.rules_hash,
         harness_tree=setup.harness_tree,
-        engine=setup.engine.name,
         settings=dict(settings),
         seed=seed,
         split="selection" if look is None else "sealed",
-        budget_seconds=setup.rules.budget_seconds,
         deadline_seconds=setup.rules.deadline_seconds,
         hardware=hardware,
         look=look,
@@ -276,8 +275,7 @@ def examine(record: Record, setup: Setup) -> str | None:
         return f"the curves were not examined: {error}"
     steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
-    form = setup.campaign(record.branch).form(record) if record.failure is None else None
-    told = str(form) if form and form.conclusion else None
+    told = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
 
 

@@ -43,7 +43,8 @@ class Step:
     wait_for_policy_seconds: float | None = None  # prime-rl: the orchestrator idles
     off_policy_mean: float | None = None  # prime-rl: age of the rollouts, in policy versions
     masked_share: float | None = None  # prime-rl: tokens that the loss dropped
-    error_share: float | None = None  # prime-rl: rollouts that failed
+    error_share: float | None = None  # rollouts that failed; trl: whose reward did
+    rewards: dict[str, float] | None = None  # means by environment
 
 
 def write_steps(path: Path, steps: list[Step]) -> None:

@@ -105,30 +105,47 @@ class Training:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Proof of which weights were evaluated: the step they were written after, and their bytes. `served_sha256`: of
-    the file with what a server told of them, None where the policy completes from the very bytes."""
+    the file with what a server told of them, None where the policy completes from the very bytes. `averaged`: the steps
+    whose weights they are the mean of; none where they are those of `step` alone."""
 
     step: int
     sha256: str
     served_sha256: str | None = None
+    averaged: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one environment of several gave to an evaluation; its examples stand together. `stderr`: over them."""
+
+    environment: str
+    num_examples: Place
+    weight: Scale
+    score: Fraction
+    stderr: float
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scores of one run's final policy, as `packed` makes them: of thousands of records those of a few are looked into.
-    `examples_sha256` hashes the ordered keys of the examples: only evaluations over the same ones are paired.
-    `eval_score` reads an answer in any form, and decides; `strict_score` only those written as asked."""
+    `examples_sha256` hashes the examples' keys and right answers, in order: only evaluations over the same are paired.
+    `eval_score` reads an answer in any form, and decides; `strict_score` only those written as asked. `parts`: in the
+    order of the examples; none where there is one environment. Their weighted mean is `eval_score`."""
 
     eval_score: Fraction
-    eval_stderr: float  # binomial, over examples: sqrt(p (1 - p) / n)
+    eval_stderr: float  # over examples, environment by environment; of one: sqrt(p (1 - p) / n)
     scores: Raw
     examples_sha256: str
     truncated_share: float
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # None: recorded before there was one, or no form is asked for
+    strict_score: Fraction | None = None  # None: recorded before there was one, or one asks for no form
     formatted_share: Fraction | None = None  # of the answers, right or wrong
     repeated_share: Fraction | None = None  # of completions asked for again: the same text; None: not asked
+    parts: tuple[Part, ...] = ()
+    unscored: tuple[str, ...] = ()  # a line an environment whose reward failed for some answers, which count 0
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)  # of a game, by environment; for display
 
     @property
     def example_scores(self) -> tuple[float, ...]:
@@ -148,29 +165,6 @@ class Load:
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
     step_seconds: float | None = None  # median, on the budget's clock
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
-    A worker with another rules hash, harness or hardware refuses."""
-
-    rules_name: str
-    rules_hash: str
-    harness_tree: str
-    engine: str
-    settings: dict[str, Any]
-    seed: int
-    split: Literal["selection", "sealed"]
-    budget_seconds: float
-    deadline_seconds: float
-    hardware: str | None = None
-    look: int | None = None
-    gpus: str | None = None  # --gpus
-    keep_all: bool = False
-    incumbent: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +259,11 @@ class Record:
     version: Literal[1, 2] = 2
 
     @property
+    def environments(self) -> tuple[str, ...]:
+        """Names of what it was trained and scored on: `arithmetic+gsm8k-trl` has two."""
+        return tuple(self.rules_name.partition("-")[0].split("+"))
+
+    @property
     def is_keep(self) -> bool:
         """True if its config was kept, taken back since or not."""
         return self.status == Verdict.KEEP
@@ -278,6 +277,12 @@ class Record:
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
         return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
+
+    @property
+    def environment_scores(self) -> dict[str, float]:
+        """Means of its runs by environment, where its score is a mean over several."""
+        pairs = zip(*(evaluation.parts for evaluation in self.evaluations), strict=False)
+        return {parts[0].environment: fmean(part.score for part in parts) for parts in pairs}
 
     @property
     def strict_score(self) -> float | None:

@@ -1,7 +1,7 @@
 """What all experiments of a campaign share: frozen constants and the bytes of the code that measures.
 
 Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
-here; a value here that train.toml also names is a locked key (see keys.py).
+here; a value here that train.toml also names is a locked key (see keys.py). Which rules hold: rules_toml.py.
 
 One list of paths serves twice. `Rules.measuring` is hashed into every record; `Rules.frozen`, the same and the
 rest of the harness, may not change while a campaign lives (guard/freeze.py). A path is a file, or a folder with all
@@ -13,42 +13,93 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from nightshift.errors import UsageError
-from nightshift.records import DecisionRules, Decoding
+from nightshift.records import DecisionRules, Decoding, Weights
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
-    RULES_NAME,
     "nightshift/campaign/campaign.py",
+    "nightshift/campaign/composite.py",
     "nightshift/campaign/decision.py",
     "nightshift/campaign/index.py",
     "nightshift/engines/__init__.py",
+    "nightshift/engines/mixture.py",
     "nightshift/environments.py",
     "nightshift/evaluation.py",
+    "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
     "nightshift/worker.py",
 )
 # All that runs beside it. Documents, tests, benchmarks and other environments come and go.
 _HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
-_NO_PART = ("~", ".md")  # editors' copies, documents
+TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # what drives a taskset; the harness for prime-rl
+_SCORER_CODE = ("nightshift/scorer.py",)
+_UNREAD = re.compile(r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache)|.*~")  # nothing loads it
+_PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
 NO_CARD = "none"  # the preset where no GPU is used, or none is here
 
 
 @dataclass(frozen=True, slots=True)
+class TasksetRules:
+    """Somebody's verifiers v1 package: the `module` in a `folder` of the checkout, or, where that is "", installed.
+
+    `reward_range`: its lowest and highest reward, read as 0 and 1. `prompt_tokens`: room that a prompt may need.
+    `versions`: of verifiers and of what the package requires, `name==version`; `versions_sha256`: of all that these
+    require in turn.
+    """
+
+    module: str
+    folder: str
+    reward_range: tuple[float, float]
+    prompt_tokens: int
+    versions: tuple[str, ...]
+    versions_sha256: str
+
+    def place(self, root: Path) -> Path:
+        """The package: a folder, or one file. UsageError where it is not there."""
+        if self.folder:
+            folder = root / self.folder
+            places = (folder, folder / self.module, folder / "src" / self.module)
+            return next((place for place in places if (place / "__init__.py").is_file()), folder)
+        found = find_spec(self.module)
+        if found is None or found.origin is None:
+            raise UsageError(f"{RULES_NAME}: no package {self.module} is installed", "Install it: uv pip install NAME.")
+        origin = Path(found.origin)
+        return origin.parent if origin.name == "__init__.py" else origin
+
+    def beside(self, root: Path) -> list[Path]:
+        """Where packages lie that came with it in its folder."""
+        place = self.place(root)
+        return [place.parent] if self.folder and place != root / self.folder else []
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentRules:
-    """One environment: the folder `environments/<name>/`, the sizes of its sets, the folders that its code `needs`."""
+    """One environment: the folder `environments/<name>/`, the sizes of its sets, the folders that its code `needs`.
+
+    `weight`: its share of the score, among those of the other environments. `taskset`: somebody's package in place of
+    that folder. `is_bounded`: its answers are scored in a process of their own. `args`: what its data is loaded by, or
+    the taskset's config.
+    """
 
     name: str
     num_selection: int
     num_train: int | None = None  # None: the whole train split
     needs: tuple[str, ...] = ()
+    weight: float = 1.0
+    taskset: TasksetRules | None = None
+    is_game: bool = False  # of several turns, against an opponent
+    is_bounded: bool = False
+    args: dict[str, Any] = field(default_factory=dict)
 
     @property
     def package(self) -> str:
@@ -57,7 +108,9 @@ class EnvironmentRules:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Paths of all folders that its code lies in, its own first."""
+        """Paths of all folders in the checkout that its code lies in, its own first."""
+        if self.taskset is not None:
+            return (*([self.taskset.folder] if self.taskset.folder else []), *TASKSET_FOLDERS)
         return tuple(f"environments/{name}/" for name in (self.name, *self.needs))
 
 
@@ -82,13 +135,10 @@ class Rules:
     decision: DecisionRules
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     budget_clock: Literal["wall", "cpu"] = "wall"
+    score_last: int = 0  # the mean of the weights of so many last steps is the final model; 0: those of the last
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
-
-    def __post_init__(self) -> None:
-        if len(self.environments) != 1:  # an engine would train on the first and be scored on all
-            raise ValueError(f"rules {self.name}: one environment at a time")
 
     @property
     def deadline_seconds(self) -> float:
@@ -111,6 +161,18 @@ class Rules:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
         return replace(self, budget_seconds=float(budget_seconds))
 
+    def unlike_asked(self, weights: Weights) -> str | None:
+        """A line where the weights that were scored are not the mean that `score_last` asks for."""
+        steps = tuple(range(weights.step - self.score_last + 1, weights.step + 1))
+        if self.score_last == 0 or weights.averaged == steps:
+            return None
+        of = (
+            f"the mean of steps {', '.join(map(str, weights.averaged))} was"
+            if weights.averaged
+            else "the last alone were"
+        )
+        return f"score_last = {self.score_last}: of the weights of {weights.step} steps {of} scored"
+
     @property
     def environment_names(self) -> tuple[str, ...]:
         """As rules.toml writes them."""
@@ -121,8 +183,15 @@ class Rules:
         """Paths of all that can move the number or the verdict: what the hash covers, beside the constants here."""
         engine = f"nightshift/engines/{self.engine.replace('-', '_')}/"
         folders = (folder for environment in self.environments for folder in environment.folders)
-        model = (f"{self.model}/",) if self.model_revision is None else ()
-        return (*MEASURING_CODE, engine, *folders, *model)
+        model = (f"{self.model}/",) if self.model_revision is None and not Path(self.model).is_absolute() else ()
+        scored = any(environment.taskset or environment.is_bounded for environment in self.environments)
+        return (*MEASURING_CODE, engine, *(_SCORER_CODE if scored else ()), *folders, *model)
+
+    def elsewhere(self, root: Path) -> list[Path]:
+        """Files and folders outside the checkout that measure: installed packages of tasksets, a model."""
+        tasksets = [environment.taskset for environment in self.environments]
+        packages = [taskset.place(root) for taskset in tasksets if taskset is not None and not taskset.folder]
+        return [*packages, *([Path(self.model)] if Path(self.model).is_absolute() else [])]
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -131,138 +200,43 @@ class Rules:
 
     def hash(self, root: Path) -> str:
         """12 hex digits over the constants, and the bytes of `measuring` below `root`."""
-        return _digest(root, self.measuring, json.dumps(asdict(self), sort_keys=True))[:12]
+        return _digest(root, self.measuring, self.elsewhere(root), json.dumps(asdict(self), sort_keys=True))[:12]
 
     def harness_tree(self, root: Path) -> str:
         """sha256 over the bytes of `frozen` below `root`: the same on two machines that run the same harness."""
-        return _digest(root, self.frozen)
+        return _digest(root, self.frozen, self.elsewhere(root))
 
 
 def is_covered(name: str, paths: Sequence[str]) -> bool:
     """True if the file `name`, relative to the checkout, is one of these paths or lies below one."""
-    if name.endswith(_NO_PART) or any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
-        return False
-    return any(name.startswith(path) if path.endswith("/") else name == path for path in paths)
+    below = [name[len(path) :] for path in paths if path.endswith("/") and name.startswith(path)]
+    return name in paths or any(not any(map(_UNREAD.fullmatch, rest.split("/"))) for rest in below)
 
 
 def covered_files(root: Path, paths: Sequence[str]) -> list[str]:
-    """Names of the regular files below `root` that `paths` cover, in order."""
+    """Names of the regular files below `root` that `paths` cover, in order. UsageError for a link to a folder."""
     names, top = set(paths), str(root.absolute())
     for path in paths:
         for folder, folders, files in os.walk(f"{top}/{path.rstrip('/')}"):
-            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            folders[:] = [name for name in folders if not _UNREAD.fullmatch(name)]
+            for link in filter(os.path.islink, (f"{folder}/{name}" for name in folders)):
+                raise UsageError(f"{link} is a link to a folder, whose bytes no hash holds", "Put the folder there.")
             names.update(f"{folder}/{name}".removeprefix(f"{top}/") for name in files)
     return [name for name in sorted(names) if is_covered(name, paths) and (root / name).is_file()]
 
 
-def _digest(root: Path, paths: Sequence[str], constants: str = "") -> str:
-    """Hex digits over `constants` and every regular file that `paths` cover: its name, its size, its bytes."""
+def _digest(root: Path, paths: Sequence[str], elsewhere: Sequence[Path], constants: str = "") -> str:
+    """Hex digits over `constants` and every regular file that `paths` cover, or that lies in a place `elsewhere`, which
+    may move: its name, its size, its bytes."""
     digest = hashlib.sha256(constants.encode())
-    for name in covered_files(root, paths):
-        data = (root / name).read_bytes()
-        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    covered = [
+        (root, paths),
+        *((place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere),
+    ]
+    for top, below in covered:
+        for name in covered_files(top, below):
+            with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
+                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
+                while data := file.read(_PART_BYTES):
+                    digest.update(data)
     return digest.hexdigest()
-
-
-GSM8K_PRIME_RL = Rules(
-    name="gsm8k-prime-rl",
-    engine="prime-rl",
-    model="Qwen/Qwen2.5-0.5B-Instruct",
-    model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
-    environments=(EnvironmentRules("gsm8k", num_selection=1319),),
-    num_gpus=2,
-    budget_seconds=600.0,
-    startup_seconds=300.0,
-    evaluation_seconds=300.0,
-    decoding=Decoding(max_completion_tokens=1024),
-    decision=DecisionRules(),
-    max_completion_tokens=2048,
-)
-
-GSM8K_TRL = replace(
-    GSM8K_PRIME_RL,
-    name="gsm8k-trl",
-    engine="trl",
-    num_gpus=1,
-    evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
-    decoding=Decoding(max_completion_tokens=1024, batch_size=128),
-)
-
-ARITHMETIC_TRL = Rules(
-    name="arithmetic-trl",
-    engine="trl",
-    model="models/arithmetic-base",
-    model_revision=None,
-    environments=(EnvironmentRules("arithmetic", num_selection=1000, num_train=4000, needs=("gsm8k",)),),
-    num_gpus=0,
-    budget_seconds=60.0,
-    startup_seconds=120.0,
-    evaluation_seconds=120.0,
-    decoding=Decoding(max_completion_tokens=64),
-    # Measured with benchmarks/arithmetic_slope.py: one-key changes move the score by -0.10 to +0.08, eight times
-    # GSM8K's spread, and so are means and `take_back`. Runs of one config differ by 0.013 (six settings, five seeds
-    # each), also on a machine that is shared.
-    decision=DecisionRules(prior_sd=0.08, seed_sd=0.013, take_back=0.008),
-    max_completion_tokens=64,
-    budget_clock="cpu",
-    learning_rate_scale=50.0,
-)
-
-ALL_RULES = (GSM8K_PRIME_RL, GSM8K_TRL, ARITHMETIC_TRL)  # what a machine can do best comes first
-
-
-def pick_rules(engine: str | None, gpu_count: int, names: Sequence[str] = ()) -> Rules:
-    """The rules for this machine, --engine, and the environments that rules.toml names; for none what comes first.
-
-    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for an
-    environment that no model of this machine answers.
-    """
-    mine = [rules for rules in ALL_RULES if engine in (None, rules.engine)]
-    fitting = [rules for rules in mine if rules.num_gpus <= gpu_count] or mine
-    for rules in fitting:
-        if not names or rules.environment_names == tuple(names):
-            return rules
-    best, wanted = fitting[0], json.dumps(names)
-    others = (rules for rules in ALL_RULES if rules.environment_names == tuple(names))
-    places = "".join(f", or use --engine {rules.engine} (GPUs needed: {rules.num_gpus})" for rules in others)
-    answered = json.dumps(best.environment_names)
-    raise UsageError(
-        f"{RULES_NAME}: environments = {wanted}: {best.model} ({best.name}) answers {answered} only",
-        f"Write environments = {answered}, or [] for what the machine can do{places}.",
-    )
-
-
-def rules_named(name: str) -> Rules:
-    """The rules of that name. UsageError where this version has none."""
-    for rules in ALL_RULES:
-        if rules.name == name:
-            return rules
-    raise UsageError(f"rules {name!r} are unknown to this version", "Use the version that wrote them.")
-
-
-def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
-    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver.
-
-    `nvml` is the pynvml module or a stand-in.
-    """
-    if nvml is None:
-        import pynvml
-
-        nvml = pynvml
-    try:
-        nvml.nvmlInit()
-        count = int(nvml.nvmlDeviceGetCount())
-        nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return 0
-    devices = visible_devices(environ)
-    return count if devices is None else min(count, len(devices))
-
-
-def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
-    return entries[: entries.index("-1")] if "-1" in entries else entries

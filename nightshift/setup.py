@@ -15,14 +15,16 @@ from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.engines.memory import on_cards
-from nightshift.environments import chosen, load
+from nightshift.environments import load
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
+from nightshift.processes.gpus import num_gpus
 from nightshift.records import Progress, Record
 from nightshift.request import Request
-from nightshift.rules import Rules, num_gpus, pick_rules
+from nightshift.rules import Rules
+from nightshift.rules_toml import rules_here
 
 _TICK_SECONDS = 0.5
 
@@ -77,7 +79,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
-    rules = pick_rules(request.engine or (first.engine if first else None), num_gpus(environ), chosen(root))
+    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus(environ))
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)

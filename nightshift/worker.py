@@ -18,22 +18,21 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
-from nightshift.engines.memory import on_cards
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.supervise import interruptible
-from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Job, Load, Outcome, Phase, Progress, Result, Training
-from nightshift.rules import Rules, rules_named
+from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Load, Outcome, Phase, Progress, Result, Training
+from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
 
@@ -41,6 +40,27 @@ JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 _PROGRESS_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
+    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
+    A worker with another rules hash, harness or hardware refuses."""
+
+    rules: Rules
+    rules_hash: str
+    harness_tree: str
+    settings: dict[str, Any]
+    seed: int
+    split: Literal["selection", "sealed"]
+    deadline_seconds: float
+    hardware: str | None = None
+    look: int | None = None
+    gpus: str | None = None  # --gpus
+    keep_all: bool = False
+    incumbent: dict[str, Any] | None = None
 
 
 class Signed(msgspec.Struct):
@@ -100,10 +120,9 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     engine: Engine | None = None
     try:
         attempt.mkdir()
-        rules = rules_named(job.rules_name).with_budget(job.budget_seconds)
-        rules = on_cards(rules, root, os.environ, job.gpus)
+        rules = job.rules
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
-        _require_same(job, rules, root, engine)
+        _require_same(job, root, engine)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
             examples, answers = sealed_set(rules, root, job.look, look_key), None
         else:
@@ -113,11 +132,11 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
-            result = replace(result, training=session.train(job.budget_seconds, progress))
+            result = replace(result, training=session.train(rules.budget_seconds, progress))
             steps = read_steps(attempt / METRICS_NAME)
-            result = replace(result, load=_load(steps), curve=curve(steps, job.budget_seconds))
+            result = replace(result, load=_load(steps), curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
-                _require_step(result.training, job)
+                _require_step(result.training, rules)
                 num_again = NUM_AGAIN if job.incumbent is None and job.look is None else 0
                 evaluation = evaluate(session, examples, rules, answers, progress, num_again)
                 result = replace(result, evaluation=evaluation)
@@ -151,21 +170,21 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def _require_same(job: Job, rules: Rules, root: Path, engine: Engine) -> None:
+def _require_same(job: Job, root: Path, engine: Engine) -> None:
     """Refuse a job that was made for another harness or other hardware."""
     for what, wanted, found in (
-        ("rules", job.rules_hash, rules.hash(root)),
-        ("harness", job.harness_tree, rules.harness_tree(root)),
+        ("rules", job.rules_hash, job.rules.hash(root)),
+        ("harness", job.harness_tree, job.rules.harness_tree(root)),
         ("hardware", job.hardware, engine.hardware()),
     ):
         if wanted not in (None, found):
             raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
 
 
-def _require_step(training: Training, job: Job) -> None:
+def _require_step(training: Training, rules: Rules) -> None:
     """Refuse to evaluate the model as it came: that is no result of this config."""
     if training.num_steps < 1:
-        cause = f"no step fitted into the budget of {job.budget_seconds:g} s"
+        cause = f"no step fitted into the budget of {rules.budget_text}"
         fix = "Lower orchestrator.batch_size or max_completion_tokens."
         raise EngineError(cause, fix, is_config_fault=True)
 

@@ -21,9 +21,9 @@ from nightshift.records import (
     Weights,
     packed,
 )
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
 from nightshift.train_toml.edit import set_values
+from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/test"
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"

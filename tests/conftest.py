@@ -20,7 +20,11 @@ CAMPAIGN = "autoresearch/test"
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_base.py", "tests/integration/test_trl_trainer.py"),
-    "verifiers": ("tests/integration/test_tasksets.py", "tests/integration/test_prime_rl_validation.py::test_the_env"),
+    "verifiers": (
+        "tests/integration/test_tasksets.py",
+        "tests/integration/test_somebodys_taskset.py",
+        "tests/integration/test_prime_rl_validation.py::test_the_env",
+    ),
 }
 ENVIRONMENTS = os.pathsep.join(str(path) for path in sorted((ROOT / "environments").iterdir()))  # as PYTHONPATH
 

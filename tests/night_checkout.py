@@ -15,9 +15,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.git.repo import Repo
 from nightshift.guard.freeze import changed_harness_files
 from nightshift.records import Record
-from nightshift.rules import ARITHMETIC_TRL
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
+from tests.rules import ARITHMETIC_TRL
 from tests.waiting import POLL_SECONDS
 
 BASELINE = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"

@@ -12,12 +12,13 @@ from nightshift.engines.prime_rl.launch import Launch, plan
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.errors import ConfigError
 from nightshift.processes.gpus import Gpu
-from nightshift.rules import GSM8K_PRIME_RL, NO_CARD
+from nightshift.rules import NO_CARD
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import ANY, KEYS
 from nightshift.train_toml.locks import CURRICULUM
 from nightshift.train_toml.values import Key, Kind, Value
+from tests.rules import GSM8K_PRIME_RL
 
 SHIPPED = (Path(__file__).parents[1] / "train.toml").read_bytes()
 # The shipped file, and what it would be with adapters, and with a schedule that ends.
@@ -54,7 +55,7 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
         "bin_dir": Path("/opt/prime-rl/.venv/bin"),
         "environment": ENVIRONMENT,
     }
-    rules = replace(GSM8K_PRIME_RL, memory=changes.pop("memory", NO_CARD))
+    rules = replace(changes.pop("rules", GSM8K_PRIME_RL), memory=changes.pop("memory", NO_CARD))
     return plan(effective(source, rules, 448), seed=seed, run_dir=run_dir, **(given | changes))
 
 

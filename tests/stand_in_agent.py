@@ -83,7 +83,7 @@ def actions(real: Path, hangs: Path) -> dict[str, Callable[[], object]]:
         "push": lambda: git("push", "--force", str(real), "HEAD:refs/heads/main"),
         "real train.toml": lambda: (real / "train.toml").write_text("forged\n"),
         "real results.tsv": lambda: (real / "results.tsv").write_text("forged\n"),
-        "real harness": lambda: (real / "rules.toml").write_text("environments = 1\n"),
+        "real rules.toml": lambda: (real / "rules.toml").write_text("environments = 1\n"),
         "real record": lambda: (real / "runs" / "0001" / "record.json").write_text("{}"),
         "stop": lambda: (real / "STOP").touch(),
         "link answer": lambda: Path("hypothesis.txt").symlink_to("/etc/hostname"),

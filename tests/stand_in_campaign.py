@@ -8,6 +8,7 @@ nothing. It is for tests and for looking at the page.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -38,9 +39,9 @@ from nightshift.records import (
     Weights,
     packed,
 )
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
 from tests.campaigns import a_record
+from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/stand-in"
 RULES_HASH = "57a2d1250000"
@@ -89,6 +90,7 @@ class State:
     difficulty: np.ndarray
     with_files: bool
     changes: dict[str, object]
+    examples_sha256: str
     now: datetime = _BEGAN
     campaign: Campaign = field(default_factory=Campaign)
     values: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -110,7 +112,9 @@ def build(
     (rules,) = ARITHMETIC_TRL.environments
     (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
     examples = environment.examples("selection")
-    state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes)
+    keys = "\n".join(f"{environment.package}/{example.key}" for example in examples)
+    sha256 = hashlib.sha256(keys.encode()).hexdigest()
+    state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes, sha256)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):
             values = dict(_START)
@@ -216,7 +220,7 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     scores = tuple((right & ~truncated).astype(float).tolist())
     mean = sum(scores) / n
     evaluation = Evaluation(
-        mean, math.sqrt(mean * (1 - mean) / n), packed(scores), "e" * 64, float(truncated.mean()), 19.3,
+        mean, math.sqrt(mean * (1 - mean) / n), packed(scores), state.examples_sha256, float(truncated.mean()), 19.3,
         Weights(num_steps, f"{record.number:064x}"), 4.1,
     )  # fmt: skip
     training = Training(Outcome.BUDGET, num_steps, 60.2, truth, 1.18)

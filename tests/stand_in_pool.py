@@ -9,8 +9,8 @@ import msgspec
 
 from nightshift.errors import EngineError
 from nightshift.files import write_json
-from nightshift.records import ATTEMPT, Job, Result
-from nightshift.worker import JOB_NAME, make_run
+from nightshift.records import ATTEMPT, Result
+from nightshift.worker import JOB_NAME, Job, make_run
 
 
 class StandInPool:

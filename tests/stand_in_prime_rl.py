@@ -236,8 +236,9 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
     say(f"17:57:55 WARNING {unreached} on {base}")
     if fault == "silent_death":
         sys.exit(1)
+    sources = [source["name"] for source in config["train"]["source"]]
     while (
-        not listens(config["env_server_base_port"])
+        not all(listens(config["env_server_base_port"] + index) for index in range(len(sources)))
         or not get(base + "/health")
         or not (run_dir / "broadcasts" / "step_0" / "STABLE").exists()
     ):
@@ -278,6 +279,7 @@ def orchestrator(config: dict[str, Any], orders: dict[str, Any]) -> None:
                 "step": step,
                 "time": time.time(),
                 "train/agg/all/agent/reward/mean": 0.5,
+                **{f"train/{name}/all/agent/reward/mean": i / len(sources) for i, name in enumerate(sources)},
                 "train/agg/all/agent/reward/std": 0.5,
                 "train/agg/effective/agent/reward/mean": 0.9,  # biased by the filter: must not be read
                 "train/agg/all/agent/num_output_tokens/mean": 20.0,
@@ -442,11 +444,12 @@ def validator(arguments: list[str], orders: dict[str, Any]) -> None:
     tree["orchestrator"]["model"] |= tree["model"]
     for name in ("trainer", "orchestrator"):
         (configs_dir / f"{name}.json").write_text(json.dumps(tree[name] | shared))
-    [source] = tree["orchestrator"]["train"]["source"]
-    address = f"tcp://127.0.0.1:{tree['orchestrator']['env_server_base_port']}"
-    path = configs_dir / "envs" / "train" / f"{source['name']}.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"env": source["env"], "serve": {"address": address}}))
+    folder = configs_dir / "envs" / "train"
+    folder.mkdir(parents=True)
+    for index, source in enumerate(tree["orchestrator"]["train"]["source"]):
+        address = f"tcp://127.0.0.1:{tree['orchestrator']['env_server_base_port'] + index}"
+        text = json.dumps({"env": source["env"], "serve": {"address": address}})
+        (folder / f"{source['name']}.json").write_text(text)
     verdict.write_text(json.dumps({"ok": True}))
 
 

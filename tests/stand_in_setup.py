@@ -62,7 +62,6 @@ def make_setup(
     """`trainer` None: the real one; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
-    monkeypatch.setattr(worker, "rules_named", lambda name: rules)
     return Setup(
         root=checkout,
         rules=rules,

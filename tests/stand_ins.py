@@ -20,7 +20,9 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.guard.surroundings import Surroundings  # noqa: E402
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules  # noqa: E402
+from nightshift.rules import Rules  # noqa: E402
+from nightshift.rules_toml import rules_here  # noqa: E402
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
 TRAINER = HERE / "stand_in_trainer.py"
@@ -71,11 +73,9 @@ def _put_into(module: ModuleType, kind: str) -> None:
             return prime_rl.PrimeRlEngine(rules, root, environ, "none", **given)
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
-        module.pick_rules = module.rules_named = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
+        module.rules_here = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
     else:
-        choose = "pick_rules" if hasattr(module, "pick_rules") else "rules_named"
-        chosen = getattr(module, choose)
-        setattr(module, choose, lambda *arguments: small(chosen(*arguments)))
+        module.rules_here = lambda *arguments: small(rules_here(*arguments))  # type: ignore[attr-defined]
         module.open_engine = {"trl": trl_engine, "night": night_engine}[name]  # type: ignore[attr-defined]
 
 

@@ -14,6 +14,7 @@ from functools import reduce
 import numpy as np
 
 from nightshift.campaign import decision
+from nightshift.campaign.composite import remarks, weighted
 from nightshift.campaign.decision import Array, Belief, Tested
 from nightshift.campaign.form import Form, compare
 from nightshift.campaign.version_1 import FINISH
@@ -21,6 +22,8 @@ from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
 from nightshift.records import Judgement, Record, Verdict
+
+Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ class Standing:
     def difference(self) -> float:
         """Incumbent minus baseline, both posterior means."""
         return self.incumbent - self.baseline
+
+    @property
+    def difference_interval(self) -> tuple[float, float]:
+        """95 % of the difference."""
+        half = Z95 * self.difference_sd
+        return self.difference - half, self.difference + half
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +79,11 @@ class Campaign:
             return campaign  # in the second case the baseline's record was taken away, and what this was compared with
         if self.belief is None:
             scores = run_scores(record)
-            belief = decision.baseline(scores.mean(axis=1), scores.shape[1], record.decision)
+            mean, spread = scores.mean(), scores.var(axis=1).mean()
+            # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
+            is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
+            size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
+            belief = decision.baseline(scores.mean(axis=1), size, record.decision)
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
@@ -102,6 +115,12 @@ class Campaign:
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see form.py."""
         return compare(record, self.kept[self._index_of(record.parent)]) if self.kept else None
+
+    def remarks(self, record: Record) -> list[str]:
+        """What the verdict on a measured experiment does not say: gains in form, environments that fall."""
+        parent = self.kept[self._index_of(record.parent)] if self.kept else None
+        form = self.form(record)
+        return [*([str(form)] if form and form.conclusion else []), *remarks(record, parent)]
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
@@ -157,9 +176,10 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 
 
 def run_scores(record: Record) -> Array:
-    """The scores of its evaluated runs, (r, n). UsageError where they are not 0..1, or not of one set of examples."""
+    """The scores of its evaluated runs as they are decided by (composite.py), (r, n). UsageError where they are not
+    0..1, or not of one set of examples."""
     try:
-        runs = [evaluation.example_scores for evaluation in record.evaluations]
+        runs = [weighted(evaluation.example_scores, evaluation.parts) for evaluation in record.evaluations]
     except ValueError as error:
         raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", _without(record)) from None
     scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)

@@ -93,7 +93,7 @@ class Tested:
         return best & (self.delta > 0)
 
 
-def baseline(scores: ArrayLike, num_examples: int, rules: DecisionRules) -> Belief:
+def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules) -> Belief:
     """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least."""
     runs = np.asarray(scores, dtype=np.float64)
     mean = runs.mean(axis=-1, keepdims=True)
@@ -213,10 +213,6 @@ def _diagnostics(candidate: Array, parent_runs: Array) -> dict[str, float]:
     values = {"paired_delta": float(paired.mean())}
     if stderr > 0:
         values["paired_z"] = float(paired.mean()) / stderr
-    first, last = parent_runs[0] > 0.5, candidate > 0.5
-    wins, losses = int((last & ~first).sum()), int((first & ~last).sum())
-    if wins + losses:
-        values["mcnemar_z"] = (wins - losses) / math.sqrt(wins + losses)
     return values
 
 

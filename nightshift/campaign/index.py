@@ -159,5 +159,7 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
-    folded = [(r.number, r.status, r.parent, r.decision, [bytes(e.scores) for e in r.evaluations]) for r in decided]
+    folded = [
+        (r.number, r.status, r.parent, r.decision, [(bytes(e.scores), e.parts) for e in r.evaluations]) for r in decided
+    ]
     return sha256(msgspec.msgpack.encode(folded))

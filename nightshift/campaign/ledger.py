@@ -20,7 +20,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from nightshift.campaign.chain import Chain, digests, sha256
-from nightshift.campaign.results import COLUMNS, row
+from nightshift.campaign.results import COLUMNS, columns, row
 from nightshift.campaign.version_1 import from_version_1
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
@@ -58,7 +58,8 @@ class Ledger:
         self.tsv_path = root / "results.tsv"
         self.chain = Chain(self.runs_dir)
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
-        self._rows: dict[int, tuple[Record, str]] = {}
+        self._columns: tuple[str, ...] = COLUMNS
+        self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
         self._closed: dict[int, Record] = {}  # read once: what a process decides by does not change under it
 
     def run_dir(self, number: int, index: int | None = None) -> Path:
@@ -251,9 +252,11 @@ class Ledger:
     def sync_tsv(self) -> None:
         """Make results.tsv say what runs/ says. A link in its place is replaced: nothing is written through it."""
         decided = [record for record in self.records() if record.status != STARTED]
+        if (header := columns(decided)) != self._columns:
+            self._rows, self._columns = {}, header
         rows = {r.number: r for r in decided if self._rows.get(r.number, (None,))[0] is not r}
-        self._rows |= {number: (record, row(record)) for number, record in rows.items()}
-        lines = ["\t".join(COLUMNS), *(self._rows[record.number][1] for record in decided)]
+        self._rows |= {number: (record, row(record, header)) for number, record in rows.items()}
+        lines = ["\t".join(header), *(self._rows[record.number][1] for record in decided)]
         try:
             write_atomically(self.tsv_path, ("\n".join(lines) + "\n").encode())
         except OSError as error:

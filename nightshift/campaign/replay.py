@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign, run_scores
-from nightshift.records import Record, packed
+from nightshift.campaign.composite import first
+from nightshift.records import Record
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
@@ -25,8 +26,8 @@ def campaigns(records: Sequence[Record]) -> list[list[Record]]:
 def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples: int | None = None) -> Campaign:
     """Decide the experiments of one campaign in order, each against the incumbent of the replayed campaign.
 
-    `constants`: fields of DecisionRules that are different; `num_examples`: only the first so many. The campaign's
-    `decided` are the records as they come out.
+    `constants`: fields of DecisionRules that are different; `num_examples`: only the first so many of every
+    environment. The campaign's `decided` are the records as they come out.
     """
     campaign = Campaign()
     for recorded in records:
@@ -34,12 +35,8 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples
         runs = [
             run for run in recorded.runs[: rules.baseline_runs if recorded.parent is None else None] if run.evaluation
         ]
-        scores = run_scores(replace(recorded, runs=tuple(runs)))[:, :num_examples].tolist() if runs else []
-        runs = [
-            replace(run, evaluation=replace(run.evaluation, scores=packed(each)))
-            for run, each in zip(runs, scores, strict=True)
-            if run.evaluation
-        ]
+        if num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
+            runs = [replace(run, evaluation=first(run.evaluation, num_examples)) for run in runs if run.evaluation]
         parent = campaign.incumbent.number if campaign.incumbent else None
         record = replace(recorded, decision=rules, runs=tuple(runs), parent=parent)
         if runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +15,11 @@ COLUMNS = (
     *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started"),
 )
+
+
+def column_of(environment: str) -> str:
+    """Of one environment of several."""
+    return f"{environment}_score"
 
 
 def figures(record: Record) -> dict[str, Any]:
@@ -46,13 +51,20 @@ def figures(record: Record) -> dict[str, Any]:
         "engine": record.engine,
         "rules": record.rules_hash,
         "started": record.started,
+        **{column_of(name): score for name, score in record.environment_scores.items()},
     }
 
 
-def row(record: Record) -> str:
+def row(record: Record, columns: Sequence[str] = COLUMNS) -> str:
     """One line of results.tsv; an empty cell is "not measured"."""
     cells = figures(record)
-    return "\t".join(_cell(cells[column]) for column in COLUMNS)
+    return "\t".join(_cell(cells.get(column)) for column in columns)
+
+
+def columns(records: Iterable[Record]) -> tuple[str, ...]:
+    """Those of results.tsv; last the environments that were averaged over, where any were."""
+    names = dict.fromkeys(name for record in records for name in record.environment_scores)
+    return (*COLUMNS, *map(column_of, names))
 
 
 def _cell(value: object) -> str:

@@ -22,7 +22,14 @@ from nightshift.git.repo import CONFIG_NAME
 from nightshift.records import Record
 
 LOOKS_NAME = "sealed-looks.jsonl"
-_CERTIFIED = (LOOKS_NAME, "certificate.json", "certify/*/certificate.json", "certify/*/*/run.json")
+_CERTIFIED = (
+    LOOKS_NAME,
+    "certificate.json",
+    "certify/*/certificate.json",
+    "certify/*/*/run.json",
+    "transfer/*/transfer.json",
+    "transfer/*/*/run.json",
+)
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")

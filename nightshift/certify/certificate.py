@@ -21,7 +21,7 @@ s2 is the square of the rules' `seed_sd` with its `seed_df` degrees of freedom, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ CERTIFICATE_NAME = "certificate.json"
 LEVEL = 0.95
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
 
-Scores = Sequence[float]  # one score an example, in the order of the set
+Scores = Sequence[float] | NDArray[np.float64]  # one an example, in the order of the set
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,29 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """What `runs/certificate.json` says. Scores are fractions 0..1; `created` is ISO 8601, UTC.
+class Difference:
+    """Of one environment of several, as fractions 0..1; the interval is that of this comparison alone."""
 
-    `num_seeds` counts the runs that were evaluated, by config; `sealed_looks` all looks up to this one.
-    `strict_scores` are those of baseline and incumbent, None where a run has none.
+    environment: str
+    baseline_score: float
+    incumbent_score: float
+    difference: float
+    interval: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.difference:+.6f} (interval_95 {low:+.6f} {high:+.6f}, uncorrected for several comparisons)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Incumbent minus baseline, by fresh runs of both. Scores are fractions 0..1.
+
+    `num_seeds` counts the runs that were evaluated, by config; `strict_scores` are those of baseline and incumbent,
+    None where a run has none. `environments`: where there are several, of whose scores the others are weighted means.
     """
 
-    created: str
+    created: str  # ISO 8601, UTC
     branch: str
     rules_hash: str
     baseline_score: float
@@ -69,9 +84,18 @@ class Certificate:
     num_seeds: dict[str, int]  # {"baseline": m0, "incumbent": m1}
     num_examples: int
     estimator: str
-    sealed_looks: int
     notes: tuple[str, ...] = ()
     strict_scores: tuple[float, float] | None = None
+    environments: tuple[Difference, ...] = ()
+    stderr: float | None = None
+    df: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate(Comparison):
+    """What `runs/certificate.json` says. `sealed_looks` counts all looks up to this one."""
+
+    sealed_looks: int
     chain: str = ""  # the head of the chain when its runs were made (campaign/chain.py)
     version: Literal[1] = 1
 
@@ -113,24 +137,38 @@ def describe(result: Estimate) -> str:
     return f"{text}; {result.note}" if result.note else text
 
 
+def verdict(comparison: Comparison) -> str:
+    """In words, by the interval."""
+    low, high = comparison.interval
+    return "better" if low > 0 else "worse" if high < 0 else "not told apart"
+
+
 def summary(certificate: Certificate) -> str:
     """The block that `nightshift certify` prints: `key: value` lines, scores as fractions."""
-    low, high = certificate.interval
-    verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
-    lines = (
-        ("difference", f"{certificate.difference:+.6f}"),
+    measured = lines(certificate, verdict(certificate))
+    looks = (("sealed_looks", str(certificate.sealed_looks)), ("chain", certificate.chain))
+    return block((*measured, *looks, *(("note", note) for note in certificate.notes)))
+
+
+def lines(comparison: Comparison, verdict: str) -> list[tuple[str, str]]:
+    """What every comparison says of itself."""
+    low, high = comparison.interval
+    return [
+        ("difference", f"{comparison.difference:+.6f}"),
         ("interval_95", f"{low:+.6f} {high:+.6f}"),
         ("verdict", verdict),
-        ("baseline_score", f"{certificate.baseline_score:.6f}"),
-        ("incumbent_score", f"{certificate.incumbent_score:.6f}"),
-        ("strict_scores", " ".join(f"{value:.6f}" for value in certificate.strict_scores or ())),
-        ("num_seeds", " ".join(f"{side} {count}" for side, count in certificate.num_seeds.items())),
-        ("num_examples", str(certificate.num_examples)),
-        ("sealed_looks", str(certificate.sealed_looks)),
-        ("estimator", certificate.estimator),
-        ("chain", certificate.chain),
-        *(("note", note) for note in certificate.notes),
-    )
+        ("baseline_score", f"{comparison.baseline_score:.6f}"),
+        ("incumbent_score", f"{comparison.incumbent_score:.6f}"),
+        ("strict_scores", " ".join(f"{value:.6f}" for value in comparison.strict_scores or ())),
+        *((f"{d.environment}_difference", str(d)) for d in comparison.environments),
+        ("num_seeds", " ".join(f"{side} {count}" for side, count in comparison.num_seeds.items())),
+        ("num_examples", str(comparison.num_examples)),
+        ("estimator", comparison.estimator),
+    ]
+
+
+def block(lines: Iterable[tuple[str, str]]) -> str:
+    """As run.py prints it."""
     return "---\n" + "\n".join(f"{key + ':':18}{value}" for key, value in lines)
 
 
@@ -140,15 +178,28 @@ def t_quantile(probability: float, df: float) -> float:
     With t = sqrt(df) tan(a) the density is that of cos(a)^(df - 1), smooth on a finite range: Gauss-Legendre
     integration and bisection. scipy would be a dependency of 100 MB for this one number.
     """
-    df = min(max(df, 1.0), 1e6)
-    nodes, weights = _legendre()
-    total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
     low, high = 0.0, math.pi / 2
     for _ in range(52):  # of the bits of a float
         angle = (low + high) / 2
-        area = angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (df - 1))
-        low, high = (angle, high) if area / total < probability - 0.5 else (low, angle)
-    return math.sqrt(df) * math.tan(low)
+        low, high = (angle, high) if _area(angle, df) < probability - 0.5 else (low, angle)
+    return math.sqrt(_bounded(df)) * math.tan(low)
+
+
+def t_probability(t: float, df: float) -> float:
+    """Of a value as far from 0 as `t` or farther, under Student's t for real `df` (1 or more)."""
+    return max(1 - 2 * _area(math.atan(abs(t) / math.sqrt(_bounded(df))), df), 0.0)
+
+
+def _area(angle: float, df: float) -> float:
+    """Of the density from 0 to t = sqrt(df) tan(angle)."""
+    nodes, weights = _legendre()
+    df = _bounded(df)
+    total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    return angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (df - 1)) / total
+
+
+def _bounded(df: float) -> float:
+    return min(max(df, 1.0), 1e6)
 
 
 @cache

@@ -63,7 +63,13 @@ class PrepareFlags:
     prime_rl: Path | None = None
     smoke: bool = False
     gsm8k: Path | None = None
+    math: Path | None = None
     rebuild_base: bool = False
+
+    @property
+    def sources(self) -> dict[str, Path]:
+        """Folders with data, by environment."""
+        return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
 
     @property
     def is_for_prime_rl(self) -> bool:
@@ -123,6 +129,12 @@ class Session(Protocol):
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises EngineError when the policy cannot answer."""
+        ...
+
+    @property
+    def earlier(self) -> Mapping[int, Callable[[], None]]:
+        """Of a game a few steps before the last, evenly spread over the training: what has the weights after each
+        complete from then on, or raises EngineError."""
         ...
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ from nightshift.engines import ALL, ENGINES, Check, PrepareFlags, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.errors import NightshiftError
 from nightshift.git.repo import CONFIG_NAME
-from nightshift.rules import Rules, pick_rules
+from nightshift.rules import Rules
+from nightshift.rules_toml import rules_here
 from nightshift.train_toml.config import load
 
 
@@ -26,7 +27,7 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         found = [Check(ALL, CONFIG_NAME, error)]
     for name in ENGINES:
         is_meant = rules.engine == name
-        its_rules, gpus = (rules, flags.gpus) if is_meant else (pick_rules(name, 1), None)
+        its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
         found += open_engine(its_rules, root, environ).doctor(replace(flags, gpus=gpus))
     return found

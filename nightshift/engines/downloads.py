@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from nightshift import environments
 from nightshift.engines import Note
+from nightshift.engines.own_model import FILES, folder_problem
 from nightshift.errors import EngineError
 from nightshift.rules import Rules
+from nightshift.rules_toml import environments_named, is_own_model
 
 
 def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
-    """The folder of the rules' model, downloaded if it is missing. EngineError when it cannot be had."""
+    """The folder of the rules' model, downloaded if it is missing. EngineError when it cannot be had or trained."""
+    folder = _model(root, rules, note)
+    if problem := folder_problem(rules, folder):
+        raise EngineError(problem)
+    return folder
+
+
+def _model(root: Path, rules: Rules, note: Note) -> Path:
+    if is_own_model(rules) and rules.model_revision is None:
+        return root / rules.model
     if rules.model_revision is None:
         if not (root / rules.model / "model.safetensors").is_file():
             raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models, or --rebuild-base.")
@@ -24,9 +36,9 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
         snapshot = Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
         if is_whole_model(snapshot):
             return snapshot
-    note(f"downloading {rules.model} (about 1 GB, once)")
+    note(f"downloading {rules.model} (once; Qwen2.5-0.5B has about 1 GB)")
     try:
-        return Path(snapshot_download(rules.model, revision=rules.model_revision))
+        return Path(snapshot_download(rules.model, revision=rules.model_revision, allow_patterns=FILES))
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise EngineError(f"cannot download {rules.model}: {reason}", "Check the network, then repeat.") from None
@@ -34,22 +46,28 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
 
 def is_whole_model(snapshot: Path) -> bool:
     """True if a model's folder has what vLLM and the trainer read; an interrupted download lacks some of it."""
-    names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
     return all((snapshot / name).is_file() for name in names) and any(
         path.is_file() for path in snapshot.glob("*.safetensors")
     )
 
 
-def prepare_data(root: Path, rules: Rules, source: Path | None, note: Note) -> None:
-    """Fetch the data of the rules' environments, from the folder `source` if given. EngineError if it is not to be had.
+def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: Note) -> None:
+    """Fetch the data of the rules' environments, and of those that `sources` has a folder for, from there.
 
-    Generated data needs none of this.
+    EngineError if it is not to be had. Generated data needs none of this.
     """
-    for environment in environments.load(root, rules.environments):
-        environment.prepare(source, note)
+    others = [name for name in sources if name not in rules.environment_names]
+    named = environments_named(root, others) if others else ()
+    for environment in environments.load(root, [*rules.environments, *named]):
+        environment.prepare(sources.get(environment.name), note)
 
 
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
-    """The official data is missing or is not the official one."""
-    problems = map(environments.data_problem, environments.load(root, rules.environments))
-    return next((problem for problem in problems if problem is not None), None)
+    """The data of an environment is missing, or is not the official one. Reads only."""
+    try:
+        for environment in environments.load(root, rules.environments):
+            environment.examples("selection")
+    except EngineError as error:
+        return error
+    return None

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.environments import chosen_memory_gb
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.processes.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, parse_gpus
 from nightshift.rules import RULES_NAME, Rules
+from nightshift.rules_toml import memory_gb
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.text import line_of
 from nightshift.train_toml.values import value_text
@@ -37,7 +37,7 @@ def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | N
         cards = choose_gpus(list_gpus(), ids, rules.num_gpus, environ)
     smallest = min(cards, key=lambda gpu: gpu.memory_gb or 0.0, default=None)
     fits = [size for size in SIZES_GB if smallest is None or size <= (smallest.memory_gb or 0.0)]
-    wanted = chosen_memory_gb(root)
+    wanted = memory_gb(root)
     if wanted and wanted not in fits:
         cause = f"{RULES_NAME}: memory_gb = {wanted} does not fit on {smallest}"
         raise UsageError(cause, f"Write memory_gb = {max(fits, default=0)}, or 0 for what is here.")

@@ -29,7 +29,7 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
     if not steps:
         return []
     found = [finding for check in checks.CHECKS for finding in check(steps, conditions)]
-    found += [Finding(conditions.form, (), Severity.COSTLY)] if conditions.form else []
+    found += [Finding(text, (), Severity.COSTLY) for text in conditions.remarks]
     found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
     found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]
     used = conditions.used_keys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
@@ -37,11 +37,11 @@ class Conditions:
     """What the digest knows of a run beside its curves.
 
     `values`: the config's keys with defaults (Config.resolved). `used_keys`: what the engine uses, None for every
-    key; a finding points to no other. `form`: what of its gain is form only (campaign/form.py).
+    key; a finding points to no other. `remarks`: what its scores hide (Campaign.remarks).
     """
 
     run: Result
     budget_seconds: float
     values: Mapping[str, Any]
     used_keys: AbstractSet[str] | None = None
-    form: str | None = None
+    remarks: Sequence[str] = ()

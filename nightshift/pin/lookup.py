@@ -18,13 +18,14 @@ from nightshift.engines.prime_rl.launch import leaves, plan
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.files import read_file, write_atomically
 from nightshift.pin.schema import UNKNOWN, Field, Schema
-from nightshift.rules import GSM8K_PRIME_RL
+from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.keys import ANY, KEYS, is_inner, variants
 from nightshift.train_toml.locks import SHARED, SOURCE, lock
 from nightshift.train_toml.values import Key, Kind
 
 TABLE = Path(__file__).with_name("expectations.toml")
+_ROOT = Path(__file__).parents[2]  # of this checkout, whose environments a run is planned with
 _PLACES = {
     "C/": "packages/prime-rl-configs/src/prime_rl/configs/",
     "P/": "src/prime_rl/",
@@ -123,12 +124,14 @@ def renew(findings: Iterable[Finding]) -> None:
 
 def forced() -> dict[str, Any]:
     """Every key that the engine sets besides train.toml's, with a value that it sets; dotted."""
-    settings = effective(parse(_FULL), GSM8K_PRIME_RL, prompt_tokens=1)
+    settings = effective(
+        parse(_FULL), rules_of(_ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2), prompt_tokens=1
+    )
     launch = plan(
         settings, seed=0, run_dir=Path("/r"), ports=Ports(1, 2, 3, 4), gpu_ids=(), bin_dir=Path("/b"), environment={}
     )
     found = {**dict(leaves(launch.tree)), **{f"inference.{k}": v for k, v in leaves(launch.inference_json)}}
-    found = {path.replace("[0]", ""): value for path, value in found.items()}
+    found = {re.sub(r"\[\d+\]", "", path): value for path, value in found.items()}
     return {k: v for k, v in found.items() if not variants(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.records import Job, Result
+from nightshift.records import Result
+from nightshift.worker import Job
 
 
 class Pool(Protocol):

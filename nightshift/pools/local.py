@@ -24,8 +24,8 @@ from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
-from nightshift.records import Job, Result
-from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Signed, signature
+from nightshift.records import Result
+from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Job, Signed, signature
 
 SUBMITTED_NAME = "submitted.json"
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import RULES_NAME, visible_devices
+from nightshift.rules import RULES_NAME
 
 GB = 1e9
 RELEASE_SECONDS = 10.0  # for the driver to take back what a process held; not measured
@@ -50,6 +50,34 @@ class Gpu:
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name})"
+
+
+def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
+    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver.
+
+    `nvml` is the pynvml module or a stand-in.
+    """
+    if nvml is None:
+        import pynvml
+
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+        count = int(nvml.nvmlDeviceGetCount())
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return 0
+    devices = visible_devices(environ)
+    return count if devices is None else min(count, len(devices))
+
+
+def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES, as CUDA reads them up to the first -1; None when it is not set."""
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",")] if value.strip() else []
+    return entries[: entries.index("-1")] if "-1" in entries else entries
 
 
 def list_gpus(nvml: Any = None) -> list[Gpu]:

@@ -87,8 +87,9 @@ def _sections(context: Context) -> list[Section]:
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
+    scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]
     sections = [
-        (f"The incumbent, experiment {incumbent.number:04d}, raw score {incumbent.score:.4f}:", config),
+        (f"The incumbent, experiment {incumbent.number:04d}, raw score {', '.join(scores)}:", config),
         ("Noise:", [_noise(context)]),
         (f"Health of experiment {last.number:04d}, the last one:", health.splitlines()),
         ("The last experiments, latest first:", ended),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import median
 
-from nightshift.campaign.campaign import Standing
+from nightshift.campaign.campaign import Z95, Standing
 from nightshift.records import Verdict
-from nightshift.report.data import MEASURED, Z95, Experiment
+from nightshift.report.data import MEASURED, Experiment
 from nightshift.report.text import cut, expected, score, verdict
 from nightshift.train_toml.values import shorten
 

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift.campaign.campaign import Standing
+from nightshift.campaign.campaign import Z95, Standing
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
+from nightshift.certify.transfer import Transfer, made
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
-from nightshift.rules import ALL_RULES, Rules
 from nightshift.train_toml.config import Change, changes_of
 
-Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
 MEASURED = (Verdict.KEEP, Verdict.DISCARD)
 
 
@@ -105,11 +104,12 @@ class Morning:
     """
 
     branch: str
-    rules: Rules | None
+    environments: tuple[str, ...]  # names
     standing: Standing | None  # what is believed now; None before the baseline
     experiments: tuple[Experiment, ...]
     certificate: Certificate | None
     obsolete: str | None
+    transfers: tuple[Transfer, ...]  # of this branch
     notes: tuple[str, ...]
 
     @property
@@ -167,8 +167,16 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     experiments = tuple(Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands) for r in shown)
     certified, unread = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
-    rules = next((rules for rules in ALL_RULES if last and rules.name == last.rules_name), None)
-    return Morning(branch, rules, campaign.standing, experiments, certified, obsolete, (*notes, *unread))
+    return Morning(
+        branch,
+        last.environments if last else (),
+        campaign.standing,
+        experiments,
+        certified,
+        obsolete,
+        tuple(answer for answer in made(ledger) if answer.branch == branch),
+        (*notes, *unread),
+    )
 
 
 def counted(count: int, noun: str = "experiment") -> str:

@@ -6,7 +6,17 @@ import re
 from collections.abc import Sequence
 
 from nightshift.report.data import Experiment, Morning
-from nightshift.report.text import Headline, certificate_line, cut, duration, expected, score, verdict, visible
+from nightshift.report.text import (
+    Headline,
+    certificate_line,
+    cut,
+    duration,
+    expected,
+    score,
+    transfer_lines,
+    verdict,
+    visible,
+)
 from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
@@ -16,7 +26,8 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
     """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    lines += [markdown(certificate_line(morning), 2000), ""]
+    for line in (certificate_line(morning), *transfer_lines(morning)):
+        lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
         back = f" ({len(morning.taken_back)} taken back)" if morning.taken_back else ""

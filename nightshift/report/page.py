@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -24,13 +24,14 @@ from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
 from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Verdict
+from nightshift.records import Record, Verdict
 from nightshift.report import panels, text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Panel, Spark
-from nightshift.report.runs import CURVES, Rollout, curve_of, problem_texts, rollouts
+from nightshift.report.runs import CURVES, Rollout, curve_of, lost_game, rollouts
+from nightshift.report.slices import SelectionSet, Slice, shown_examples
 from nightshift.report.text import Headline
 from nightshift.report.timing import Night, Use, nights, split_experiment
 
@@ -56,6 +57,8 @@ class Row:
     uses: Mapping[Use, float]  # its seconds
     sparks: tuple[tuple[str, Spark | None], ...]
     rollouts: tuple[Rollout, ...] | None
+    lost_game: Mapping[str, str] = field(default_factory=dict)
+    slices: tuple[Slice, ...] = ()  # of a measured change, against the experiment that it was built on
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,9 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch, head_branch)
     detailed = _detailed(morning.experiments)
-    problems = problem_texts(morning.rules, ledger.tsv_path.parent)
-    rows = [_row(e, ledger, problems if e.number in detailed else None) for e in morning.experiments]
+    examples = shown_examples(morning.environments, ledger.tsv_path.parent)
+    measured = {e.number: e.record for e in morning.experiments if e.standing}
+    rows = [_row(e, ledger, measured, examples if e.number in detailed else None) for e in morning.experiments]
     charts = (progress_chart(morning.experiments, size) for size in SIZES)
     return View(
         morning=morning,
@@ -119,20 +123,23 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     )
 
 
-def _row(experiment: Experiment, ledger: Ledger, problems: Mapping[tuple[str, str], str] | None) -> Row:
-    """With details where there are `problems`; the rollouts are those of the last run that was evaluated."""
+def _row(experiment: Experiment, ledger: Ledger, measured: Mapping[int, Record], examples: SelectionSet | None) -> Row:
+    """With details where there are `examples`; the rollouts are those of the last run that was evaluated."""
     record = experiment.record
-    if problems is None:
+    if examples is None:
         return Row(experiment, split_experiment(record, [[] for _ in record.runs]), (), None)
     folders = [ledger.attempt_dir(record.number, index, run) for index, run in enumerate(record.runs, 1)]
     steps = [read_steps(folder / METRICS_NAME) for folder in folders]
     curves = {words: [curve_of(name, found, _SPARK_POINTS) for found in steps] for name, words in CURVES.items()}
+    parent = measured.get(record.parent or 0) if record.number in measured else None
     scored = [folder for folder, run in zip(folders, record.runs, strict=True) if run.evaluation]
     return Row(
         experiment=experiment,
         uses=split_experiment(record, steps),
         sparks=tuple((words, panels.spark(found)) for words, found in curves.items()),
-        rollouts=tuple(one for folder in scored[-1:] for one in rollouts(folder, record.number, problems)),
+        rollouts=tuple(one for folder in scored[-1:] for one in rollouts(folder, record.number, examples.texts)),
+        lost_game=lost_game(scored[-1]) if scored and record.evaluations[-1].figures else {},
+        slices=examples.flips(record, parent) if parent else (),
     )
 
 
@@ -154,7 +161,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("score", "signed", "points", "duration", "short_number", "cut", "certificate_line")
+    names = ("score", "signed", "points", "duration", "short_number", "cut", "certificate_line", "transfer_lines")
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain}
     return environment

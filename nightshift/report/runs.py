@@ -7,16 +7,13 @@ whatever cannot be read is absent.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
-from nightshift.errors import NightshiftError
-from nightshift.evaluation import selection_set
 from nightshift.files import read_rows
 from nightshift.metrics import Step
-from nightshift.rules import Rules
 
 # What the page draws of every run: the name in metrics.jsonl, and its words.
 CURVES = {
@@ -45,6 +42,7 @@ class Rollout:
     num_tokens: int | None = None
     truncated: bool = False
     problem: str | None = None
+    games: tuple[dict[str, str], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -60,19 +58,6 @@ def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
     return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
 
 
-@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
-def problem_texts(rules: Rules | None, root: Path) -> Mapping[tuple[str, str], str]:
-    """The last message of every example of the selection set by (environment, key); empty without its data."""
-    try:
-        return {
-            (environment.package, example.key): chat[-1]["content"]
-            for environment, example in (selection_set(rules, root) if rules else ())
-            if (chat := environment.episode(example).ask())
-        }
-    except (NightshiftError, ImportError, OSError):
-        return {}
-
-
 def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
     """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
     rows = read_rows(run_dir / ROLLOUTS_NAME, Rollout)
@@ -80,3 +65,11 @@ def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) 
     first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
     found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
     return [replace(row, problem=problems.get((row.environment, row.key))) for row in found]
+
+
+def lost_game(run_dir: Path) -> Mapping[str, str]:
+    """Of the games of a run the first that was lost to the opponent who won most; empty where there was none."""
+    games = [game for row in read_rows(run_dir / ROLLOUTS_NAME, Rollout) for game in row.games]
+    lost = [game for game in games if game.get("ended") in ("lost", "forfeit")]
+    (worst, _), *_ = Counter(game.get("opponent") for game in lost).most_common(1) or [(None, 0)]
+    return next((game for game in lost if game.get("opponent") == worst), {})

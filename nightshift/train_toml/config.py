@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -104,7 +104,7 @@ def _walk(node: dict[str, Any], path: tuple[str, ...], values: dict[str, Value])
             _walk(value, here, values)
         elif entries:
             try:
-                values[dotted] = accept(entries[0], value)
+                values[dotted] = accept(replace(entries[0], leaf=name), value)
             except Problem as error:
                 raise _problem(here, value, error.cause, error.fix) from None
         elif not is_known or not is_inner(dotted):

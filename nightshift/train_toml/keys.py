@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby
 
-from nightshift.train_toml.locks import CURRICULUM, LOCKS
+from nightshift.train_toml.locks import CURRICULUM, LOCKS, OPPONENT, RATIO
 from nightshift.train_toml.values import Key, Kind, Value, value_text
 
 INT, FLOAT, BOOL, CHOICE, LIST, TABLE = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.CHOICE, Kind.LIST, Kind.TABLE
@@ -37,6 +37,8 @@ _IPO = ("trainer.loss.type", ("ipo",))
 _GRPO = ("orchestrator.algo.type", ("grpo",))
 _RAE = ("orchestrator.algo.type", ("rae",))
 _BY_DIFFICULTY = (f"{CURRICULUM}.sampler.type", ("difficulty_pool",))
+_POLICY = (f"{OPPONENT}.type", ("self", "previous"))
+_PREVIOUS = (f"{OPPONENT}.type", ("previous",))
 _ROLLOUTS = ("orchestrator.token_batch_size", (None,))
 
 # TOML table -> its keys. A key stands after the key that selects its variant and after the table that
@@ -69,6 +71,15 @@ _TABLES: dict[str, tuple[Key, ...]] = {
         Key("temperature", FLOAT, 1.0, "of training rollouts; evaluation is greedy", 0.01, 2.0),
         # The rules' models have 32,768 positions.
         Key("max_completion_tokens", INT, None, "longest training completion", 1, 32_768, nullable=True),
+    ),
+    RATIO: (
+        # prime-rl writes it into each entry of its list of sources, which belongs to the rules.
+        Key(ANY, FLOAT, 1.0, "an environment's share of the training examples", above=0, maximum=1e6),
+    ),
+    OPPONENT: (
+        Key("type", CHOICE, "self", "plays a game's other seat", choices=("self", "previous", "pool")),
+        Key("temperature", FLOAT, 1.0, "of the other seat, if a policy plays it", 0.01, 2.0, only_if=_POLICY),
+        Key("interval", INT, 10, "steps until previous is the policy of now", 1, 1000, only_if=_PREVIOUS),
     ),
     "orchestrator.algo": (
         # The others need a teacher, tools or several agents.
@@ -188,7 +199,7 @@ _PARTS = tuple((key, key.path.partition(f".{ANY}")) for key in KEYS)
 _INNER = frozenset(prefix for table in _TABLES for prefix in accumulate(table.split("."), "{}.{}".format))
 _SWITCHES = frozenset(key.path for key in KEYS if key.kind is TABLE)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_NAMED = re.compile(rf"\A({re.escape(_POOLS)}|{re.escape(_GATES)})\.[^.]+")
+_NAMED = re.compile(rf"\A({'|'.join(map(re.escape, (_POOLS, _GATES, RATIO)))})\.[^.]+")
 
 
 def is_name(segment: str) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
 CURRICULUM = f"{SOURCE}.curriculum"  # what is open in every entry
+OPPONENT = "orchestrator.train.opponent"  # ours: of a game
+RATIO = "orchestrator.train.ratio"  # ours: by the name of an environment, that of its entry
 
 
 @dataclass(frozen=True, slots=True)

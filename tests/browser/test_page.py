@@ -56,7 +56,9 @@ def written(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("campaign")
-    build(root, 40, num_examples=200)
+    build(root, 40)
+    (root / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (root / "rules.toml").touch()
     return written(root)
 
 
@@ -149,7 +151,18 @@ def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
     tab.page.locator("#run-0005 td.text").click()
     assert detail.is_visible()
     text = detail.inner_text()
-    for word in ("Hypothesis", "Prediction", "Lesson", "Changed", "Health", "reward", "KL", "entropy", "Problem"):
+    for word in (
+        "Hypothesis",
+        "Prediction",
+        "Lesson",
+        "Changed",
+        "Health",
+        "reward",
+        "KL",
+        "entropy",
+        "Problem",
+        "hard containers: 2",
+    ):
         assert word in text, word
     assert detail.locator(".curve polyline").count() >= 4
     tab.page.locator("#run-0005 td.text").click()

@@ -20,10 +20,10 @@ from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Outcome, Phase, Progress
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +106,25 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
     told = engine.prove(run_dir, weights, notes.append)
     assert told is None or told.startswith("served = file: 0.0000 nats a token from the file, 0.")
     assert (told is None) is (notes == []) is (weights.served_sha256 is None)
+    assert living_children() == []
+
+
+def test_the_mean_of_the_last_steps_is_the_final_policy(engine: Engine, run_dir: Path) -> None:
+    engine.rules = replace(engine.rules, score_last=3)
+    session = engine.open(settings(engine, b"max_steps = 6\n"), 7, run_dir, NEVER)
+    try:
+        assert session.train(3600.0, lambda reading: None).num_steps == 6
+        weights = session.load_final_weights()
+        assert (weights.step, weights.averaged) == (6, (4, 5, 6))
+        assert session.load_final_weights() == weights
+        if engine.name == "prime-rl":  # whose stand-in's weights say which step they are of, and its server repeats it
+            (said,) = session.complete([[{"role": "user", "content": "?"}]], Decoding(24), lambda reading: None)
+            assert said.text.startswith("weights of step 5")
+    finally:
+        session.close()
+    told = engine.prove(run_dir, weights, lambda line: None)
+    assert told is None or told.startswith("served = file: 0.0000 nats a token from the file, 0.")
+    assert not [path for path in run_dir.rglob("*") if path.name in ("recent", "mean")]
     assert living_children() == []
 
 

@@ -24,8 +24,8 @@ import msgspec
 from nightshift import command, experiment, setup  # noqa: F401  (imported for the forks)
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import local
-from nightshift.records import Job
-from tests.faults.plan import Plan, Strike, open_engine, rules_named
+from nightshift.worker import Job
+from tests.faults.plan import Plan, Strike, open_engine, rules_under
 
 WORKER = Path(__file__).with_name("worker.py")
 LATE_SECONDS = 5.0  # the pool's own are a minute
@@ -42,7 +42,7 @@ def _equip(plan: Plan, root: Path) -> None:
         return replace(job, deadline_seconds=min(job.deadline_seconds, plan.deadline_seconds))
 
     strike = Strike(plan, root)
-    setup.pick_rules = lambda engine, *others: rules_named(engine)
+    setup.rules_here = lambda root, engine, gpu_count: rules_under(engine)
     setup.open_engine = partial(open_engine, plan)
     setup.Surroundings = partial(Surroundings, path=())
     setup.datetime = strike.datetime()  # type: ignore[misc]

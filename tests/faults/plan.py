@@ -22,11 +22,12 @@ from typing import Any
 from nightshift.engines import Engine
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.rules import Rules
 from tests.checkouts import ROOT
 from tests.faults import actions
 from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault
 from tests.faults.stand_in_trainer import FOREVER, NUM_SELECTION
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import prime_rl_rules, small
 
 TRAINER = Path(__file__).with_name("stand_in_trainer.py")
@@ -62,9 +63,9 @@ class Plan:
     ports: Ports | None = None
 
 
-def rules_named(name: str | None) -> Rules:
-    """Of an engine, or of that name."""
-    return PRIME_RL_RULES if name in (PRIME_RL_RULES.engine, PRIME_RL_RULES.name) else RULES
+def rules_under(engine: str | None) -> Rules:
+    """Under --engine."""
+    return PRIME_RL_RULES if engine == PRIME_RL_RULES.engine else RULES
 
 
 def open_engine(plan: Plan, rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> Engine:
@@ -77,7 +78,7 @@ def open_engine(plan: Plan, rules: Rules, root: Path, environ: Mapping[str, str]
 
     prime_rl.problems = lambda *arguments: []
     if plan.ports is not None:
-        prime_rl.free_ports = lambda: plan.ports
+        prime_rl.free_ports = lambda *arguments: plan.ports
     made = Installation(root.parent / "prime-rl" / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
     startup_seconds = min(20.0, plan.deadline_seconds / 2)
     timing = Timing(startup_seconds=startup_seconds, hang_seconds=3.0, grace_seconds=1.0, poll_seconds=0.05)

@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nightshift import worker
 from tests.faults.matrix import OF_WORKER
-from tests.faults.plan import Plan, Strike, open_engine, rules_named
+from tests.faults.plan import Plan, Strike, open_engine
 
 
 def main(plan: Plan, root: Path, folder: Path) -> int:
     """As the worker's own; when it has ended, a moment of its own comes."""
-    worker.rules_named, worker.open_engine = rules_named, partial(open_engine, plan)
+    worker.open_engine = partial(open_engine, plan)  # type: ignore[assignment]
     strike = Strike(plan, root, folder)
     strike.prepare()
     code = worker.main(root, folder)

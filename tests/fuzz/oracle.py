@@ -16,12 +16,12 @@ from typing import Any
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.locks import LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 _PREFIXES = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
 LOCKED_ANYWHERE = {prefix.removeprefix("*.") for prefix in _PREFIXES if prefix.startswith("*.")}

@@ -148,7 +148,7 @@ def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path
 @pytest.mark.parametrize(
     ("action", "name"),
     [
-        ("real harness", "rules.toml, the frozen harness"),
+        ("real rules.toml", "rules.toml"),
         ("real record", "runs/0001/record.json"),
         ("push", "branches"),
     ],

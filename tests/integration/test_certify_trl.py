@@ -11,9 +11,9 @@ from nightshift.certify import certificate
 from nightshift.certify.run import certify
 from nightshift.experiment import run_experiment
 from nightshift.request import Request
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import counted_looks
 from tests.conftest import git, living_children
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
 
 # Few examples and one step of training.

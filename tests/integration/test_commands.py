@@ -71,7 +71,10 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
     (root / "stand-in.json").write_text('{"fault": "no_step"}')
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
     assert code == 1
-    assert "no step fitted into the budget of 1 s. Lower orchestrator.batch_size or max_completion_tokens." in stdout
+    assert (
+        "no step fitted into the budget of 1 s of CPU time. Lower orchestrator.batch_size or max_completion_tokens."
+        in stdout
+    )
     [record] = Ledger(root).records()
     assert (record.status, record.failure, record.evaluations) == ("crash", "training", [])
     assert "evaluating" not in (root / "runs" / "0001" / "run-1" / "attempt-0" / "progress.json").read_text()

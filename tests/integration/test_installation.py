@@ -22,8 +22,8 @@ from nightshift.engines.prime_rl.installer import Installer
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.processes.gpus import Gpu
 from nightshift.processes.supervise import interruptible
-from nightshift.rules import ARITHMETIC_TRL
 from tests.conftest import git, living_children
+from tests.rules import ARITHMETIC_TRL
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ class Place:
         return self.installation.root
 
     def installer(self, gpus: tuple[Gpu, ...] = PAIR, **environ: str) -> Installer:
-        return Installer(self.installation, ROOT, gpus, {**self.environ, **environ}, self.notes.append)
+        return Installer(self.installation, ROOT, ARITHMETIC_TRL, gpus, {**self.environ, **environ}, self.notes.append)
 
     def uv_calls(self) -> list[dict[str, object]]:
         log = Path(self.environ["UV_STAND_IN_LOG"])

@@ -18,11 +18,12 @@ from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, Rules
+from nightshift.rules import Rules
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,7 @@ class Prepared:
         self.root.mkdir()
         for name in ("environments", "models", "pyproject.toml"):
             (self.root / name).symlink_to(ROOT / name)
+        (self.root / "rules.toml").write_bytes((ROOT / "rules.toml").read_bytes())  # no link is read
         self.installation = Installation(folder / "prime-rl", Pins.read(ROOT / "pyproject.toml"))
         (self.installation.state_dir / "base").mkdir(parents=True)
         stand_in_prime_rl.install(self.installation.venv)
@@ -55,7 +57,7 @@ class Prepared:
         stand_in_prime_rl.misbehave(self.installation.venv, fault)
 
     def prepare(self, *, smoke: bool = False) -> None:
-        installer = _NoInstaller(self.installation, self.root, PAIR, dict(os.environ), self.notes.append)
+        installer = _NoInstaller(self.installation, self.root, RULES, PAIR, dict(os.environ), self.notes.append)
         preparation.prepare(self.engine(RULES), installer, CONFIG, smoke=smoke)
 
     def engine(self, rules: Rules) -> PrimeRlEngine:
@@ -154,7 +156,7 @@ def test_two_preparations_do_not_fill_the_same_caches(prepared: Prepared) -> Non
 
 def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) -> None:
     busy = replace(GPU, free_gb=10.0)
-    installer = Installer(prepared.installation, prepared.root, (busy, busy), {}, prepared.notes.append)
+    installer = Installer(prepared.installation, prepared.root, RULES, (busy, busy), {}, prepared.notes.append)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
         preparation.prepare(prepared.engine(RULES), installer, CONFIG)
     assert prepared.notes == []

@@ -339,7 +339,7 @@ def take_ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[TakePorts]:
         def take(times: int) -> list[Ports]:
             chosen: list[Ports] = []
 
-            def choose() -> Ports:
+            def choose(num_environments: int) -> Ports:
                 chosen.append(free_ports())
                 if len(chosen) <= times:
                     taken.enter_context(socket.create_server(("127.0.0.1", chosen[-1].env_server)))
@@ -391,6 +391,48 @@ def test_on_one_gpu_the_trainer_waits_until_the_server_has_its_memory(
     assert begun == [
         (name, name == "trainer") for name in ("inference", "validator", "env-server", "orchestrator", "trainer")
     ]
+
+
+def test_two_environments_have_a_server_each_and_a_reward_each(
+    tmp_path: Path, run_dir: Path, train: Train, timing: Timing
+) -> None:
+    first = RULES.environments[0]
+    rules = replace(RULES, environments=(first, replace(first, name="gsm8k")))
+    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    engine = PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
+    stand_in_prime_rl.misbehave(engine.installation.venv, None, 2)
+    (run_dir.parent / "train.toml").write_bytes(BATCH)
+    session = engine.open(engine.validate(parse(BATCH)).settings, 1000, run_dir, math.inf)
+    try:
+        assert train(session, 2).outcome is Outcome.BUDGET
+    finally:
+        session.close()
+    assert {"env-server-arithmetic.log", "env-server-gsm8k.log"} <= {path.name for path in run_dir.iterdir()}
+    assert read_steps(run_dir / "metrics.jsonl")[0].rewards == {"arithmetic": 0.0, "gsm8k": 0.5}
+    assert living_children() == []
+
+
+def test_earlier_steps_of_a_game_complete_again(tmp_path: Path, run_dir: Path, timing: Timing) -> None:
+    rules = replace(RULES, environments=(replace(RULES.environments[0], is_game=True),))
+    installation = stand_in_prime_rl.installation(tmp_path, rules)
+    engine = PrimeRlEngine(rules, ROOT, dict(os.environ), "none", installation=installation, timing=timing)
+    stand_in_prime_rl.misbehave(engine.installation.venv, None, 2)
+    source = b"max_steps = 12\n" + BATCH
+    session = engine.open(engine.validate(parse(source)).settings, 1000, run_dir, math.inf)
+    try:
+        assert not session.earlier
+        assert session.train(math.inf, lambda reading: None).outcome is Outcome.FINISHED
+        last = session.load_final_weights()
+        assert 1 <= len(session.earlier) <= 4
+        for step, load_weights in session.earlier.items():
+            load_weights()
+            (answer,) = session.complete(PROMPTS[:1], DECODING, lambda reading: None)
+            assert answer.text == f"weights of step {step}\n#### {step}"
+            assert 0 < step < last.step == 12
+    finally:
+        session.close()
+    assert not (run_dir / "prime-rl" / "recent").exists()
+    assert living_children() == []
 
 
 @pytest.mark.parametrize("fault", ["update_500", "die_on_update"])

@@ -28,11 +28,11 @@ from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Record
 from nightshift.report.page import render, view_of
 from nightshift.request import Request
-from nightshift.rules import GSM8K_PRIME_RL
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
+from tests.rules import GSM8K_PRIME_RL
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for

@@ -14,12 +14,13 @@ import numpy
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nightshift.engines.prime_rl.proof import CHATS, READER, Answers, Read, Served, _ask_reader, prove
+from nightshift.engines.prime_rl.proof import CHATS, READER, Answers, Read, Served, ask_child, prove
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.records import Weights
 from tests.conftest import living_children
+from tests.waiting import HANG_SECONDS
 
 BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
 DRAW = random.Random(0)
@@ -52,7 +53,9 @@ Rows = list[list[float]]
 
 
 def read(base: Path, folder: Path, run_dir: Path) -> Read:
-    found = _ask_reader(isolated(str(READER), str(base), str(folder)), TOKENS, run_dir, ENVIRON)
+    command = isolated(str(READER), str(base), str(folder))
+    said = ask_child("reader", command, msgspec.json.encode(TOKENS), run_dir, ENVIRON, HANG_SECONDS)
+    found = msgspec.json.decode(said, type=Read)
     assert living_children() == []
     return found
 

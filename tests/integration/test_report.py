@@ -18,12 +18,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import Raw
 
+from nightshift import console
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import Judgement, Verdict
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
+from nightshift.report.slices import shown_examples
 from tests.campaigns import a_record, a_result, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
@@ -315,10 +318,59 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
 def test_rollouts_come_with_their_problems(tmp_path: Path) -> None:
     build(tmp_path, 3, num_examples=400)
     (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (tmp_path / "rules.toml").touch()
     view = view_of(Ledger(tmp_path), "", NOW)
     kinds = [rollout.kind for row in view.rows for rollout in row.rollouts or ()]
     assert {"right", "wrong"} <= set(kinds)
     assert all(rollout.problem for row in view.rows for rollout in row.rollouts or ())
+
+
+def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 4)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (tmp_path / "rules.toml").write_text("")
+    before = render(view_of(ledger, "", NOW))
+    rows = [row for row in view_of(ledger, "", NOW).rows if row.slices]
+    assert rows
+    for row in rows:
+        record = row.experiment.record
+        old, new = (each.evaluations[0].example_scores for each in (ledger.record(record.parent), record))
+        whole, found = row.slices[0], {each.name: each for each in row.slices}
+        assert (whole.name, whole.num_examples) == ("arithmetic", 1000)
+        assert whole.fixed == sum(b > a for a, b in zip(old, new, strict=True)) > 0
+        assert whole.fixed - whole.broken == round(sum(new) - sum(old))
+        for what, count in (("characters", 3), ("events", 3), ("hard containers", 3)):
+            parts = [each for name, each in found.items() if f", {what}: " in name]
+            sums = [sum(getattr(each, n) for each in parts) for n in ("num_examples", "fixed", "broken")]
+            assert (len(parts), sums) == (count, [1000, whole.fixed, whole.broken])
+    names = [each.name.rpartition(": ")[2] for each in rows[0].slices[1:4]]
+    assert [name.split()[0] for name in names] == ["up", "up", "longer"]
+    assert f"<td>{rows[0].slices[0].name}</td><td>1000</td><td>{rows[0].slices[0].fixed}</td>" in before
+    # Who may write to runs/ changes no number of it.
+    for path in tmp_path.glob("runs/0*/**/evaluation.jsonl"):
+        path.write_text(
+            '{"environment": "<script>", "key": "x", "score": 1.0, "answer": "", "completion": ""}\n' * 1000
+        )
+    assert [row.slices for row in view_of(ledger, "", NOW).rows if row.slices] == [row.slices for row in rows]
+
+
+@pytest.mark.parametrize("scores", [b"[1.0]", b"[]", b'["x"]', b"[[[[", b"null", b"[" + b"2," * 999 + b"2]"])
+def test_damaged_scores_tell_no_flips(tmp_path: Path, scores: bytes) -> None:
+    ledger = build(tmp_path, 2)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (tmp_path / "rules.toml").touch()
+    whole, (parent, record) = shown_examples(("arithmetic",), tmp_path), ledger.records()
+    assert whole.flips(record, parent)
+    run = record.runs[0]
+    damaged = replace(record, runs=(replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))),))
+    assert whole.flips(damaged, parent) == whole.flips(record, damaged) == ()
+
+
+def test_no_flips_are_told_of_other_examples(tmp_path: Path) -> None:
+    build(tmp_path, 4, num_examples=400)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (tmp_path / "rules.toml").write_text("")
+    assert not any(row.slices for row in view_of(Ledger(tmp_path), "", NOW).rows)
 
 
 def test_a_thousand_experiments_stay_small_and_quick(tmp_path: Path) -> None:
@@ -367,3 +419,34 @@ def test_what_cannot_be_written_is_one_line(checkout_with_campaign: Path, argume
     code, _, stderr = nightshift(checkout_with_campaign, "report", *arguments)
     assert code == 2
     assert len(stderr.splitlines()) == 1
+
+
+def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: Path) -> None:
+    run = a_result(0.5)
+    assert run.evaluation
+    figures = {"tictactoe": {"elo": 1013.4, "against_perfect": 0.185}}
+    record = a_record(number=1, decided=1, status="keep", rules_name="tictactoe-trl")
+    record = replace(
+        record,
+        judgement=Judgement(Verdict.KEEP, "baseline"),
+        runs=(replace(run, evaluation=replace(run.evaluation, figures=figures)),),
+    )
+    ledger = stored(tmp_path, [record])
+    (tmp_path / "rules.toml").write_text("")
+    folder = ledger.attempt_dir(1, 1, record.runs[0])
+    folder.mkdir(parents=True)
+    games = [
+        {"opponent": "random", "ended": "lost", "cells": "a b"},
+        {"opponent": "perfect", "ended": "forfeit", "cells": "c <script>"},
+        {"opponent": "perfect", "ended": "lost", "cells": "d e"},
+        {"opponent": "perfect", "ended": "won", "cells": "f"},
+    ]
+    row = {"environment": "nightshift_tictactoe", "key": "k", "score": 0.25, "answer": "draw", "completion": "c"}
+    (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
+    page = render(view_of(ledger, BRANCH, datetime(2026, 11, 22, tzinfo=UTC)))
+    assert "<td>elo</td><td>1,013</td>" in page
+    assert "\ntictactoe_against_perfect: 0.185\n" in console.summary(record, "")
+    assert "<td>against_perfect</td><td>0.185</td>" in page
+    assert "opponent: perfect\nended: forfeit\ncells: c &lt;script&gt;\n" in page
+    (folder / "evaluation.jsonl").unlink()
+    assert "A game that it lost" not in render(view_of(ledger, BRANCH, datetime(2026, 11, 22, tzinfo=UTC)))

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Callable, Coroutine, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,11 +18,14 @@ from typing import Any
 
 import pytest
 from nightshift_gsm8k import data
+from nightshift_math import data as math_data
 from pydantic import ValidationError
+
+from tests.unit.test_math import rows
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gsm8k"
 OFFICIAL = os.environ.get(data.ENV_VAR, "")
-IDS = ("nightshift-gsm8k", "nightshift-arithmetic")
+IDS = ("nightshift-gsm8k", "nightshift-arithmetic", "nightshift-countdown", "nightshift-math")
 SIZE = 2  # as many as the fixture's selection set has
 
 
@@ -35,20 +39,27 @@ def _verifiers() -> None:
 
 
 @pytest.fixture
-def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fixture folder, prepared and taken for the official data."""
+def trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The fixture folder, prepared and taken for the official data; and MATH of our own."""
     digests = {name: hashlib.sha256((FIXTURE / name).read_bytes()).hexdigest() for name in data.SHA256}
     monkeypatch.setattr(data, "SHA256", digests)
     monkeypatch.setenv(data.ENV_VAR, str(FIXTURE))
+    monkeypatch.setenv(math_data.ENV_VAR, str(tmp_path / "math"))
+    monkeypatch.setattr(math_data, "NUM_SELECTION", SIZE)
+    monkeypatch.setattr(math_data, "NUM_OFFICIAL", {"train": 20, "test": 20})
+    for split, number in math_data.NUM_OFFICIAL.items():
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows(split, number))))
+    math_data.prepare(tmp_path)
 
 
 class StandIn(ThreadingHTTPServer):
     """Answers every chat completion with `reply` (or with `status`), and remembers what it was asked."""
 
     daemon_threads = True
+    request_queue_size = 128
 
-    def __init__(self, reply: str, status: int = 200) -> None:
-        self.reply, self.status = reply, status
+    def __init__(self, reply: str | Callable[[dict[str, Any]], str], status: int = 200) -> None:
+        self.reply, self.status = reply if callable(reply) else lambda body: reply, status
         self.requests: list[dict[str, Any]] = []
         super().__init__(("127.0.0.1", 0), Answer)
 
@@ -62,7 +73,7 @@ class Answer(BaseHTTPRequestHandler):
         """POST /v1/chat/completions, in OpenAI's format."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body | {"path": self.path})
-        message = {"role": "assistant", "content": self.server.reply}
+        message = {"role": "assistant", "content": self.server.reply(body)}
         completion = {
             "id": "stand-in",
             "object": "chat.completion",
@@ -87,9 +98,25 @@ def tasks_of(taskset_id: str, split: str = "train", size: int | None = SIZE, **o
     return list(vf.load_taskset(config))
 
 
-def rollout(taskset_id: str, stand_in: StandIn, **taskset: Any) -> vf.Episode:
+def while_serving(stand_in: StandIn, run: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """What `run` returns; the stand-in answers meanwhile, and is gone after."""
+    thread = Thread(target=stand_in.serve_forever)
+    thread.start()
+    try:
+        return asyncio.run(run())
+    finally:
+        stand_in.shutdown()
+        thread.join()
+        stand_in.server_close()
+
+
+def rollout(taskset_id: str, stand_in: StandIn, without: Sequence[str] = (), **taskset: Any) -> vf.Episode:
     """The first task, run by verifiers' own environment, agent, runtime and interception server."""
+    import verifiers.v1 as vf
+    from verifiers.v1.utils import loaders
+
     settings = {"id": taskset_id, "split": "train", "size": SIZE} | taskset
+    settings = {name: value for name, value in settings.items() if name not in without}
     config = loaders.resolve_env_config({"taskset": settings, "agent": {"runtime": {"type": "subprocess"}}})
     env = loaders.load_environment(config)
     client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{stand_in.server_port}/v1", api_key_var="UNSET")
@@ -100,14 +127,7 @@ def rollout(taskset_id: str, stand_in: StandIn, **taskset: Any) -> vf.Episode:
             (slot,) = env.slots(next(iter(env.taskset)))
             return await env.run_slot(slot, context)
 
-    thread = Thread(target=stand_in.serve_forever)
-    thread.start()
-    try:
-        return asyncio.run(run())
-    finally:
-        stand_in.shutdown()
-        thread.join()
-        stand_in.server_close()
+    return while_serving(stand_in, run)
 
 
 @pytest.fixture(params=IDS)
@@ -176,7 +196,7 @@ def test_the_real_reward_path_pays_gold_answers_and_nothing_else(taskset_id: str
     for split in ("train", "selection"):
         for task in tasks_of(taskset_id, split):
             answer = task.data.answer
-            replies = [f"So it is.\n#### {answer}", f"#### {answer}1", ""]
+            replies = [f"So it is.\n#### {answer}", f"#### {answer}9", ""]
             assert rewards([(task, reply) for reply in replies]) == [1.0, 0.0, 0.0]
 
 

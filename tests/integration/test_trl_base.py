@@ -1,4 +1,4 @@
-"""A very short remake of the base model: the files that a loader needs, and a model that has begun to learn."""
+"""A very short remake of each base model: the files that a loader needs, and a model that has begun to learn."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from typing import Any
 import pytest
 from nightshift_arithmetic import data
 
+from nightshift.errors import UsageError
+
 pytestmark = pytest.mark.filterwarnings("default")  # libraries warn about each other
 
 NUM_STEPS = 6
-MODEL = Path(__file__).parents[2] / "models" / "arithmetic-base"
+ROOT = Path(__file__).parents[2]
+MODELS = ["models/arithmetic-base", "models/mixed-base"]
 FILES = {
     *("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
     "tokenizer_config.json",
 }
 
 
-@pytest.fixture(scope="module")
-def remake(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+@pytest.fixture(scope="module", params=MODELS)
+def remake(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[str, Path, list[str]]:
     from nightshift.engines.trl.base_model import rebuild
 
     output = tmp_path_factory.mktemp("base") / "model"
     steps: list[str] = []
-    rebuild(output, steps.append, NUM_STEPS)
-    return output, steps
+    rebuild(ROOT, request.param, steps.append, output, NUM_STEPS)
+    return request.param, output, steps
 
 
-def test_the_remake_has_the_files_and_the_shape_of_the_shipped_model(remake: tuple[Path, list[str]]) -> None:
-    output, steps = remake
+def test_the_remake_has_the_files_and_the_shape_of_the_shipped_model(remake: tuple[str, Path, list[str]]) -> None:
+    name, output, steps = remake
+    shipped = ROOT / name
     assert {path.name for path in output.iterdir()} == FILES
     assert steps[1:] == [f"supervised step {NUM_STEPS} / {NUM_STEPS}"]
-    assert (output / "config.json").read_bytes() == (MODEL / "config.json").read_bytes()
+    assert (output / "config.json").read_bytes() == (shipped / "config.json").read_bytes()
     # The tokenizer depends on the data only, so the recipe still makes the one that ships.
-    assert (output / "tokenizer.json").read_bytes() == (MODEL / "tokenizer.json").read_bytes()
-    assert (output / "chat_template.jinja").read_bytes() == (MODEL / "chat_template.jinja").read_bytes()
+    assert (output / "tokenizer.json").read_bytes() == (shipped / "tokenizer.json").read_bytes()
+    assert (output / "chat_template.jinja").read_bytes() == (shipped / "chat_template.jinja").read_bytes()
 
 
 def _load(folder: Path) -> dict[str, Any]:
@@ -62,8 +66,8 @@ def _load(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_transformers_loads_it_and_a_few_steps_have_taught_it_something(remake: tuple[Path, list[str]]) -> None:
-    facts = _load(remake[0])
+def test_transformers_loads_it_and_a_few_steps_have_taught_it_something(remake: tuple[str, Path, list[str]]) -> None:
+    facts = _load(remake[1])
     assert facts["text"] == "Question: Why?\nAnswer: "
     assert facts["digits"] == 4  # a token a digit
     assert facts["odd"] == "caf\u00e9 \u2603"  # any text survives
@@ -72,8 +76,17 @@ def test_transformers_loads_it_and_a_few_steps_have_taught_it_something(remake: 
     assert facts["loss"] < 5.5  # an untrained model: ln 514 = 6.2
 
 
-def test_the_shipped_model_is_small_and_knows_the_format() -> None:
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) < 3e6
-    facts = _load(MODEL)
+def test_a_model_without_a_recipe_is_refused_in_one_line(tmp_path: Path) -> None:
+    from nightshift.engines.trl.base_model import rebuild
+
+    with pytest.raises(UsageError, match=r"Qwen/Qwen2 is not made here\. Write model = one of models/arithmetic-base,"):
+        rebuild(ROOT, "Qwen/Qwen2", print, tmp_path / "model", 1)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_shipped_model_is_small_and_knows_the_format(name: str) -> None:
+    assert sum(path.stat().st_size for path in (ROOT / name).iterdir()) < 2e6
+    facts = _load(ROOT / name)
     assert 400_000 <= facts["parameters"] <= 1_000_000
     assert facts["loss"] < 0.5

@@ -8,14 +8,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
+from transformers import TrainerCallback
 
 from nightshift import environments
-from nightshift.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL
 
 # Libraries warn about each other; here only results count.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -121,7 +122,9 @@ def make_settings(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
-    def make(trained_at_once: int = 512, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
+    def make(
+        trained_at_once: int = 512, others: Any = (), score_last: int = 0, **changes: Any
+    ) -> tuple[Any, list[dict[str, Any]]]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         rows: list[dict[str, Any]] = []
@@ -131,12 +134,13 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         trainer = trainer_module.Trainer(
             AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32"),
             AutoTokenizer.from_pretrained(MODEL),
-            environment,
+            [environment, *others],
             {
                 "settings": make_settings(**changes),
                 "train_seed": 3,
                 "trained_at_once": trained_at_once,
                 "sampled_at_once": 512,
+                "score_last": score_last,
                 **places,
             },
             rows.append,
@@ -144,6 +148,90 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         return trainer, rows
 
     return make
+
+
+@pytest.mark.parametrize(("score_last", "expected"), [(2, [2, 3]), (3, [1, 2, 3]), (4, []), (0, [])])
+def test_the_mean_of_the_last_steps(make_trainer: MakeTrainer, score_last: int, expected: list[int]) -> None:
+    import torch
+
+    trainer, _ = make_trainer(score_last=score_last, max_steps=3)
+    seen: list[Any] = []
+
+    def weights() -> Any:
+        return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
+
+    class Witness(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append(weights())
+
+    trainer.add_callback(Witness)
+    trainer.train_for(600.0)
+    for _ in range(2):
+        assert trainer.average_last() == expected
+        mean = torch.stack([seen[step - 1].double() for step in expected or [3]]).mean(0)
+        assert (weights() - mean).abs().max() < 1e-6  # float32
+    assert (seen[2] - seen[1]).abs().max() > 1e-4
+
+
+def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: MakeTrainer) -> None:
+    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
+    other = SimpleNamespace(
+        name="other",
+        examples=lambda split: arithmetic.examples(split),
+        episode=lambda example: Never(arithmetic.episode(example)),
+        scorer=None,
+    )
+    trainer, rows = make_trainer(others=[other], batch_size=64, max_steps=2, ratio={"other": 3.0})
+    names = [one.name for one, _ in trainer._set]
+    assert (names.count("arithmetic"), names.count("other")) == (18, 54)  # 72 examples in all, a quarter of the first
+    trainer.train_for(600.0)
+    for row in (row for row in rows if row["event"] == "step"):
+        found = row["rewards"]
+        assert found["other"] == 0.0
+        assert row["reward_mean"] <= found.get("arithmetic", 0.0)
+    alone, rows = make_trainer(max_steps=1)
+    alone._metrics_path = alone._metrics_path.with_name("alone.jsonl")
+    alone.train_for(600.0)
+    assert "rewards" not in rows[0]
+
+
+def test_what_a_scorer_computes_is_part_of_the_budget_and_what_it_fails_at_is_told(make_trainer: MakeTrainer) -> None:
+    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
+    closed: list[bool] = []
+    scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: closed.append(True))
+
+    class Failing(Never):
+        def score(self) -> float:
+            scorer.num_failed += 1
+            scorer.cpu_seconds += 10.0
+            return 0.0
+
+    other = SimpleNamespace(
+        name="other",
+        examples=lambda split: arithmetic.examples(split),
+        episode=lambda example: Failing(arithmetic.episode(example)),
+        scorer=scorer,
+    )
+    trainer, rows = make_trainer(others=[other], max_steps=5, ratio={"other": 1e6})
+    assert trainer.train_for(1000.0)["outcome"] == "budget"  # 32 answers a step, of 10 s each
+    assert [row["error_share"] for row in rows] == [1.0] * len(rows)
+    assert 320 < rows[0]["time"] < 640
+    assert len(rows) == 3
+    assert closed == [True]
+    without, rows = make_trainer(max_steps=1)
+    without._metrics_path = without._metrics_path.with_name("without.jsonl")
+    without.train_for(600.0)
+    assert "error_share" not in rows[0]
+
+
+class Never:
+    """An episode that nobody gets right."""
+
+    def __init__(self, episode: Any) -> None:
+        self.ask, self.answer, self.is_formatted = episode.ask, episode.answer, episode.is_formatted
+
+    def score(self) -> float:
+        return 0.0
 
 
 def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_dead_rows(
@@ -182,7 +270,7 @@ def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
     make_trainer: MakeTrainer,
 ) -> None:
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
-    texts = [f"#### {trainer._examples[5].answer}", *["#### 2000"] * 7]
+    texts = [f"#### {trainer._set[5][1].answer}", *["#### 2000"] * 7]
     assert trainer._reward(completions=texts, index=[5] * 8) == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
     assert trainer._row["reward_mean"] == pytest.approx(1 / 8)  # the metrics stay raw
     assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
@@ -314,13 +402,13 @@ def test_every_optimizer_trains_with_a_schedule(
         ({"type": "cosine", "warmup_steps": 2, "min_lr": 0.2}, 6, [0.2, 0.6, 1.0, 0.8828, 0.6, 0.3172]),
     ],
 )
-def test_schedules_are_prime_rls(
-    trainer_module: ModuleType, settings: dict[str, Any], max_steps: int | None, expected: list[float]
-) -> None:
+def test_schedules_are_prime_rls(settings: dict[str, Any], max_steps: int | None, expected: list[float]) -> None:
     import torch
 
+    optimizer_module = importlib.import_module("nightshift.engines.trl.optimizer")
+
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = trainer_module.make_scheduler(settings, optimizer, max_steps, 1.0)
+    scheduler = optimizer_module.make_scheduler(settings, optimizer, max_steps, 1.0)
     factors = []
     for _ in expected:
         factors.append(optimizer.param_groups[0]["lr"])

@@ -17,7 +17,7 @@ LINE = """
     command
     night
     console report pin
-    certify
+    certify own_environment
     experiment
     setup
     proposers
@@ -28,8 +28,13 @@ LINE = """
     engines
     campaign
     git
-    train_toml environments processes
+    environments
+    taskset_environment
+    scorer
+    train_toml processes
     metrics
+    rules_toml
+    tasksets
     rules
     records request
     files

@@ -40,6 +40,13 @@ def test_splits_stay_apart_for_any_seed(examples: dict[str, list[data.Example]],
     assert not held_out & {example.question for example in data.load("train", 3000, seed + 100)}
 
 
+def test_what_an_example_is_comes_from_its_problem() -> None:
+    for problem, _ in zip(data.problems("selection", 0), range(300), strict=False):
+        num_hard = sum(event.container in data.HARD for event in problem.events)
+        told = {"events": str(len(problem.events)), "hard containers": str(num_hard)}
+        assert data.slices(data._example(problem)) == told
+
+
 def test_every_split_asks_about_every_container(examples: dict[str, list[data.Example]]) -> None:
     for split in SPLITS:
         text = " ".join(example.question for example in examples[split])

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.certify import certificate
-from nightshift.certify.certificate import Certificate, estimate, t_quantile
+from nightshift.certify.certificate import Certificate, estimate, t_probability, t_quantile
 from nightshift.errors import UsageError
 from nightshift.files import write_json
 from nightshift.records import DecisionRules
@@ -125,9 +125,26 @@ def test_t_quantile_ends_in_the_normal() -> None:
 
 
 MADE = Certificate(
-    "2026-11-21T00:00:00+00:00", "autoresearch/x", "abc", 0.5, 0.52, 0.02, (-0.01, 0.05),
-    {"baseline": 3, "incumbent": 2}, 1319, "as it says", 2, ("one crashed",),
-)  # fmt: skip
+    created="2026-11-21T00:00:00+00:00",
+    branch="autoresearch/x",
+    rules_hash="abc",
+    baseline_score=0.5,
+    incumbent_score=0.52,
+    difference=0.02,
+    interval=(-0.01, 0.05),
+    num_seeds={"baseline": 3, "incumbent": 2},
+    num_examples=1319,
+    estimator="as it says",
+    sealed_looks=2,
+    notes=("one crashed",),
+)
+
+
+@pytest.mark.parametrize(
+    ("t", "df", "p"), [(2.228139, 10, 0.05), (-1.959964, 1e9, 0.05), (0.0, 3, 1.0), (63.657, 1, 0.01)]
+)
+def test_the_chance_of_a_t_as_large(t: float, df: float, p: float) -> None:
+    assert t_probability(t, df) == pytest.approx(p, abs=1e-5)
 
 
 def test_the_file_is_read_back_and_has_the_promised_fields(tmp_path: Path) -> None:

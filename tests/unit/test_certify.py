@@ -11,16 +11,17 @@ from nightshift_arithmetic import data
 
 from nightshift.campaign.verify import verify
 from nightshift.certify import certificate
-from nightshift.certify.run import FIRST_SEED_INDEX, certify, describe, make_plan
+from nightshift.certify.pairs import FIRST_SEED_INDEX
+from nightshift.certify.run import certify, describe, make_plan
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import run_experiment
 from nightshift.records import Weights
 from nightshift.request import Request
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import SilentReporter, furnish, make_setup
 from tests.stand_ins import NUM_SELECTION, small
 from tests.waiting import HANG_SECONDS
@@ -153,7 +154,7 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
 
 
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
-    kept.pool.wait, wait = (lambda seconds: ((kept.root / "rules.toml").touch(), wait(seconds))[1]), kept.pool.wait
+    kept.pool.wait, wait = (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]), kept.pool.wait
     with pytest.raises(NightshiftError, match="no run of the baseline came through"):
         certify(kept, num_seeds=1)
 

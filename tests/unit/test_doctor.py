@@ -16,8 +16,8 @@ from nightshift.engines import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, checks, is_ready, table
 from nightshift.engines.prime_rl import machine
 from nightshift.engines.prime_rl.machine import check_machine
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.prime_rl_plans import launch_of, variant
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, Card, StandInNvml
 from tests.waiting import cpu_seconds_of_children
 

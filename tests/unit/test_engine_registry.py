@@ -16,10 +16,11 @@ from nightshift.engines import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, Rules
+from nightshift.rules import Rules
 from nightshift.train_toml.config import load
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
+from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +100,11 @@ def test_the_embedded_experiment_is_the_one_that_was_recorded_with_version_1() -
 
 def test_one_engine_does_not_load_the_other() -> None:
     code = (
-        "import sys; from pathlib import Path; from nightshift import engines, rules; "
-        "cheap = 'psutil' not in sys.modules; "
-        "engines.open_engine(rules.pick_rules('trl', 0), Path(), {}); print(cheap, 'httpx' in sys.modules)"
+        "import sys; from pathlib import Path; from nightshift import engines, rules_toml; "
+        "cheap = 'torch' not in sys.modules; rules = rules_toml.rules_here(Path(), 'trl', 0); "
+        "engines.open_engine(rules, Path(), {}); print(cheap, 'httpx' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["True", "False"]
 
 

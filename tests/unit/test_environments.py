@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from nightshift import environments
+from nightshift.engines.downloads import data_problem
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_TRL, EnvironmentRules
+from nightshift.evaluation import examples_digest
+from nightshift.rules import EnvironmentRules
+from nightshift.taskset_environment import Question
+from tests.rules import ARITHMETIC_TRL, GSM8K_TRL
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,36 +60,46 @@ def test_an_episode_asks_once_and_scores_the_answer() -> None:
 def test_missing_data_is_one_line_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path))
     gsm8k, arithmetic = environments.load(ROOT, [*GSM8K_TRL.environments, *ARITHMETIC_TRL.environments])
-    assert "uv run prepare.py --gsm8k" in str(environments.data_problem(gsm8k))
+    assert "uv run prepare.py --gsm8k" in str(data_problem(ROOT, GSM8K_TRL))
     for act in (lambda: gsm8k.examples("selection"), lambda: gsm8k.prepare(None, print)):
         with pytest.raises(EngineError, match="cannot be read: No such file"):
             act()
-    assert environments.data_problem(arithmetic) is None
+    assert data_problem(ROOT, ARITHMETIC_TRL) is None
     arithmetic.prepare(None, print)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("code", "cause"),
     [
-        ('environments = ["gsm8k"]', "('gsm8k',)"),
-        ("", "()"),
-        ("environments = [", "rules.toml: "),
-        ("environment = []", "unknown field `environment`. Write environments = "),
-        ('environments = "gsm8k"', "rules.toml: Expected `array`, got `str` - at `$.environments`."),
-        ("environments = [1]", "rules.toml: Expected `str`, got `int` - at `$.environments[0]`."),
-        ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
-        ('environments = ["../x"]', "Write one of: arithmetic, gsm8k."),
-        ('environments = ["gsm8k", "arithmetic"]', "one is scored at a time. Name one."),
-        (None, "rules.toml: [Errno 2] No such file"),
+        ("return 2.0", "score 2.0 is not 0..1"),
+        ("return float('nan')", "score nan is not 0..1"),
+        ("return None", "TypeError"),
+        ("return [][1]", "IndexError: list index out of range"),
     ],
 )
-def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected: str) -> None:
-    (tmp_path / "environments").symlink_to(ROOT / "environments")
-    if text is not None:
-        (tmp_path / "rules.toml").write_text(text)
-    try:
-        said = str(environments.chosen(tmp_path))
-    except UsageError as error:
-        said = str(error)
-    assert expected in said
-    assert "\n" not in said
+def test_a_score_out_of_range_or_none_is_one_line_that_names_the_code(code: str, cause: str) -> None:
+    scoring = ModuleType("nightshift_mine.scoring")
+    exec(f"def score(text, answer): {code}", vars(scoring))
+    question = Question([{"role": "user", "content": "?"}], "4", scoring)
+    question.answer("4")
+    with pytest.raises(EngineError, match=rf"nightshift_mine.scoring: .*{re.escape(cause)}") as error:
+        question.score()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("keys", [(), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
+def test_a_set_that_is_not_as_large_as_declared_or_has_a_key_twice_is_refused(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (arithmetic,) = environments.load(ROOT, [EnvironmentRules("arithmetic", 3, needs=("gsm8k",))])
+    data = SimpleNamespace(load=lambda split, size: [SimpleNamespace(key=key) for key in keys])
+    monkeypatch.setattr(arithmetic, "_data", data)
+    with pytest.raises(EngineError, match=rf"arithmetic: {len(keys)} examples of selection with .* 3 are asked for"):
+        arithmetic.examples("selection")
+
+
+def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_that_of_the_rules() -> None:
+    environment = SimpleNamespace(package="nightshift_math")
+    digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}  # type: ignore[list-item]
+    assert len(digests) == 2
+    assert "nightshift/taskset_environment.py" in GSM8K_TRL.measuring

@@ -20,10 +20,10 @@ from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import run_experiment
 from nightshift.records import Failure, Outcome, Record
 from nightshift.request import Request
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.setup import Setup
 from tests.campaigns import judged, stored
 from tests.conftest import git, living_children
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import during, furnish, make_setup
 from tests.stand_ins import NUM_SELECTION, small
 

@@ -25,8 +25,8 @@ from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.report.text import headline
-from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import BRANCH, a_record, a_result, stored
+from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]
 NUM = 1000
@@ -129,7 +129,7 @@ def test_neither_results_tsv_nor_the_verdict_knows_the_strict_score() -> None:
 def test_the_digest_has_a_line_for_it() -> None:
     form = str(compare(measured(2, ONLY_FORM[1]), measured(1, ONLY_FORM[0])))
     run = measured(2, ONLY_FORM[1]).runs[0]
-    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, form))]
+    told = [str(finding) for finding in examine([Step(step=1)], Conditions(run, 60.0, {}, None, (form,)))]
     assert form in told
     assert form == (
         "form: 90% of the answers end as asked, 12% before: strict_score +35.0 pp, eval_score +10.0 pp, "

@@ -9,10 +9,10 @@ import pytest
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
-from nightshift.rules import ARITHMETIC_TRL as RULES
-from nightshift.rules import GSM8K_TRL
 from tests.campaigns import a_record
 from tests.conftest import git
+from tests.rules import ARITHMETIC_TRL as RULES
+from tests.rules import GSM8K_TRL
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 0\n"
 CODE = ("nightshift/evaluation.py", "environments/arithmetic/nightshift_arithmetic/__init__.py", "docs/make.py")
@@ -109,7 +109,7 @@ def test_what_git_cannot_show_our_own_digest_does(repo: Repo, start: str) -> Non
 @pytest.mark.parametrize(
     ("name", "is_frozen"),
     [
-        ("rules.toml", True),
+        ("rules.toml", False),  # what it says is in the rules hash
         ("nightshift/evaluation.py", True),
         ("nightshift/report/new.py", True),
         ("environments/arithmetic/nightshift_arithmetic/__init__.py", True),

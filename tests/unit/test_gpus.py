@@ -21,11 +21,11 @@ from nightshift.processes.gpus import (
     choose_gpus,
     gpu_problems,
     list_gpus,
+    num_gpus,
     nvml_session,
     parse_gpus,
     visible_gpus,
 )
-from nightshift.rules import num_gpus
 
 GB = 10**9
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-aa00", 85.0, 84.5, "570.86.15", (9, 0))

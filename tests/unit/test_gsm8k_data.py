@@ -108,6 +108,11 @@ def test_every_worked_solution_of_the_fixture_scores_one(trusted: Path) -> None:
             assert score(example.solution, example.answer) == score(example.answer, example.answer) == 1.0
 
 
+def test_the_steps_of_a_worked_solution_are_counted(trusted: Path) -> None:
+    told = {e.question[:11]: data.slices(e) for e in [*data.load("train"), *data.load("selection")]}
+    assert (told["Rosa plants"], told["A ferry car"]) == ({"steps": "2"}, {"steps": "1"})
+
+
 def test_the_chat_asks_the_question_with_the_instruction_and_gives_nothing_away(trusted: Path) -> None:
     example = load("sealed", 1)[0]
     assert messages(example) == [{"role": "user", "content": f"{example.question}\n\n{data.INSTRUCTION}"}]
@@ -187,7 +192,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_other_way(
     assert "\n" not in str(failed.value)
 
 
-@pytest.mark.parametrize("package", ["nightshift_gsm8k", "nightshift_arithmetic"])
+@pytest.mark.parametrize("package", ["nightshift_gsm8k", "nightshift_arithmetic", "nightshift_countdown"])
 def test_data_and_scoring_import_nothing_heavy(package: str) -> None:
     code = f"import sys, {package}.data, {package}.scoring; print([m for m in {HEAVY} if m in sys.modules])"
     command, env = [sys.executable, "-c", code], {"PYTHONPATH": ENVIRONMENTS}

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_memory import TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
+from benchmarks.gpu_memory import GB, PARAMETERS, TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
 from nightshift.engines import open_engine, used_keys
 from nightshift.engines.memory import on_cards, smaller
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.presets import AC, CHUNK, OFFLOAD, PRESETS, ROW, SEQUENCES, SHARE, TOKENS, with_preset
-from nightshift.engines.trl.engine import MEMORY
+from nightshift.engines.trl.engine import MEMORY, TOO_SMALL_FOR_TWO
 from nightshift.errors import ConfigError, UsageError
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, NO_CARD, Rules
+from nightshift.rules import NO_CARD, Rules
+from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.keys import BY_PRESET
 from tests.prime_rl_plans import SHIPPED
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +202,18 @@ def test_all_that_a_preset_allows_fits_on_its_card(memory: str) -> None:
 def test_all_that_trl_may_sample_and_train_fits(memory: str) -> None:
     longest, card_gb = MEMORY[memory][2], int(memory.split()[2])
     for sampled in (512, min(longest, 1024)):  # on 80 GB longer ones are allowed as ever, and may not fit
-        assert max(trl_gb(memory, sampled).values()) <= 0.93 * card_gb
+        most = max(trl_gb(memory, sampled).values())
+        assert most <= 0.93 * card_gb
+    assert (most + 4 * PARAMETERS / GB <= 0.93 * card_gb) is (memory != TOO_SMALL_FOR_TWO), "with an earlier policy"
+
+
+def test_an_earlier_policy_as_opponent_is_refused_where_it_has_no_room() -> None:
+    rules = rules_of(ROOT, Chosen(environments=["tictactoe"], model="Qwen/Qwen2.5-0.5B-Instruct"), "trl", 1)
+    config = parse(SHIPPED + b'\n[orchestrator.train.opponent]\ntype = "previous"\n')
+    roomy, small = (open_engine(replace(rules, memory=name), ROOT, {}) for name in ("1 x 24 GB", TOO_SMALL_FOR_TWO))
+    assert roomy.validate(config).settings["opponent"]["type"] == "previous"
+    with pytest.raises(ConfigError, match=r'type = "previous": .* 1 x 16 GB allows no second model'):
+        small.validate(config)
 
 
 def test_the_page_shows_the_sums() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from nightshift.engines.prime_rl.effective import effective, fixed
 from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
 from nightshift.processes.supervise import engine_environment
-from nightshift.rules import GSM8K_PRIME_RL as RULES
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.edit import set_values
 from nightshift.train_toml.keys import ANY, BY_PRESET, KEYS
 from nightshift.train_toml.locks import SOURCE, lock
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
+from tests.rules import GSM8K_PRIME_RL as RULES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED: dict[str, dict[str, Any]] = json.loads((FIXTURES / "rlconfig-keys.json").read_text())
@@ -232,6 +233,15 @@ def test_no_rollout_begins_with_what_older_weights_computed() -> None:
         assert launch.inference_json["vllm"]["enable_prefix_caching"] is False, name
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         parse(SHIPPED + b"enable_prefix_caching = true\n")
+
+
+def test_adapters_are_refused_where_a_mean_is_scored() -> None:
+    lora = variant("lora")
+    assert effective(lora, RULES, PROMPT_TOKENS)
+    line = lora.source.decode().split("\n").index("[trainer.model.lora]") + 1
+    with pytest.raises(ConfigError, match=rf"train\.toml:{line}: trainer\.model\.lora: .*score_last = 5\. Delete"):
+        effective(lora, replace(RULES, score_last=5), PROMPT_TOKENS)
+    assert effective(variant("train"), replace(RULES, score_last=5), PROMPT_TOKENS)
 
 
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:

@@ -16,8 +16,8 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.prime_rl_plans import GPU
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 PINS = Pins.read(ROOT / "pyproject.toml")
@@ -50,9 +50,9 @@ def test_where_prime_rl_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_process_that_uses_it_finds_its_programs_caches_and_environments(installation: Installation) -> None:
-    environment = installation.environment(ROOT, "/usr/bin")
+    environment = installation.environment(ROOT, ARITHMETIC_TRL, "/usr/bin")
     assert environment["PATH"] == f"{installation.root}/.venv/bin:/usr/bin"
-    assert environment["PYTHONPATH"] == str(installation.environments_dir(ROOT))
+    assert environment["PYTHONPATH"] == str(installation.environments_dir(ROOT, ARITHMETIC_TRL))
     assert environment["HF_HUB_OFFLINE"] == "1"
     inside = [name for name, value in environment.items() if value.startswith(str(installation.root))]
     assert {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HUB_CACHE"} <= set(inside)
@@ -129,39 +129,56 @@ def clone_of_environments(folder: Path) -> Path:
 
 
 def copy_environments(installation: Installation, root: Path) -> None:
-    Installer(installation, root, (), {}, lambda line: None)._copy_environments(root)
+    Installer(installation, root, ARITHMETIC_TRL, (), {}, lambda line: None)._copy_environments(root)
 
 
 def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Installation, tmp_path: Path) -> None:
     root = clone_of_environments(tmp_path / "clone")
-    assert checks.environments_problem(installation, root) is not None
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
     copy_environments(installation, root)
-    assert checks.environments_problem(installation, root) is None
-    folder = installation.environments_dir(root)
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
+    folder = installation.environments_dir(root, ARITHMETIC_TRL)
     assert sorted(path.name for path in folder.iterdir()) == ["nightshift_arithmetic", "nightshift_gsm8k"]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     (folder / "nightshift_gsm8k" / "__pycache__").mkdir()
     (folder / "nightshift_gsm8k" / "__pycache__" / "data.cpython-312.pyc").write_bytes(b"compiled on import")
-    assert checks.environments_problem(installation, root) is None
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     scoring = folder / "nightshift_gsm8k" / "scoring.py"
     scoring.write_bytes(scoring.read_bytes().replace(b"0.0", b"1.0"))
-    assert "is not the copy of" in str(checks.environments_problem(installation, root))
+    assert "is not the copy of" in str(checks.environments_problem(installation, root, ARITHMETIC_TRL))
     copy_environments(installation, root)
-    assert checks.environments_problem(installation, root) is None
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     (folder / "nightshift_gsm8k" / "extra.py").write_text("")
-    assert checks.environments_problem(installation, root) is not None
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
 
 
 def test_two_checkouts_with_other_environments_share_an_installation(
     installation: Installation, tmp_path: Path
 ) -> None:
     first, second = clone_of_environments(tmp_path / "first"), clone_of_environments(tmp_path / "second")
-    assert installation.environments_dir(first) == installation.environments_dir(second)
+    assert installation.environments_dir(first, ARITHMETIC_TRL) == installation.environments_dir(second, ARITHMETIC_TRL)
     (second / "environments" / "gsm8k" / "nightshift_gsm8k" / "data.py").write_text("INSTRUCTION = 'Guess.'\n")
     for root in (first, second):
         copy_environments(installation, root)
-    assert installation.environments_dir(first) != installation.environments_dir(second)
-    assert [checks.environments_problem(installation, root) for root in (first, second)] == [None, None]
+    assert installation.environments_dir(first, ARITHMETIC_TRL) != installation.environments_dir(second, ARITHMETIC_TRL)
+    assert [checks.environments_problem(installation, root, ARITHMETIC_TRL) for root in (first, second)] == [None, None]
+
+
+def test_environments_that_prepare_did_not_see_are_copied_before_a_run(
+    installation: Installation, tmp_path: Path
+) -> None:
+    """Those of `transfer --to`, which rules.toml does not choose."""
+    root = clone_of_environments(tmp_path / "clone")
+    copy_environments(installation, root)
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
+    engine = PrimeRlEngine(GSM8K_PRIME_RL, root, {}, "none", installation=installation)
+    assert checks.environments_problem(installation, root, GSM8K_PRIME_RL) is not None
+    for _ in range(2):
+        engine.prepare_at_start(print)
+        assert checks.environments_problem(installation, root, GSM8K_PRIME_RL) is None
+    copied = [path.name for path in installation.environments_dir(root, GSM8K_PRIME_RL).iterdir()]
+    assert copied == ["nightshift_gsm8k"]
+    assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
 
 
 def snapshot(folder: Path, without: str = "") -> Path:

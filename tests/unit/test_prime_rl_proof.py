@@ -22,10 +22,10 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
 from nightshift.records import Weights
-from nightshift.rules import GSM8K_PRIME_RL
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.prime_rl_plans import launch_of, variant
+from tests.rules import GSM8K_PRIME_RL
 from tests.stand_in_server import StandInServer, logprob
 from tests.waiting import HANG_SECONDS
 

@@ -17,13 +17,13 @@ DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
 
 def made(folder: Path) -> Path:
     """The folder of an attempt with what is heavy, and what is not."""
-    for name in ("broadcasts/step_3", "rollouts/step_3", "configs"):
+    for name in ("broadcasts/step_3", "recent/step_2", "rollouts/step_3", "configs"):
         (folder / "prime-rl" / name).mkdir(parents=True)
     return folder
 
 
 def heavy(folder: Path) -> list[bool]:
-    return [(folder / "prime-rl" / name).is_dir() for name in ("broadcasts", "rollouts", "configs")]
+    return [(folder / "prime-rl" / name).is_dir() for name in ("broadcasts", "recent", "rollouts", "configs")]
 
 
 @pytest.mark.parametrize("keep_all", [False, True])
@@ -34,7 +34,7 @@ def test_a_session_removes_its_own(tmp_path: Path, keep_all: bool) -> None:
     assert json.loads((folder / TRACE_NAME).read_text())["pid"] == os.getpid()
     for _ in range(2):
         remains.remove()
-        assert heavy(folder) == [keep_all, keep_all, True]
+        assert heavy(folder) == [keep_all, keep_all, keep_all, True]
         assert not (folder / TRACE_NAME).exists()
 
 
@@ -45,7 +45,7 @@ def test_the_next_start_removes_what_a_kill_left(tmp_path: Path, place: str) -> 
     folder = made(tmp_path / place)
     (folder / TRACE_NAME).write_text(json.dumps(DEAD))
     sweep(tmp_path, "prime-rl")
-    assert heavy(folder) == [False, False, True]
+    assert heavy(folder) == [False, False, False, True]
     assert not (folder / TRACE_NAME).exists()
 
 
@@ -55,7 +55,7 @@ def test_what_a_living_worker_has_stays_and_so_does_what_the_person_wants(tmp_pa
         folder = made(tmp_path / f"{number:04d}" / "run-1" / "attempt-0")
         (folder / TRACE_NAME).write_text(json.dumps(trace))
         sweep(tmp_path, "prime-rl")
-        assert heavy(folder) == [True, True, True]
+        assert heavy(folder) == [True, True, True, True]
         assert (folder / TRACE_NAME).exists() is (number == 1)
 
 
@@ -74,7 +74,7 @@ def test_a_trace_that_is_none_removes_nothing(tmp_path: Path, content: bytes) ->
     folder = made(tmp_path / "0001" / "run-1" / "attempt-0")
     (folder / TRACE_NAME).write_bytes(content)
     sweep(tmp_path, "prime-rl")
-    assert heavy(folder) == [True, True, True]
+    assert heavy(folder) == [True, True, True, True]
 
 
 def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
     (places[2] / TRACE_NAME).write_text(json.dumps(DEAD))
     os.mkfifo(places[3] / TRACE_NAME)
     sweep(runs, "prime-rl")
-    assert heavy(outside) == [True, True, True]
+    assert heavy(outside) == [True, True, True, True]
 
 
 def test_processes_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -73,6 +74,12 @@ def test_files_for_others_are_valid_by_their_schemas(schema: str, file: str) -> 
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_the_extra_is_the_verifiers_of_the_pinned_prime_rl_and_of_the_tests() -> None:
+    pinned = PROJECT["tool"]["nightshift"]["prime-rl"]["verifiers"]
+    assert PROJECT["project"]["optional-dependencies"]["verifiers"] == [f"verifiers=={pinned}"]
+    assert f"verifiers=={pinned}" in PROJECT["dependency-groups"]["dev"]
+
+
 def test_development_tools_do_not_come_with_an_experiment() -> None:
     assert PROJECT["tool"]["uv"]["default-groups"] == []
     needed = {re.split(r"[=<>\[ ]", name)[0] for name in PROJECT["project"]["dependencies"]}
@@ -87,7 +94,7 @@ def test_development_tools_do_not_come_with_an_experiment() -> None:
 @pytest.mark.parametrize(
     "page",
     ["README.md", "AGENTS.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "decision-rule",
-     "gpus", "keep-warm", "measured", "pin"))],
+     "environments", "gpus", "keep-warm", "measured", "pin"))],
 )  # fmt: skip
 def test_every_file_that_a_page_names_exists(page: str) -> None:
     text = (ROOT / page).read_text()
@@ -105,3 +112,12 @@ def test_the_files_that_tell_how_a_command_becomes_a_verdict_are_as_short_as_tol
     num_lines = sum(len((ROOT / name).read_text().splitlines()) for name in found)
     assert num_lines <= 1200
     assert abs(num_lines - int(told.replace(",", ""))) <= 30
+
+
+def test_benchmarks_import_only_what_their_neighbours_have() -> None:
+    modules = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "benchmarks").glob("*.py")}
+    for name, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and "." not in (node.module or "."):
+                known = node.module in modules or importlib.util.find_spec(str(node.module)) is not None
+                assert known, f"benchmarks/{name}.py imports {node.module}"

@@ -16,10 +16,10 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.proposers import Context, Proposer
 from nightshift.proposers.search import SearchProposer, scores, space_of
 from nightshift.records import Judgement, Verdict
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.train_toml.config import diff, parse
 from tests import campaigns
 from tests.campaigns import BASELINE
+from tests.rules import ARITHMETIC_TRL
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
 BOTH = ["random", "tpe"]

@@ -14,8 +14,8 @@ import pytest
 
 from nightshift.campaign import replay as replays
 from nightshift.campaign.ledger import Ledger
-from nightshift.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.cheats.__main__ import totals
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -181,6 +181,14 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     assert all(f"scores {data['base']['mean']:.3f}" in page for page in (README, MEASURED))
     told = " ".join(README.split())
     assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
+
+
+def test_the_slope_of_countdown() -> None:
+    base, shipped, slower = (result("countdown_slope")["settings"][name] for name in ("base", "default", "lr/3"))
+    told = " ".join(MEASURED.split())
+    assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
+    assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {slower['mean']:.3f} with a third" in told
+    assert f"of the learning rate ({slower['sd']:.3f})" in told
 
 
 def test_the_clock_of_the_embedded_budget() -> None:

@@ -8,12 +8,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.rules import ALL_RULES, ARITHMETIC_TRL, EnvironmentRules, pick_rules
-
-ROOT = Path(__file__).parents[2]
+from nightshift.records import Weights
+from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
+from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "name",
     [
-        "rules.toml",
+        "environments/gsm8k/pyproject.toml",
         "environments/gsm8k/nightshift_gsm8k/scoring.py",
         "environments/arithmetic/nightshift_arithmetic/data.py",
         "environments/arithmetic/nightshift_arithmetic/words.json",
@@ -51,8 +52,8 @@ def test_one_byte_of_what_measures_changes_hash_and_tree(root: Path, name: str) 
 
 def test_what_does_not_measure_does_not_change_the_hash(root: Path) -> None:
     before, tree = ARITHMETIC_TRL.hash(root), ARITHMETIC_TRL.harness_tree(root)
-    free = ("environments/other/new.py", "environments/gsm8k/__pycache__/x.pyc", "models/arithmetic-base/README.md")
-    for name in (*free, "nightshift/engines/trl/grpo.py~", "environments/gsm8k/.venv/x.py", "docs/x.md", "tests/x.py"):
+    free = ("environments/other/new.py", "environments/gsm8k/__pycache__/x.pyc", "environments/gsm8k/.venv/lib/x.py")
+    for name in (*free, "nightshift/engines/trl/grpo.py~", "docs/x.md", "tests/x.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
     assert (ARITHMETIC_TRL.hash(root), ARITHMETIC_TRL.harness_tree(root)) == (before, tree)
@@ -62,11 +63,83 @@ def test_what_does_not_measure_does_not_change_the_hash(root: Path) -> None:
     assert ARITHMETIC_TRL.harness_tree(root) != tree
 
 
+def test_another_environment_touches_its_folder_and_rules_toml_only(root: Path) -> None:
+    """gsm8k's rules, their hash and what is frozen under them stay as they were."""
+    mine = root / "environments" / "mine"
+    before = rules_here(root, "prime-rl", 2)
+    tree = before.harness_tree(root)
+    shutil.copytree(root / "environments" / "arithmetic", mine)
+    (mine / "nightshift_arithmetic").rename(mine / "nightshift_mine")
+    with (root / "rules.toml").open("a") as file:
+        file.write("[environment.mine]\nweight = 2.0\n")
+    after = rules_here(root, "prime-rl", 2)
+    assert (after, after.hash(root), after.harness_tree(root)) == (before, before.hash(root), tree)
+    assert before.hash(root) == GSM8K_PRIME_RL.hash(ROOT)
+    text = (root / "rules.toml").read_text()
+    (root / "rules.toml").write_text(text.replace("environments = []", 'environments = ["gsm8k", "mine"]'))
+    assert rules_here(root, "prime-rl", 2).name == "gsm8k+mine-prime-rl"
+
+
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(root: Path) -> None:
     before = ARITHMETIC_TRL.hash(root)
-    (root / "rules.toml").unlink()
-    os.mkfifo(root / "rules.toml")
+    (root / "nightshift" / "worker.py").unlink()
+    os.mkfifo(root / "nightshift" / "worker.py")
     assert ARITHMETIC_TRL.hash(root) != before
+
+
+@pytest.mark.parametrize("name", [".models/tiny", "data/.hidden"])
+def test_no_name_hides_what_measures(root: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A model, or data of an environment, in a folder whose name begins with a dot; a document that it may read."""
+    outside = tmp_path_factory.mktemp("outside")
+    for place in (root, outside):
+        shutil.copytree(root / "models/arithmetic-base", place / name)
+    for model in (name, str(outside / name)):
+        rules = rules_of(root, Chosen(environments=["arithmetic"], model=model), "trl", 0)
+        for path in (root / model, root / "environments/gsm8k/.data"):
+            for file in ("model.safetensors", "prompt.md"):
+                before = rules.hash(root), rules.harness_tree(root)
+                path.mkdir(exist_ok=True)
+                with (path / file).open("ab") as written:
+                    written.write(b"\n")
+                assert rules.hash(root) != before[0], path / file
+                assert rules.harness_tree(root) != before[1], path / file
+
+
+def test_a_package_that_is_a_link_is_refused(root: Path) -> None:
+    package = root / "environments/gsm8k/nightshift_gsm8k"
+    package.rename(root / "elsewhere")
+    package.symlink_to(root / "elsewhere")
+    for digest in (ARITHMETIC_TRL.hash, ARITHMETIC_TRL.harness_tree):
+        with pytest.raises(UsageError, match=r"nightshift_gsm8k is a link to a folder, whose bytes no hash holds"):
+            digest(root)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("seed_sd = 0", "seed_sd"), ("prior_sd = -1", "prior_sd"), ("take_back = nan", "take_back"),
+     ("prior_sd = inf", "prior_sd"), ("take_back = -0.1", "take_back")],
+)  # fmt: skip
+def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path, line: str, expected: str) -> None:
+    path = root / "environments/gsm8k/pyproject.toml"
+    path.write_text(f"{path.read_text()}\n[tool.nightshift.decision]\n{line}\n")
+    with pytest.raises(UsageError) as raised:
+        rules_of(root, Chosen(environments=["gsm8k"]), "trl", 1)
+    assert f"$.decision.{expected}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Path) -> None:
+    text = (root / "rules.toml").read_text()
+    mine = f'environments = ["gsm8k"]\nmodel = "their/model"\nrevision = "{"0" * 40}"\nlearning_rate_scale = 3.0\n'
+    (root / "rules.toml").write_text(mine)
+    here = rules_here(root, "trl", 1)
+    same = rules_elsewhere(root, here, ["arithmetic"], 1)
+    assert (same.model, same.model_revision, same.learning_rate_scale) == ("their/model", "0" * 40, 3.0)
+    game = rules_elsewhere(root, replace(here, model="models/arithmetic-base"), ["tictactoe"], 1)
+    assert (game.model, game.model_revision, game.learning_rate_scale) == ("models/mixed-base", None, 50.0)
+    (root / "rules.toml").write_text(text)
+    one = rules_of(root, Chosen(environments=["gsm8k"], model=GSM8K_PRIME_RL.model, revision="1" * 40), "prime-rl", 2)
+    assert one.model_revision == "1" * 40
 
 
 def test_a_file_cannot_be_moved_into_its_neighbour(root: Path) -> None:
@@ -87,33 +160,113 @@ def test_another_budget_is_another_set_of_rules() -> None:
     assert len({rules.hash(ROOT) for rules in ALL_RULES}) == len(ALL_RULES)
 
 
-def test_two_environments_are_refused_until_both_are_trained_on() -> None:
-    two = (EnvironmentRules("a", 10), EnvironmentRules("b", 10))
-    with pytest.raises(ValueError, match="one environment at a time"):
-        replace(ARITHMETIC_TRL, environments=two)
-
-
 @pytest.mark.parametrize(
-    ("engine", "num_gpus", "names", "expected"),
+    ("engine", "num_gpus", "names", "model", "expected"),
     [
-        (None, 0, (), "arithmetic-trl"),
-        (None, 1, (), "gsm8k-trl"),
-        (None, 2, (), "gsm8k-prime-rl"),
-        ("trl", 0, (), "arithmetic-trl"),
-        ("trl", 8, (), "gsm8k-trl"),
-        ("prime-rl", 0, (), "gsm8k-prime-rl"),  # whose check says what is missing
-        (None, 1, ("gsm8k",), "gsm8k-trl"),
-        (None, 2, ("arithmetic",), "arithmetic-trl"),
-        (None, 0, ("gsm8k",), 'models/arithmetic-base (arithmetic-trl) answers ["arithmetic"] only'),
-        ("prime-rl", 2, ("arithmetic",), '(gsm8k-prime-rl) answers ["gsm8k"] only'),
-        ("prime-rl", 2, ("arithmetic",), "or use --engine trl (GPUs needed: 0)."),
+        (None, 0, [], "", "arithmetic-trl models/arithmetic-base"),
+        (None, 1, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
+        (None, 2, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
+        ("trl", 0, [], "", "arithmetic-trl models/arithmetic-base"),
+        ("trl", 8, [], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
+        ("prime-rl", 0, [], "", "gsm8k-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),  # whose check says what is missing
+        (None, 1, ["gsm8k"], "", "gsm8k-trl Qwen/Qwen2.5-0.5B-Instruct"),
+        (None, 2, ["arithmetic"], "", "arithmetic-trl models/arithmetic-base"),
+        ("prime-rl", 2, ["arithmetic"], "", "arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
+        ("prime-rl", 0, ["gsm8k", "arithmetic"], "", "gsm8k+arithmetic-prime-rl Qwen/Qwen2.5-0.5B-Instruct"),
     ],
 )
 def test_machine_engine_and_rules_toml_pick_the_rules(
-    engine: str | None, num_gpus: int, names: tuple[str, ...], expected: str
+    engine: str | None, num_gpus: int, names: list[str], model: str, expected: str
 ) -> None:
-    if "(" not in expected:
-        assert pick_rules(engine, num_gpus, names).name == expected
-        return
+    rules = rules_of(ROOT, Chosen(environments=names, model=model), engine, num_gpus)
+    assert f"{rules.name} {rules.model}" == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "names", "model", "expected"),
+    [
+        (0, ["gsm8k"], "", "models/arithmetic-base (trl, GPUs needed: 0) cannot answer gsm8k. Write"),
+        (0, ["gsm8k"], "", 'or use model = "models/mixed-base" or --engine prime-rl (GPUs needed: 2) or'),
+        (0, ["gsm8k", "arithmetic"], "", "cannot answer gsm8k"),
+        (2, ["gsm8k"], "models/arithmetic-base", "cannot answer gsm8k"),
+    ],
+)
+def test_a_model_that_cannot_answer_is_refused(num_gpus: int, names: list[str], model: str, expected: str) -> None:
     with pytest.raises(UsageError, match=re.escape(expected)):
-        pick_rules(engine, num_gpus, names)
+        rules_of(ROOT, Chosen(environments=names, model=model), None, num_gpus)
+
+
+def test_several_environments_share_the_score_by_their_weights() -> None:
+    tables = {"gsm8k": {"weight": 3.0}}
+    chosen = msgspec.convert({"environments": ["gsm8k", "arithmetic"], "environment": tables}, Chosen)
+    rules = rules_of(ROOT, chosen, "trl", 1)
+    assert [(e.name, e.num_selection, e.weight) for e in rules.environments] == [
+        ("gsm8k", 1319, 3.0),
+        ("arithmetic", 1000, 1.0),
+    ]
+    assert rules.decision.prior_sd == pytest.approx(0.75 * 0.01 + 0.25 * 0.08)
+    equal = rules_of(ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "trl", 1)
+    assert rules.hash(ROOT) != equal.hash(ROOT)
+
+
+def test_the_mean_of_the_last_steps_is_another_metric(root: Path) -> None:
+    before = rules_here(root, None, 0)
+    text = (root / "rules.toml").read_text()
+    (root / "rules.toml").write_text(text.replace("score_last = 0", "score_last = 3"))
+    after = rules_here(root, None, 0)
+    assert (before.score_last, after.score_last) == (0, 3)
+    assert after.hash(root) != before.hash(root)
+    assert before.unlike_asked(Weights(7, "f")) is None
+    assert after.unlike_asked(Weights(7, "f", averaged=(5, 6, 7))) is None
+    assert after.unlike_asked(Weights(2, "f")) == "score_last = 3: of the weights of 2 steps the last alone were scored"
+    said = after.unlike_asked(Weights(7, "f", averaged=(3, 6, 7)))
+    assert said == "score_last = 3: of the weights of 7 steps the mean of steps 3, 6, 7 was scored"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("environments = [", "rules.toml: "),
+        ("environmens = []", "unknown field `environmens`. Write environments = "),
+        ('environments = "gsm8k"', "rules.toml: Expected `array`, got `str` - at `$.environments`."),
+        ("environments = [1]", "rules.toml: Expected `str`, got `int` - at `$.environments[0]`."),
+        ('environments = ["gms8k"]', 'rules.toml: environments/ has no "gms8k". Did you mean "gsm8k"?'),
+        (
+            'environments = ["../x"]',
+            'rules.toml: "../x" is no name. Write up to 40 of a-z, 0-9 and _, and none of: agg, eval,',
+        ),
+        ('environments = ["eval"]', '"eval" is no name'),  # the decided score's column is called so
+        ('environments = ["my-env"]', '"my-env" is no name'),  # a record's are told by its first -
+        ('environments = ["x"]', "Write one of: arithmetic, countdown, gsm8k, math, tictactoe."),
+        ('environments = ["gsm8k", "gsm8k"]', "one twice. Name it once."),
+        ("[environment.gsm8k]\nweight = 0", "Expected `float` >= 1e-09"),
+        ("[environment.gsm8k]\nweight = -1.5", "Expected `float` >= 1e-09"),
+        ("[environment.gsm8k]\nweight = 1e-12", "Expected `float` >= 1e-09"),
+        ('model = "a\\u0000b"', "rules.toml: Expected `str` matching regex"),
+        (f'model = "{"a" * 300}"', "rules.toml: Expected `str` matching regex"),
+        (f'revision = "{"0" * 40}"', "rules.toml: revision and learning_rate_scale go with model. Name the model"),
+        ("learning_rate_scale = 2.0", "rules.toml: revision and learning_rate_scale go with model. Name the model"),
+        (
+            'environments = ["gsm8k"]\nmodel = "./environments/../models/arithmetic-base"',
+            "models/arithmetic-base (prime-rl, GPUs needed: 2) cannot answer gsm8k",
+        ),
+        (f'environments = ["gsm8k"]\nmodel = "{ROOT}/models/arithmetic-base"', "cannot answer gsm8k"),
+        ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
+        ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
+        ("[environment.gms8k]\nweight = 2.0", 'environments/ has no "gms8k"'),
+        ("score_last = 1", "rules.toml: Invalid enum value 1 - at `$.score_last`. Write environments"),
+        ("score_last = 21", "Invalid enum value 21"),
+        ("score_last = 5.0", "Expected `int`, got `float`"),
+        (None, "rules.toml: [Errno 2] No such file"),
+    ],
+)
+def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected: str) -> None:
+    for name in ("environments", "models"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    text = text and text.replace(str(ROOT), str(tmp_path))
+    if text is not None:
+        (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(UsageError) as raised:
+        rules_here(tmp_path, None, 2)
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -12,9 +12,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.seal import Checkout, restore, take
-from nightshift.rules import ARITHMETIC_TRL
 from tests.campaigns import a_record
 from tests.conftest import git
+from tests.rules import ARITHMETIC_TRL
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from nightshift_arithmetic import data
 
 from nightshift import sealed
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import ARITHMETIC_TRL
 from nightshift.sealed import Look
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
 
 ROOT = Path(__file__).parents[2]
@@ -53,11 +53,7 @@ def test_one_function_loads_the_sealed_set_and_only_a_worker_calls_it() -> None:
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
     assert passed_on == {"nightshift/sealed.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    assert users_of("selection_set") == {
-        "nightshift/evaluation.py",
-        "nightshift/report/runs.py",
-        "nightshift/worker.py",
-    }
+    assert users_of("selection_set") == {"nightshift/evaluation.py", "nightshift/worker.py"}
     assert users_of("sealed_set") == {"nightshift/sealed.py", "nightshift/worker.py"}
 
 
@@ -74,7 +70,7 @@ def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
             split = call.args[-1:] if name == "examples" else call.args[:1] if is_of_data else ()
             if any(not isinstance(argument, ast.Constant) for argument in split):
                 found.add(path)
-    assert found == {"environments/gsm8k/nightshift_gsm8k/taskset.py"}
+    assert found == {f"environments/{name}/nightshift_{name}/taskset.py" for name in ("gsm8k", "tictactoe")}
 
 
 def root_with(tmp_path: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import EngineError
 from nightshift.processes.supervise import engine_environment
-from nightshift.records import Decoding, Outcome, Progress
+from nightshift.records import Decoding, Failure, Outcome, Progress
 from tests.conftest import living_children
 
 READY = 'import json, os, sys, time\nprint(\'{"event": "ready"}\', flush=True)\n'
@@ -88,3 +88,11 @@ def test_a_trainer_that_does_not_listen_meets_the_deadline(start: Start) -> None
     with pytest.raises(EngineError, match="did not take complete before the deadline"):
         complete(session)
     assert session.train(1.0, lambda reading: None).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(("more", "failure"), [("", Failure.TRAINING), (", 'is_machinery': True", Failure.MACHINERY)])
+def test_an_environment_that_cannot_score_is_no_fault_of_the_config(start: Start, more: str, failure: Failure) -> None:
+    said = f"print(json.dumps({{'event': 'error', 'cause': 'no score'{more}}}), flush=True)"
+    session = start(f"{READY}for line in sys.stdin.buffer:\n    {said}\n")
+    training = session.train(60.0, lambda reading: None)
+    assert (training.outcome, training.cause, training.failure) == (Outcome.CRASHED, "no score", failure)

@@ -132,6 +132,12 @@ def messages(example: Example) -> list[dict[str, str]]:
     return [{"role": "user", "content": example.question}]
 
 
+def slices(example: Example) -> dict[str, str]:
+    """What people group problems by."""
+    num_hard = sum(f" a {name} of " in example.question for name in HARD)
+    return {"events": str(example.question.count(". ") - 1), "hard containers": str(num_hard)}
+
+
 def problems(split: Split, seed: int) -> Iterator[Problem]:
     """Endless problems of one split; wordings may repeat."""
     # Only `Random.random()` is promised to be the same on every Python, so nothing else is used.

@@ -75,6 +75,12 @@ def messages(example: Example) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{example.question}\n\n{INSTRUCTION}"}]
 
 
+def slices(example: Example) -> dict[str, str]:
+    """What people group problems by: the lines of the worked solution, but for that of the answer."""
+    steps = example.solution.strip().count("\n")
+    return {"steps": str(steps) if steps < 6 else "6 or more"}
+
+
 def prepared_folder() -> Path:
     """Where the two files are read: the folder that NIGHTSHIFT_GSM8K names, else one in the user's cache."""
     named = os.environ.get(ENV_VAR)

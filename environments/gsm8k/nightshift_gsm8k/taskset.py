@@ -48,12 +48,13 @@ class WordProblemConfig(vf.TasksetConfig):
     """Order of the train split: prime-rl keeps the order in which tasks are loaded."""
 
 
-def word_problems(data: Any, config: WordProblemConfig) -> Iterator[WordProblemTask]:
-    """The configured examples of a package's `data`, each asked exactly as the evaluation does.
+def word_problems(data: Any, config: WordProblemConfig, **named: Any) -> Iterator[WordProblemTask]:
+    """The configured examples of a package's `data`, each asked exactly as the evaluation does. `named`: what its
+    `load` takes besides.
 
     Raises ValueError, one line with its fix, for data that is not prepared or a size that the split does not hold.
     """
-    for index, example in enumerate(data.load(config.split, config.size, config.seed)):
+    for index, example in enumerate(data.load(config.split, config.size, config.seed, **named)):
         problem = WordProblem(idx=index, prompt=data.messages(example), key=example.key, answer=example.answer)
         yield WordProblemTask(problem, config.task)
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nightshift.engines.memory import line_in
+from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
 from nightshift.rules import EnvironmentRules, Rules
 from nightshift.train_toml.config import Config
-from nightshift.train_toml.locks import CURRICULUM, SOURCE
+from nightshift.train_toml.locks import CURRICULUM, OPPONENT, SOURCE
 
 HOST = "127.0.0.1"
 TRAINER_METRICS, ORCHESTRATOR_METRICS = "metrics-trainer.jsonl", "metrics-orchestrator.jsonl"
@@ -44,12 +45,30 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         values[_INITIAL] = values[_INITIAL] and min(values[_INITIAL], values[_INFLIGHT])
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
-    if values.get(ADAPTER) is not None:  # the name that C/rl.py:566 would choose
+    if values.get(ADAPTER) is not None:
+        if rules.score_last:
+            cause = f"train.toml:{line_in(config, ADAPTER)}: {ADAPTER}: a mean of adapters is no mean of what they do"
+            raise ConfigError(f"{cause}, and rules.toml says score_last = {rules.score_last}", f"Delete {ADAPTER}.")
+        # the name that C/rl.py:566 would choose
         rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
+    shares, other = ratios(config, rules), opponent(config, rules)
+    if other.get("type") == "previous":
+        cause = (
+            f'train.toml:{line_in(config, f"{OPPONENT}.type")}: {OPPONENT}.type = "previous": the server of prime-rl'
+        )
+        raise ConfigError(f"{cause} holds one policy, that of now", 'Write type = "self" or "pool".')
+    games = {one.name for one in rules.environments if one.is_game}
+    values = without(values)
     below = f"{SOURCE}."  # the agent's curriculum, which stands in every entry of the list
     curriculum = {path.removeprefix(below): values.pop(path) for path in list(values) if path.startswith(below)}
-    values[SOURCE] = [{**source, **_nested(curriculum)} for source in values.pop(SOURCE)]
+    values[SOURCE] = [
+        {**source, **({"ratio": shares[source["name"]]} if shares else {}), **_nested(curriculum)}
+        for source in values.pop(SOURCE)
+    ]
+    for env in (source["env"] for source in values[SOURCE] if source["name"] in games):
+        temperature = {"sampling": {"temperature": other["temperature"]}} if other["type"] == "self" else {}
+        env |= {"played_by": other["type"], "opponent": env["agent"] | temperature}
     return _nested(values)
 
 
@@ -119,11 +138,11 @@ def fixed(rules: Rules, prompt_tokens: int) -> dict[str, Any]:
 
 def _source(environment: EnvironmentRules) -> dict[str, Any]:
     """One environment: our taskset and harness in verifiers' single-agent environment, inside the worker."""
-    taskset = {"id": environment.package, "split": "train", "size": environment.num_train}
+    sizes = {} if environment.taskset else {"split": "train", "size": environment.num_train, **environment.args}
     return {
         "name": environment.name,
         "env": {
-            "taskset": taskset,
+            "taskset": {"id": environment.package, **sizes},
             # The default runtime is a paid sandbox elsewhere (V/configs/agent.py:29); ours starts nothing.
             "agent": {"harness": {"id": environment.package}, "runtime": {"type": "subprocess"}},
         },

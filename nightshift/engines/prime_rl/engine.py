@@ -15,7 +15,9 @@ from filelock import FileLock, Timeout
 
 from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
+from nightshift.engines.own_model import changes
 from nightshift.engines.prime_rl.causes import PortTaken
+from nightshift.engines.prime_rl.copies import write_copy
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
     ENV_VAR,
@@ -33,6 +35,7 @@ from nightshift.engines.prime_rl.machine import MIN_DRIVER, check_machine
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.proof import READER, prove
+from nightshift.engines.prime_rl.recent import num_kept
 from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
@@ -77,14 +80,18 @@ class PrimeRlEngine:
         """Install what is missing, fill the compile caches by an unscored run."""
         it = self._asked(flags)
         config = load(it.root / "train.toml")
-        installer = Installer(it.installation, it.root, it._pair(), it._environ, note)
-        prepare(it, installer, config, gsm8k=flags.gsm8k, smoke=flags.smoke)
+        installer = Installer(it.installation, it.root, it.rules, it._pair(), it._environ, note)
+        prepare(it, installer, config, sources=flags.sources, smoke=flags.smoke)
         if it.installation != self.installation:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Nothing but to sweep: gigabytes are prepare.py's to install."""
+        """Sweep, and copy environments that prepare.py did not see (transfer): gigabytes are its to install."""
         sweep(self.root / "runs", PRIME_DIR)
+        copy = self.installation.environments_dir(self.root, self.rules)
+        if self.installation.state_dir.is_dir() and not copy.exists():
+            with suppress(OSError):  # `check` says what is not there
+                write_copy(copy.parent, self.root, self.rules)
 
     def doctor(self, flags: PrepareFlags) -> list[Check]:
         """The GPUs and their state, then each part of the installation."""
@@ -99,7 +106,7 @@ class PrimeRlEngine:
         found = [Check(it.name, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
         parts = examine(it.installation, it.rules, it.root, pair)
         found += [Check(it.name, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
-        found += check_machine(it.name, it.root)
+        found += check_machine(it.name, it.root, num_kept(it.rules))
         return found + [Check(it.name, name, problem, where.get(name, "")) for name, problem in parts]
 
     def check(self) -> list[str]:
@@ -135,7 +142,10 @@ class PrimeRlEngine:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
         loaded = environments.load(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
-        return Effective(effective(config, self.rules, prompt_tokens))
+        found = effective(config, self.rules, prompt_tokens)
+        if self.rules.model_revision is None:
+            found["model"]["name"] = str(self._base)
+        return Effective(found)
 
     def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
         """Every process's command line, the complete config, ports and GPUs; and what is missing here."""
@@ -143,7 +153,8 @@ class PrimeRlEngine:
             missing = problems(self.installation, self.rules, self.root, self._pair())
         except EngineError as error:
             missing = [str(error), *problems(self.installation, self.rules, self.root, ())]
-        return [*describe(self.launch(settings, seed, run_dir)), *(f"missing:  {line}" for line in missing)]
+        lines = [*describe(self.launch(settings, seed, run_dir)), *changes(self.rules, self._base)]
+        return [*lines, *(f"missing:  {line}" for line in missing)]
 
     def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> PrimeRlSession:
         """Start inference, env server, orchestrator and trainer, and wait until the first weights are published.
@@ -203,11 +214,12 @@ class PrimeRlEngine:
             settings,
             seed=seed,
             run_dir=run_dir,
-            ports=free_ports(),
+            ports=free_ports(len(self.rules.environments)),
             gpu_ids=gpu_ids,
             memory=self.rules.memory,
+            score_last=self.rules.score_last,
             bin_dir=self.installation.bin_dir,
-            environment=self.installation.environment(self.root, self._environ.get("PATH", "")),
+            environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
         )
 
     def _pair(self) -> Sequence[Gpu]:

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.engines.downloads import data_problem, is_whole_model
+from nightshift.engines.own_model import local_problem
+from nightshift.engines.prime_rl.copies import environment_files, environments_hash, files_of, missing
 from nightshift.engines.prime_rl.machine import check_machine
+from nightshift.engines.prime_rl.recent import num_kept
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
-from nightshift.rules import ALL_RULES, Rules
+from nightshift.rules import Rules
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
 PREPARE = "Run: uv run prepare.py --engine prime-rl."
@@ -92,24 +95,24 @@ class Installation:
         """Exists while packages are being installed, and after that was interrupted."""
         return self.state_dir / "sync.unfinished"
 
-    def environments_dir(self, root: Path) -> Path:
-        """The copy of the environments of the Nightshift checkout at `root`, named by their bytes.
+    def environments_dir(self, root: Path, rules: Rules) -> Path:
+        """The copy of the rules' environments in the Nightshift checkout at `root`, named by their bytes.
 
         So two checkouts with different environments share an installation. It goes on PYTHONPATH.
         """
-        return self.state_dir / "environments" / environments_hash(environment_packages(root))
+        return self.state_dir / "environments" / environments_hash(environment_files(root, rules))
 
     def warm_mark(self, gpus: Sequence[Gpu]) -> Path:
         """Exists once an unscored run has filled the compile caches for this kind of GPUs and driver."""
         kind = "\0".join(f"{gpu.name} {gpu.driver}" for gpu in dict.fromkeys(gpus))
         return self.caches_dir / f"warm-{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
 
-    def environment(self, root: Path, path: str) -> dict[str, str]:
+    def environment(self, root: Path, rules: Rules, path: str) -> dict[str, str]:
         """Variables that make a process use this installation; `path` is the caller's PATH."""
         return {
             "PATH": f"{self.bin_dir}{os.pathsep}{path}",
             "VIRTUAL_ENV": str(self.venv),
-            "PYTHONPATH": str(self.environments_dir(root)),
+            "PYTHONPATH": str(self.environments_dir(root, rules)),
             "TORCHINDUCTOR_CACHE_DIR": str(self.caches_dir / "inductor"),
             "TRITON_CACHE_DIR": str(self.caches_dir / "triton"),
             "VLLM_CACHE_ROOT": str(self.caches_dir / "vllm"),
@@ -125,7 +128,7 @@ def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequenc
     Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
     found: list[object] = [problem for _, problem in examine(installation, rules, root, gpus)]
-    found += [check.problem for check in check_machine("", root)]
+    found += [check.problem for check in check_machine("", root, num_kept(rules))]
     return [str(problem) for problem in found if problem is not None]
 
 
@@ -137,8 +140,8 @@ def examine(
     if findings[0][1] is None:
         findings += [
             ("packages", packages_problem(installation, has_gpus=bool(gpus))),
-            ("environments", environments_problem(installation, root)),
-            ("model", model_problem(installation, rules)),
+            ("environments", environments_problem(installation, root, rules)),
+            ("model", model_problem(installation, rules) or local_problem(rules, root)),
             ("warm caches", warm_problem(installation, gpus)),
         ]
     return [*findings, ("data", data_problem(root, rules))]
@@ -191,12 +194,14 @@ def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineErr
     return None
 
 
-def environments_problem(installation: Installation, root: Path) -> EngineError | None:
-    """The copy of this checkout's environments is missing or was changed."""
-    folder = installation.environments_dir(root)
-    packages = sorted(path for path in folder.glob("*") if path.is_dir())
-    if environments_hash(packages) != folder.name:
+def environments_problem(installation: Installation, root: Path, rules: Rules) -> EngineError | None:
+    """The copy of the rules' environments is missing or was changed; a taskset requires what is not there."""
+    folder = installation.environments_dir(root, rules)
+    if environments_hash(files_of([path for path in folder.glob("*") if path.is_dir()])) != folder.name:
         return EngineError(f"{folder} is not the copy of {root / 'environments'}", PREPARE)
+    if lacking := list(missing(rules, installation.site_packages)):
+        fix = f"Run: uv pip install --python {installation.bin_dir / 'python'} {' '.join(lacking)}"
+        return EngineError("prime-rl's environment lacks what a taskset of rules.toml requires", fix)
     return None
 
 
@@ -236,23 +241,6 @@ def installed_versions(installation: Installation) -> dict[str, str]:
 def model_folder(installation: Installation, rules: Rules) -> Path:
     """Where a Hugging Face cache keeps the rules' model."""
     return installation.hub_dir / f"models--{rules.model.replace('/', '--')}"
-
-
-def environment_packages(root: Path) -> list[Path]:
-    """The folders of the packages that any rules name, sorted by name; other environments may come and go."""
-    paths = {path for rules in ALL_RULES for environment in rules.environments for path in environment.folders}
-    packages = (path.parent for name in paths for path in (root / name).glob("*/__init__.py"))
-    return sorted(packages, key=lambda path: path.name)
-
-
-def environments_hash(packages: list[Path]) -> str:
-    """16 hex digits over the names and bytes of all files of the packages, but compiled ones."""
-    digest = hashlib.sha256()
-    for package in packages:
-        for file in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-            data = file.read_bytes()
-            digest.update(f"{file.relative_to(package.parent).as_posix()}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()[:16]
 
 
 def _version(site_packages: Path, name: str) -> str | None:

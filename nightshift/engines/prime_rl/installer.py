@@ -19,11 +19,11 @@ from subprocess import TimeoutExpired
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Note
+from nightshift.engines.prime_rl.copies import write_copy
 from nightshift.engines.prime_rl.installation import (
     SUBMODULES,
     Installation,
     checkout_problem,
-    environment_packages,
     environments_problem,
     model_folder,
     packages_problem,
@@ -51,7 +51,7 @@ _FOREIGN_VARIABLES = """
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Brings one installation to its pins, for the environments of the Nightshift checkout at `root`.
+    """Brings one installation to its pins, for the rules' environments in the Nightshift checkout at `root`.
 
     `gpus` are those it shall run on; with none (a build of one's own without CUDA) packages are left alone.
     `environ` is the user's own: proxies, mirrors and certificates are in it.
@@ -59,6 +59,7 @@ class Installer:
 
     installation: Installation
     root: Path
+    rules: Rules
     gpus: Sequence[Gpu]
     environ: Mapping[str, str]
     note: Note
@@ -69,7 +70,7 @@ class Installer:
         steps: list[tuple[str, Callable[[], EngineError | None], Callable[[Path], None]]] = [
             ("checkout", lambda: checkout_problem(it), self._clone),
             ("packages", lambda: packages_problem(it, has_gpus=bool(self.gpus)), self._sync_packages),
-            ("environments", lambda: environments_problem(it, self.root), self._copy_environments),
+            ("environments", lambda: environments_problem(it, self.root, self.rules), self._copy_environments),
         ]
         if not any(find_problem() for _, find_problem, _ in steps):
             return
@@ -153,15 +154,8 @@ class Installer:
         installation.unfinished_sync.unlink()
 
     def _copy_environments(self, work: Path) -> None:
-        """Our environments as they are now, under the hash of their bytes; never a link to files that may change."""
         self._make_state_dir()
-        target = self.installation.environments_dir(self.root)
-        temporary = target.with_name(f"{target.name}.tmp")
-        for folder in (temporary, target):
-            shutil.rmtree(folder, ignore_errors=True)
-        for package in environment_packages(self.root):
-            shutil.copytree(package, temporary / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        temporary.replace(target)
+        write_copy(self.installation.environments_dir(self.root, self.rules).parent, self.root, self.rules)
 
     def _run(self, name: str, argv: Sequence[str | Path], cwd: Path, log_path: Path) -> None:
         """Run a long command to its end, with a line of news while it works.

@@ -70,10 +70,10 @@ class Command:
 class Launch:
     """Everything that one run needs before its first process starts.
 
-    `commands`: inference, validator, env-server, orchestrator, trainer. `inference` reads `inference_json`
-    and may start at once; the validator writes the configs of the other three, and its verdict to `verdict`.
-    `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's. `memory`: the
-    preset that the settings were made with.
+    `commands`: inference, validator, an env-server for each environment, orchestrator, trainer. `inference` reads
+    `inference_json` and may start at once; the validator writes the configs of the others, and its verdict to
+    `verdict`. `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's.
+    `memory`: the preset that the settings were made with; `score_last`: the rules'.
     """
 
     tree: Mapping[str, Any]
@@ -85,11 +85,22 @@ class Launch:
     served_model: str
     is_adapter: bool
     memory: str = NO_CARD
+    score_last: int = 0
 
     @property
     def is_shared(self) -> bool:
         """Server and trainer are on one GPU."""
         return len(self.gpu_ids) > len({*self.gpu_ids})
+
+    @property
+    def is_game(self) -> bool:
+        """One of its environments has a seat for an opponent."""
+        return any("opponent" in source["env"] for source in self.tree["orchestrator"]["train"]["source"])
+
+    @property
+    def env_servers(self) -> list[str]:
+        """Names of their processes: one an environment."""
+        return _env_servers([source["name"] for source in self.tree["orchestrator"]["train"]["source"]])
 
     @property
     def prime_dir(self) -> Path:
@@ -132,6 +143,7 @@ def plan(
     bin_dir: Path,
     environment: Mapping[str, str],
     memory: str = NO_CARD,
+    score_last: int = 0,
 ) -> Launch:
     """How to run `settings` (from `effective`) once; starts and writes nothing.
 
@@ -153,6 +165,7 @@ def plan(
         served_model=lora["name"] if lora else tree["model"]["name"],
         is_adapter=bool(lora),
         memory=memory,
+        score_last=score_last,
     )
 
 
@@ -165,14 +178,16 @@ def describe(launch: Launch) -> list[str]:
         f"GPUs:     {gpus}",
         f"memory:   {launch.memory if launch.memory != NO_CARD else 'no GPU: as on 2 x 80 GB'}",
         f"ports:    inference {ports.inference}, rollouts {ports.rollouts} and {ports.rollouts + 1}, "
-        f"env-server {ports.env_server}, torchrun {ports.rendezvous}",
+        f"{', '.join(f'{n} {ports.env_server + i}' for i, n in enumerate(launch.env_servers))}, "
+        f"torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",
+        *([f"scored:   the mean of the weights of the last {launch.score_last} steps"] if launch.score_last else []),
     ]
     shared = dict(set.intersection(*(set(command.env.items()) for command in launch.commands)))
     lines += [f"env:      all: {_assignments(shared)}"]
     for command in launch.commands:
         own = {name: value for name, value in command.env.items() if name not in shared}
-        lines.append(f"{command.name + ':':<14}{shlex.join(command.argv)}")
+        lines.append(f"{command.name + ':':<13} {shlex.join(command.argv)}")
         lines += [f"{'':<14}with {_assignments(own)}"] if own else []
         lines.append(f"{'':<14}log {command.name}.log")
     return lines + [f"config:   {path} = {json.dumps(value)}" for path, value in leaves(launch.tree)]
@@ -194,6 +209,11 @@ def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
 
 
+def _env_servers(sources: Sequence[str]) -> list[str]:
+    """What their servers are called here."""
+    return ["env-server"] if len(sources) == 1 else [f"env-server-{source}" for source in sources]
+
+
 def _tree(settings: Mapping[str, Any], seed: int, run_dir: Path, ports: Ports) -> dict[str, Any]:
     """`settings` with what belongs to this run: folder, ports, seeds."""
     tree: dict[str, Any] = copy.deepcopy(dict(settings))
@@ -205,11 +225,11 @@ def _tree(settings: Mapping[str, Any], seed: int, run_dir: Path, ports: Ports) -
     orchestrator = tree["orchestrator"]
     orchestrator["env_server_base_port"] = ports.env_server
     orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{ports.inference}/v1"}
-    [source] = orchestrator["train"]["source"]  # one env server a run, on one port
-    source["env"]["taskset"]["seed"] = seed
-    sampler = source.get("curriculum", {}).get("sampler", {})
-    if sampler.get("type") == "difficulty_pool":
-        sampler["seed"] = seed
+    for source in orchestrator["train"]["source"]:
+        source["env"]["taskset"]["seed"] = seed
+        sampler = source.get("curriculum", {}).get("sampler", {})
+        if sampler.get("type") == "difficulty_pool":
+            sampler["seed"] = seed
     return tree
 
 
@@ -231,7 +251,7 @@ def _commands(
     run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex
     common = {**environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
     configs_dir = run_dir / CONFIGS_DIR
-    [source] = tree["orchestrator"]["train"]["source"]
+    names = [source["name"] for source in tree["orchestrator"]["train"]["source"]]
 
     def command(name: str, argv: Sequence[object], **variables: str) -> Command:
         program, *arguments = argv
@@ -254,7 +274,8 @@ def _commands(
         configs_dir / "trainer.json",
     ]
     inference_gpu, trainer_gpu = map(str, gpu_ids) if gpu_ids else ("", "")
-    env_config = configs_dir / "envs" / "train" / f"{source['name']}.json"
+    env_configs = [configs_dir / "envs" / "train" / f"{name}.json" for name in names]
+    env_servers = zip(_env_servers(names), env_configs, strict=True)  # prime-rl counts their ports up from the base
     # -P: nothing from beside the validator is importable, which is Nightshift.
     validator = ["python", "-P", VALIDATOR, run_dir / TREE_NAME, configs_dir, run_dir / VERDICT_NAME]
     return (
@@ -265,7 +286,7 @@ def _commands(
             CUDA_VISIBLE_DEVICES=inference_gpu,
         ),
         command("validator", validator),
-        command("env-server", ["env-server", "@", env_config]),
+        *(command(name, ["env-server", "@", env_config]) for name, env_config in env_servers),
         command("orchestrator", ["orchestrator", "@", configs_dir / "orchestrator.json"]),
         command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
     )

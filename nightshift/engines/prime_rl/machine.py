@@ -21,18 +21,20 @@ MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
 # One run: three broadcasts at once of 1.3 GB (494 M parameters in bf16, the tied head of 136 M once more), the kept
 # model, traces, logs.
 RUN_DISK_GB = 6.0
-NIGHT_DISK_GB = RUN_DISK_GB + MODELS_GB  # and the models of kept experiments, of which no more are left
+BROADCAST_GB = 1.3
 _GLIBC = (2, 28)  # vllm-0.26.0+cu129-cp38-abi3-manylinux_2_28; flash-attn's wheel names none
 _ARCHITECTURES = ("x86_64", "aarch64")  # of the same wheels, and of flash-attn's
 _SHM_GB = 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
 _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
 
 
-def check_machine(name: str, root: Path) -> list[Check]:
-    """The machine's lines of `nightshift doctor` for the engine `name` and the checkout at `root`."""
+def check_machine(name: str, root: Path, num_kept: int = 0) -> list[Check]:
+    """The machine's lines of `nightshift doctor` for the engine `name` and the checkout at `root`; `num_kept`: weights
+    that a run keeps beside the trainer's (recent.py).
+    """
     parts = {"wheels": _wheels, "compiler": _compiler, "shared memory": _shm, "open files": _files, "ports": _ports}
     found = []
-    for part, look in (*parts.items(), ("disk", lambda: _disk(root)), ("WSL", _wsl)):
+    for part, look in (*parts.items(), ("disk", lambda: _disk(root, num_kept)), ("WSL", _wsl)):
         try:
             found.append(Check(name, part, detail=look()))
         except EngineError as error:
@@ -82,13 +84,15 @@ def _ports() -> str:
     return f"five in a row are free on the loopback, such as {ports.inference} to {ports.rendezvous}"
 
 
-def _disk(root: Path) -> str:
+def _disk(root: Path, num_kept: int) -> str:
     free = free_disk_gb(root)
-    if free < RUN_DISK_GB:
-        cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {RUN_DISK_GB:g}"
+    run = RUN_DISK_GB + BROADCAST_GB * num_kept
+    night = run + MODELS_GB  # and the models of kept experiments, of which no more are left
+    if free < run:
+        cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {run:g}"
         raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
-    few = "" if free >= NIGHT_DISK_GB else ", and fewer are free: du -sh runs/* shows what can go"
-    return f"{free:.1f} GB free; a run needs {RUN_DISK_GB:g}, a night with its kept models {NIGHT_DISK_GB:g}{few}"
+    few = "" if free >= night else ", and fewer are free: du -sh runs/* shows what can go"
+    return f"{free:.1f} GB free; a run needs {run:g}, a night with its kept models {night:g}{few}"
 
 
 def _wsl() -> str:

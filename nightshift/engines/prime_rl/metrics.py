@@ -8,6 +8,7 @@ apart by their keys.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,6 +46,7 @@ _ORCHESTRATOR = {
     "time/wait_for_policy": "wait_for_policy_seconds",
     "progress/rollouts": "_num_rollouts",
 }
+_REWARD = re.compile("train/(.+)/all/agent/reward/mean")  # of one source; agg is all of them
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -58,6 +60,7 @@ class MetricsTail:
         """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet."""
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, float | None]] = {}
+        self._rewards: dict[int, dict[str, float]] = {}  # by source
 
     def poll(self) -> bool:
         """Take in what was appended since the last call; True if there was any whole row."""
@@ -126,6 +129,9 @@ class MetricsTail:
         if "train_seconds" in values:
             values["time"] = _number(row.get("time"))
         self._rows.setdefault(int(step), {}).update(values)
+        of_sources = {match[1]: _number(row[key]) for key in row if (match := _REWARD.fullmatch(key))}
+        if rewards := {name: value for name, value in of_sources.items() if name != "agg" and value is not None}:
+            self._rewards[int(step)] = rewards
 
     def _step(self, number: int, began: float) -> Step:
         values = dict(self._rows[number])
@@ -137,7 +143,8 @@ class MetricsTail:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
         if values["time"] is not None:
             values["time"] -= began
-        return Step(step=number, **values)
+        rewards = self._rewards.get(number, {})
+        return Step(step=number, rewards=rewards if len(rewards) > 1 else None, **values)
 
 
 def _number(value: Any) -> float | None:

@@ -19,12 +19,12 @@ class Ports:
 
     inference: int
     rollouts: int  # and the next one: P/transports/rollouts/zmq.py:29
-    env_server: int
+    env_server: int  # and the next ones, where there are several environments
     rendezvous: int  # of torchrun
 
 
-def free_ports() -> Ports:
-    """Ports that nobody uses now: five in a row.
+def free_ports(num_environments: int = 1) -> Ports:
+    """Ports that nobody uses now: five in a row, and one for every environment after the first.
 
     A race is left: between this call and the moment, up to half a minute later, at which a process binds its port,
     another program could bind the same one out of 12,000; that process then ends with "address already in use", and
@@ -33,11 +33,11 @@ def free_ports() -> Ports:
     for _ in range(_PORT_TRIES):
         first = random.SystemRandom().choice(_PORT_RANGE)
         try:
-            for port in range(first, first + 5):
+            for port in range(first, first + 4 + num_environments):
                 with socket.socket() as opened:
                     # All addresses: torchrun's store listens on every one. No SO_REUSEADDR: it would let two share.
                     opened.bind(("", port))
         except OSError:
             continue
-        return Ports(inference=first, rollouts=first + 1, env_server=first + 3, rendezvous=first + 4)
+        return Ports(inference=first, rollouts=first + 1, env_server=first + 3, rendezvous=first + 3 + num_environments)
     raise EngineError(f"no free port among {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "See what listens: ss -ltn")

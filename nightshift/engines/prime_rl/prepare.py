@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,8 @@ from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.engines.prime_rl.machine import MIN_DRIVER
 from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import gpu_problems
-from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.rules import Rules
+from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
 
@@ -42,7 +43,12 @@ max_completion_tokens = 64
 
 
 def prepare(
-    engine: PrimeRlEngine, installer: Installer, config: Config, *, gsm8k: Path | None = None, smoke: bool = False
+    engine: PrimeRlEngine,
+    installer: Installer,
+    config: Config,
+    *,
+    sources: Mapping[str, Path] | None = None,
+    smoke: bool = False,
 ) -> None:
     """Install prime-rl, its model and data; fill its compile caches by an unscored run with `config`.
 
@@ -60,7 +66,7 @@ def prepare(
             rehearse(engine.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
         return
     model = prepare_model(installer.root, rules, note)
-    prepare_data(installer.root, rules, gsm8k, note)
+    prepare_data(installer.root, rules, sources or {}, note)
     if model_problem(installation, rules) is not None:
         pin_model(installation, rules, model)
     with _alone(installation):
@@ -90,11 +96,12 @@ def warm_up_rules(rules: Rules) -> Rules:
 
 def smoke_rules(root: Path, rules: Rules) -> Rules:
     """The whole chain with the shipped model: two minutes of training, prompts and context as in its own rules."""
+    tiny = rules_of(root, Chosen(environments=["arithmetic"]), "trl", 0)
     return replace(
-        ARITHMETIC_TRL,
+        tiny,
         name="smoke",
         engine=rules.engine,
-        model=str(root / ARITHMETIC_TRL.model),
+        model=str(root / tiny.model),
         budget_seconds=120.0,
         budget_clock="wall",
         startup_seconds=_COLD_START_SECONDS,
@@ -119,6 +126,7 @@ def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     (run_dir / "train.toml").write_bytes(config.source)
+    engine.prepare_at_start(note)
     settings = engine.validate(config).settings
     session = engine.open(settings, rules.seed(0), run_dir, rules.deadline_seconds)
     startup_seconds = time.monotonic() - began

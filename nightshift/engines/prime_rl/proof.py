@@ -31,7 +31,7 @@ from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.records import Weights
 from nightshift.text import clean
 
-SERVED_NAME, LOG_NAME, WEIGHTS_NAME = "served.json", "reader.log", "weights"
+SERVED_NAME, WEIGHTS_NAME = "served.json", "weights"
 READER = Path(__file__).with_name("reader.py")
 ASK_SECONDS = 2.0  # for all chats after the final load; at the start, where vLLM may compile for it, ADMIN_SECONDS
 # Measured for 0.5B parameters: 42 to 55 s of CPU; on two cores that five to ten other processes want, 99 to 184 s.
@@ -177,7 +177,8 @@ def prove(run_dir: Path, weights: Weights, base: Path, reader: Path, environ: Ma
         if served.final is None:
             raise EngineError(served.problem or "the server was not asked")
         command = isolated(str(reader), str(base.absolute()), str(folder.absolute()))
-        read = _ask_reader(command, served.final.tokens, run_dir, environ)
+        said = ask_child("reader", command, msgspec.json.encode(served.final.tokens), run_dir, environ, READ_SECONDS)
+        read = msgspec.json.decode(said[:MAX_BYTES], type=Read)
         distances = Distances.of(served, served.final, read)
     except (EngineError, ValueError) as error:
         return f"served = file: cannot tell: {clean(str(error), 300)}"
@@ -198,27 +199,29 @@ def _read_served(path: Path, weights: Weights) -> Served:
     raise EngineError(f"{path} is not what the worker left: {reason}")
 
 
-def _ask_reader(command: Sequence[str], tokens: list[Tokens], run_dir: Path, environ: Mapping[str, str]) -> Read:
-    """Have the child compute, and leave nothing of it. EngineError if it dies, hangs or answers something else."""
+def ask_child(
+    name: str, command: Sequence[str], data: bytes, run_dir: Path, environ: Mapping[str, str], seconds: float
+) -> bytes:
+    """What a child answers to `data`, and leave nothing of it but NAME.log. EngineError if it dies or hangs."""
     # Threads that spin while they wait: measured, 96 s of CPU instead of 37 on a machine that is shared.
     own = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "5000"}
-    group = ProcessGroup(f"reader-{uuid.uuid4().hex}", GRACE_SECONDS)
+    group = ProcessGroup(f"{name}-{uuid.uuid4().hex}", GRACE_SECONDS)
     try:
         child = group.start(
-            "reader",
+            name,
             command,
-            log_path=run_dir / LOG_NAME,
+            log_path=run_dir / f"{name}.log",
             env=engine_environment(environ, own),
             cwd=run_dir,
             stdin=PIPE,
             stdout=PIPE,
         )
-        said, _ = child.communicate(msgspec.json.encode(tokens), timeout=READ_SECONDS)
+        said, _ = child.communicate(data, timeout=seconds)
         if child.returncode:
-            raise EngineError(": ".join([f"transformers' part ended: {child.exit_cause()}", *child.tail(1)]))
-        return msgspec.json.decode(said[:MAX_BYTES], type=Read)
+            raise EngineError(": ".join([f"the {name} ended: {child.exit_cause()}", *child.tail(1)]))
+        return said
     except TimeoutExpired:
-        raise EngineError(f"transformers gave no answer within {READ_SECONDS:g} s") from None
+        raise EngineError(f"the {name} gave no answer within {seconds:g} s") from None
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")

@@ -24,7 +24,7 @@ from nightshift.records import ATTEMPT
 
 TRACE_NAME = "unfinished.json"
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
-_HEAVY = ("broadcasts", "rollouts")
+_HEAVY = ("broadcasts", "recent", "rollouts")
 _SAME_SECONDS = 2.0  # as in leftovers.py
 
 

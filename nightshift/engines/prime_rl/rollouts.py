@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nightshift.files import open_regular
+from nightshift.files import open_regular, write_atomically
 
+NUM_ROLLOUTS = 12  # that a run keeps for people to read
 MAX_TEXT = 4000  # characters of a problem or completion that are kept
 _MAX_READ = 64 << 20  # bytes of a file that are looked at: some six hundred rollouts of 2,048 tokens
 # As verifiers: limits of the framework; else the last answer's finish reason decides.
@@ -32,6 +33,12 @@ def num_rollouts(rollouts_dir: Path) -> int:
         with open_regular(path) as file:
             total += sum(1 for _ in file)
     return total
+
+
+def keep_rollouts(rollouts_dir: Path, path: Path) -> None:
+    """Write a few of them to `path`, a line each, if there are any."""
+    if rollouts := sample_rollouts(rollouts_dir, NUM_ROLLOUTS):
+        write_atomically(path, "".join(json.dumps(rollout) + "\n" for rollout in rollouts).encode(), sync=False)
 
 
 def sample_rollouts(rollouts_dir: Path, num: int) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ prime-rl writes nowhere else, and for the cause of a death.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,12 +25,13 @@ from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.proof import WEIGHTS_NAME, Witness
+from nightshift.engines.prime_rl.recent import Recent
 from nightshift.engines.prime_rl.remains import Remains
-from nightshift.engines.prime_rl.rollouts import num_rollouts, rollout_files, sample_rollouts
+from nightshift.engines.prime_rl.rollouts import keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
-from nightshift.files import read_file, write_atomically
+from nightshift.files import read_file
 from nightshift.metrics import METRICS_NAME, write_steps
 from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
@@ -41,10 +42,9 @@ SETTLE_SECONDS = 1.0  # after a death, and after the end
 # Of a log's end, for the cause of a death: each of 512 requests writes a traceback below the one that tells, and
 # torch's line for "out of memory" names every process on the GPU.
 LOG_BYTES, LOG_LINES, LOG_LINE_LENGTH = 4 << 20, 30_000, 1_000
-NUM_ROLLOUTS = 12  # that a run keeps for people to read
 # Whose log, what, how often: P/orchestrator/orchestrator.py:463, V/serve/server.py:154.
 LOOP_STARTED = ("orchestrator", b"Starting orchestrator loop", 1)
-WORKERS_UP = ("env-server", b"EnvServer up:", NUM_ENV_WORKERS)
+WORKERS_UP = (b"EnvServer up:", NUM_ENV_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class PrimeRlSession:
     ) -> None:
         """`deadline`: on `timing`'s clock. `base_model`: the snapshot that completes a model folder."""
         self._launch, self._run_dir, self._base_model = launch, launch.run_dir, base_model
-        self._environment, self._timing = environment, timing
-        self._clock = timing.clock
+        self._environment, self._timing, self._clock = environment, timing, timing.clock
         self._startup_ends = min(deadline, self._clock() + timing.startup_seconds)
         run_id = f"{launch.run_dir.parent.name}-{uuid.uuid4().hex}"
         # In the order in which they are stopped.
@@ -84,11 +83,13 @@ class PrimeRlSession:
         self._groups = {name: ProcessGroup(f"{run_id}-{name}", seconds) for name, seconds in graces.items()}
         self._children: dict[str, Child] = {}
         self._server = Server(launch.ports.inference, deadline, timing.clock)
+        self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
         self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
+        self._recent = Recent(launch, environment)
         self._remains = Remains(launch.prime_dir, keep_all, timing.clock)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
@@ -103,10 +104,10 @@ class PrimeRlSession:
         self._launch.write()
         self._start("server", "inference")
         self._validate(config)
-        for group, name in (("rollouts", "env-server"), ("rollouts", "orchestrator"), ("trainer", "trainer")):
+        for name in (*self._launch.env_servers, "orchestrator", "trainer"):
             if name == "trainer" and self._launch.is_shared:  # the server measures what memory is free, then takes it
                 self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
-            self._start(group, name)
+            self._start("trainer" if name == "trainer" else "rollouts", name)
         broadcasts = self._launch.broadcasts_dir
         self._wait_for("the inference server was not ready", "inference", self._server.is_healthy)
         self._witness.at_start()
@@ -117,12 +118,12 @@ class PrimeRlSession:
         # Before that it asks the server for the model by its name.
         self._wait_for("the orchestrator's loop was not ready", "orchestrator", lambda: self._says(*LOOP_STARTED))
         # prime-rl calls an environment ready when its workers are spawned, before they have imported anything.
-        self._wait_for("the environment's workers were not ready", "env-server", lambda: self._says(*WORKERS_UP))
+        for name in self._launch.env_servers:
+            self._wait_for("the environment's workers were not ready", name, partial(self._says, name, *WORKERS_UP))
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
-        began, began_epoch, problem = self._clock(), time.time(), None
-        outcome = Outcome.CRASHED
+        began, began_epoch, problem, outcome = self._clock(), time.time(), None, Outcome.CRASHED
         try:
             outcome = self._watch(began, budget_seconds, progress)
         except EngineError as error:
@@ -156,13 +157,17 @@ class PrimeRlSession:
         """Load the last weights published before the end into the server, from a folder of this run's own."""
         if not self._final_step:
             raise EngineError("there are no final weights: training did not succeed")
-        folder, launch = self._run_dir / WEIGHTS_NAME, self._launch
-        if folder.exists():
-            sha256 = check_weights(folder)
-        else:
-            sha256 = build_model_folder(launch.broadcasts_dir / f"step_{self._final_step}", self._base_model, folder)
-        self._server.load_weights(folder, launch.served_model, is_adapter=launch.is_adapter)
-        return Weights(self._final_step, sha256, self._witness.at_end())
+        folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
+        is_there = folder.exists()
+        source = folder if is_there else self._recent.final(step)
+        sha256 = check_weights(folder) if is_there else build_model_folder(source, self._base_model, folder)
+        self._load(folder)
+        return Weights(step, sha256, self._witness.at_end(), self._recent.averaged)
+
+    @property
+    def earlier(self) -> dict[int, Callable[[], None]]:
+        """See Session."""
+        return {step: partial(self._load, at) for step, at in self._recent.earlier.items() if step < self._final_step}
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -184,10 +189,7 @@ class PrimeRlSession:
             self._stop(*self._groups)
         finally:
             self._resources.close()
-            rollouts = sample_rollouts(self._launch.rollouts_dir, NUM_ROLLOUTS)
-            if rollouts:
-                text = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
-                write_atomically(self._run_dir / "rollouts.jsonl", text.encode(), sync=False)
+            keep_rollouts(self._launch.rollouts_dir, self._run_dir / "rollouts.jsonl")
             self._remains.remove()
 
     def _start(self, group: str, name: str) -> None:
@@ -233,15 +235,15 @@ class PrimeRlSession:
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
         reward: float | None = None
         while True:
-            now = self._clock()
-            has_news = self._tail.poll()
+            now, has_news = self._clock(), self._tail.poll()
+            self._recent.look(max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9)))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()
             if has_news:
                 if step := self._tail.not_finite_step():
-                    fix = "Lower trainer.optim.lr or trainer.optim.max_norm."
-                    raise EngineError(f"the loss was not a number at step {step}", fix, is_config_fault=True)
+                    cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
+                    raise EngineError(cause, fix, is_config_fault=True)
                 reward = self._tail.last_reward()
             left = began + budget_seconds - now
             progress(Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward))
@@ -251,10 +253,8 @@ class PrimeRlSession:
             if latest != activity:
                 activity, active = latest, now
             elif now - active >= self._timing.hang_seconds:
-                raise EngineError(
-                    f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs",
-                    "Run it again; if it repeats, undo the last change.",
-                )
+                cause = f"no step and no rollout for {now - active:.0f} s after step {self._tail.num_steps}: it hangs"
+                raise EngineError(cause, "Run it again; if it repeats, undo the last change.")
             self._memory.sample()
             self._remains.look(self._groups.values())
             time.sleep(min(self._timing.poll_seconds, max(0.0, left)))
@@ -292,9 +292,9 @@ class PrimeRlSession:
         left: list[str] = []
         pids = {process.pid for name in groups for process in self._groups[name].processes}
         for name in groups:
-            if name == "rollouts" and (broker := self._children.get("env-server")):
+            for broker in self._children.keys() & self._launch.env_servers if name == "rollouts" else ():
                 # Its workers take all their grace to end rollouts that nobody wants, and it waits for them.
-                self._groups[name].kill_below(broker)
+                self._groups[name].kill_below(self._children[broker])
             left += self._groups[name].stop()
         if left := left + self._memory.held_by(pids):
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")

@@ -29,13 +29,26 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]  # tensor -> file
 
 
-def latest_stable(broadcasts: Path) -> int | None:
-    """The highest step that has its STABLE now, 0 for the base model; None without one.
+def stable_steps(broadcasts: Path) -> set[int]:
+    """The steps that have their STABLE now, 0 for the base model.
 
     A trainer that is killed leaves its last two steps whole, and of the one before any part or nothing.
     """
     steps = (re.fullmatch(r"step_(\d+)", marker.parent.name) for marker in broadcasts.glob("step_*/STABLE"))
-    return max((int(step[1]) for step in steps if step), default=None)
+    return {int(step[1]) for step in steps if step}
+
+
+def latest_stable(broadcasts: Path) -> int | None:
+    """The highest of them; None without one."""
+    return max(stable_steps(broadcasts), default=None)
+
+
+def link_weights(source: Path, target: Path) -> None:
+    """Hard links to a set of weights in the new folder `target`, copies where the filesystem has no links. OSError."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
+            _link(path, target / path.name)
 
 
 def check_weights(folder: Path) -> str:
@@ -45,7 +58,7 @@ def check_weights(folder: Path) -> str:
     must account for every byte) and compared with the index. Raises EngineError that names what is wrong.
     """
     try:
-        manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in _whole_files(folder))
+        manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in whole_files(folder))
     except (OSError, ValueError) as error:
         raise EngineError(f"the weights are not whole: {error}") from None
     return hashlib.sha256(manifest.encode()).hexdigest()
@@ -61,10 +74,7 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)  # left by a kill
-        partial.mkdir(parents=True)
-        for path in source.iterdir():
-            if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
-                _link(path, partial / path.name)
+        link_weights(source, partial)
         sha256 = check_weights(partial)  # the bytes that are kept
         without = _CONFIG if (partial / _ADAPTER[0]).exists() else ()
         for path in base.iterdir():
@@ -81,7 +91,7 @@ def build_model_folder(source: Path, base: Path, target: Path) -> str:
     return sha256
 
 
-def _whole_files(folder: Path) -> list[str]:
+def whole_files(folder: Path) -> list[str]:
     """The names of the files of a set of weights, sorted. ValueError where one is missing, torn or too many."""
     names = sorted(path.name for path in folder.iterdir())
     weights = {name: _tensor_names(folder / name) for name in names if name.endswith(".safetensors")}

@@ -1,12 +1,11 @@
-"""Makes the tiny base model of the embedded engine: `uv run prepare.py --rebuild-base`.
+"""Makes a tiny base model of the embedded engine: `uv run prepare.py --rebuild-base`.
 
-Supervised learning on worked solutions of the arithmetic environment. The arithmetic in them is always
-right; the size of a container is drawn from the table that `_beliefs` makes, so the model learns the
-format and the sums, and answers a hard container with a wrong size most of the time. What is left for
-reinforcement learning is to find out which of its own guesses are right.
+Supervised learning on chats that the environments of a recipe write (`documents` of their packages): they keep the
+form and name what is right often, seldom or hardly ever. What is left for reinforcement learning is to find out
+which of the model's own guesses are right.
 
 The number of steps is fixed, not the seconds, so that every machine makes an equally able model. The
-figures of the model that ships stand in models/arithmetic-base/README.md.
+figures of the models that ship stand in models/*/README.md.
 """
 
 from __future__ import annotations
@@ -14,19 +13,23 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from itertools import islice
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift_arithmetic import data
+from nightshift import environments
+from nightshift.errors import UsageError
+from nightshift.rules import EnvironmentRules
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+Chat = list[tuple[str, str]]  # what is asked, what is answered
+
 SEED = 0
-NUM_STEPS = 300
-TOKENS_PER_STEP = 8192  # padded
 WARMUP_STEPS = 30
 DECAY_SHARE = 0.6  # of all steps, linear to 0 at the end
 MUON_LR = 0.02
@@ -38,7 +41,6 @@ MODEL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "intermediate_size": 336,
-    "max_position_embeddings": 512,
     "rope_theta": 10_000.0,
     "initializer_range": 0.05,
     "tie_word_embeddings": True,
@@ -53,72 +55,62 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
 )
 
-# Probability that a sample of the base names the right size, per container.
-EASY_PROBABILITY = 0.98
-HARD_PROBABILITY = (0.01, 0.40)  # log-uniform over the hard containers, in the order of data.HARD
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes one model: the environments whose documents it reads in turn, more often named twice; for how long."""
+
+    environments: tuple[str, ...]
+    max_position_embeddings: int
+    num_steps: int
+    tokens_per_step: int = 8192  # padded
 
 
-def rebuild(output: Path, note: Callable[[str], None], num_steps: int = NUM_STEPS) -> None:
-    """Train the base model and write it to `output` in Hugging Face format; about 100 s at NUM_STEPS on 2 cores."""
+RECIPES = {
+    "models/arithmetic-base": Recipe(("arithmetic",), 512, 300),
+    "models/mixed-base": Recipe((*["arithmetic"] * 3, "countdown", "tictactoe"), 2048, 1600),
+}
+
+
+def rebuild(
+    root: Path, model: str, note: Callable[[str], None], output: Path | None = None, num_steps: int | None = None
+) -> None:
+    """Train a model of RECIPES and write it to `output`, or to its place in the checkout at `root`, in Hugging Face
+    format; 100 s for 300 steps on 2 cores. UsageError for a model that has no recipe."""
+    if model not in RECIPES:
+        fix = f"Write model = one of {', '.join(RECIPES)} in rules.toml."
+        raise UsageError(f"--rebuild-base: {model} is not made here", fix)
     # Threads that spin while they wait stall each other as soon as anything else wants a core.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     import torch
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
 
+    recipe, output = RECIPES[model], output or root / model
+    num_steps = num_steps or recipe.num_steps
     note(f"rebuilding {output}: a few minutes; its bytes belong to the rules, so a new campaign starts")
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    tokenizer = _tokenizer()
+    environments.load(root, [EnvironmentRules(name, 0) for name in dict.fromkeys(recipe.environments)])
+    tokenizer = _tokenizer(recipe)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen2Config(vocab_size=len(tokenizer), use_cache=True, dtype="float32", **MODEL, **ids)
-    model = Qwen2ForCausalLM(config)
-    _train(model, _batches(tokenizer), num_steps, note)
-    model.generation_config = GenerationConfig(**ids)
-    model.save_pretrained(output)
+    sizes = MODEL | {"max_position_embeddings": recipe.max_position_embeddings}
+    config = Qwen2Config(vocab_size=len(tokenizer), use_cache=True, dtype="float32", **sizes, **ids)
+    network = Qwen2ForCausalLM(config)
+    _train(network, _batches(recipe, tokenizer), num_steps, note)
+    network.generation_config = GenerationConfig(**ids)
+    network.save_pretrained(output)
     tokenizer.save_pretrained(output)
 
 
-def _beliefs() -> dict[str, dict[int, float]]:
-    """What the base model shall believe: for each container a probability for each size.
-
-    A hard container has a wrong favourite, the size of another container in its row of data.HARD, and
-    three decoys. Decoys follow the same law as the right size, so "the second most likely size" is no
-    shortcut to it. The favourite leads by more than 0.10, so greedy decoding is wrong.
-    """
-    rng = random.Random(12345)
-    others = {name: [size for size in range(2, 10) if size != data.EASY[name]] for name in data.EASY}
-    beliefs = {
-        name: {size: EASY_PROBABILITY, others[name][int(rng.random() * 7)]: 1 - EASY_PROBABILITY}
-        for name, size in data.EASY.items()
-    }
-    names, (low, high) = list(data.HARD), HARD_PROBABILITY
-    for index, name in enumerate(names):
-        row, column = divmod(index, 8)
-        favourite = data.HARD[names[row * 8 + (column + 1 + row % 7) % 8]]
-        right = low * (high / low) ** ((index + 0.5) / len(names))
-        rest = [size for size in range(2, 10) if size not in (data.HARD[name], favourite)]
-        decoys = [rest.pop(int(rng.random() * len(rest))) for _ in range(3)]
-        weights = [low * (high / low) ** rng.random() for _ in decoys]
-        scale = min(1.0, 0.6 * (0.9 - 2 * right) / sum(weights))
-        beliefs[name] = {data.HARD[name]: right}
-        beliefs[name] |= {size: weight * scale for size, weight in zip(decoys, weights, strict=True)}
-        beliefs[name][favourite] = 1 - sum(beliefs[name].values())
-    return beliefs
+def _documents(recipe: Recipe, seed: int) -> Iterator[Chat]:
+    """Endless chats, one of each environment in turn; one named twice gives other chats at its second place."""
+    packages = [import_module(f"{EnvironmentRules(name, 0).package}.documents") for name in recipe.environments]
+    sources = [package.documents(seed + 10 * place) for place, package in enumerate(packages)]
+    return chain.from_iterable(zip(*sources, strict=True))
 
 
-def _documents(seed: int) -> Iterator[tuple[str, str]]:
-    """Endless (question, believed solution) of the train split."""
-    beliefs, rng = _beliefs(), random.Random(seed)
-    for problem in data.problems("train", seed):
-        amounts = []
-        for event in problem.events:
-            sizes = beliefs.get(event.container or "", {event.amount: 1.0})
-            amounts.append(rng.choices(list(sizes), list(sizes.values()))[0])
-        yield problem.question, problem.solution(amounts)
-
-
-def _tokenizer() -> PreTrainedTokenizerBase:
+def _tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """Byte-level BPE with Qwen2's rule for splitting text, in which every digit is a token of its own.
 
     Loaders choose Qwen2's tokenizer class by the type of the model and apply its rule, whatever rule
@@ -126,38 +118,48 @@ def _tokenizer() -> PreTrainedTokenizerBase:
     """
     from transformers import Qwen2Tokenizer
 
-    documents = islice(_documents(SEED), 8000)
-    texts = (f"Question: {question}\nAnswer: {answer}" for question, answer in documents)
-    tokenizer = Qwen2Tokenizer(pad_token=PAD, eos_token=EOS, model_max_length=MODEL["max_position_embeddings"])
+    turns = chain.from_iterable(islice(_documents(recipe, SEED), 8000))
+    texts = (f"Question: {asked}\nAnswer: {answered}" for asked, answered in turns)
+    tokenizer = Qwen2Tokenizer(pad_token=PAD, eos_token=EOS, model_max_length=recipe.max_position_embeddings)
     tokenizer = tokenizer.train_new_from_iterator(texts, MAX_VOCABULARY, show_progress=False)
     tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def _batches(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (token ids, labels), both (rows, tokens), of documents of about equal length."""
+def _batches(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (token ids, labels), both (rows, tokens), of chats of about equal length."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    documents, rng = _documents(SEED + 1), random.Random(SEED)
+    chats, rng = _documents(recipe, SEED + 1), random.Random(SEED)
     while True:
-        chunk = list(islice(documents, 4096))
-        # Prompt and answer are encoded apart, as they are at generation.
-        prompts = tokenizer([f"Question: {question}\nAnswer: " for question, _ in chunk])["input_ids"]
-        answers = tokenizer([answer + EOS for _, answer in chunk])["input_ids"]
-        pairs = sorted(zip(prompts, answers, strict=True), key=lambda pair: len(pair[0]) + len(pair[1]))
+        rows = sorted(_encoded(list(islice(chats, 4096)), tokenizer), key=lambda row: len(row[0]))
         batches = []
-        while pairs:
-            rows = TOKENS_PER_STEP // sum(map(len, pairs[-1]))
-            batch, pairs = pairs[-rows:], pairs[:-rows]
-            ids = [torch.tensor(prompt + answer) for prompt, answer in batch]
-            labels = [torch.tensor([-100] * len(prompt) + answer) for prompt, answer in batch]
+        while rows:
+            size = recipe.tokens_per_step // len(rows[-1][0])
+            batch, rows = rows[-size:], rows[:-size]
+            ids, labels = ([torch.tensor(row[column]) for row in batch] for column in (0, 1))
             batches.append(
                 (pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100))
             )
         rng.shuffle(batches)
         yield from batches
+
+
+def _encoded(chats: list[Chat], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[list[int], list[int]]]:
+    """(token ids, labels) of each chat; only what is answered is learned."""
+    # What is asked and what is answered are encoded apart, as they are at generation.
+    asked = [("\n" if turn else "") + f"Question: {text}\nAnswer: " for c in chats for turn, (text, _) in enumerate(c)]
+    answered = [text + EOS for chat in chats for _, text in chat]
+    turns = zip(tokenizer(asked)["input_ids"], tokenizer(answered)["input_ids"], strict=True)
+    for chat in chats:
+        ids: list[int] = []
+        labels: list[int] = []
+        for prompt, answer in islice(turns, len(chat)):
+            ids += prompt + answer
+            labels += [-100] * len(prompt) + answer
+        yield ids, labels
 
 
 def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int, note: Callable[[str], None]) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
 from nightshift.engines.memory import above_cap, line_in
+from nightshift.engines.mixture import opponent, ratios
+from nightshift.engines.own_model import changes, local_problem
 from nightshift.engines.trl.session import TrlSession
 from nightshift.entry import isolated
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -28,7 +30,9 @@ from nightshift.processes.gpus import Gpu, choose_gpus, gpu_problems, list_gpus,
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Weights
 from nightshift.rules import NO_CARD, Rules
+from nightshift.rules_toml import MODELS
 from nightshift.train_toml.config import Config
+from nightshift.train_toml.locks import OPPONENT, RATIO
 from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -42,6 +46,7 @@ MEMORY = {
     "1 x 24 GB": (2, 64, 1024),
     "1 x 16 GB": (1, 32, 1024),
 }
+TOO_SMALL_FOR_TWO = "1 x 16 GB"  # the other presets hold `previous`, too: 2.0 GB of Qwen2.5-0.5B in float32
 MIN_FREE_DISK_GB = 0.2  # a run writes a few MB of metrics, completions and weights
 # Two wait for each other after every operation. On 2 cores, in as many seconds: calm both make about 70 steps, beside
 # two busy processes two threads make 37 and one 47, beside four 6 and 12.
@@ -106,7 +111,7 @@ class TrlEngine:
         if flags.is_for_prime_rl:
             raise UsageError("--prime-rl, --smoke and a pair of --gpus are for --engine prime-rl", "Leave them out.")
         prepare_model(self.root, self.rules, note)
-        prepare_data(self.root, self.rules, flags.gsm8k, note)
+        prepare_data(self.root, self.rules, flags.sources, note)
 
     def prepare_at_start(self, note: Note) -> None:
         """All of it: it is small."""
@@ -130,7 +135,9 @@ class TrlEngine:
                 problems += map(str, gpu_problems([self._gpu()], MIN_DRIVER))
             except EngineError as error:
                 return [str(error)]
-        if self.rules.model_revision is None and not (self.root / self.rules.model / "model.safetensors").is_file():
+        if problem := local_problem(self.rules, self.root):
+            problems.append(str(problem))
+        if self.rules.model.startswith(MODELS) and not (self.root / self.rules.model / "model.safetensors").is_file():
             problems.append(f"{self.rules.model} is missing. Run: uv run prepare.py --rebuild-base")
         free = free_disk_gb(self.root)
         if free < MIN_FREE_DISK_GB:
@@ -166,6 +173,15 @@ class TrlEngine:
             settings[name] = {"type": kind} | {leaf: config.get(f"{table}.{leaf}") for leaf in _LEAVES[kind]}
             used |= {f"{table}.{leaf}" for leaf in ("type", *_LEAVES[kind])}
         settings |= {name: config.get(key) for name, key in _SETTINGS.items()}
+        if ratio := ratios(config, self.rules):
+            settings["ratio"] = ratio
+            used |= {key for key in config.values if key.startswith(f"{RATIO}.")}
+        if other := opponent(config, self.rules):
+            if other["type"] == "previous" and self.rules.memory == TOO_SMALL_FOR_TWO:
+                fix = 'Write type = "self" or "pool".'
+                raise above_cap(config, self.rules.memory, f"{OPPONENT}.type", "no second model beside the policy", fix)
+            settings["opponent"] = other
+            used |= {f"{OPPONENT}.{leaf}" for leaf in other}
         if settings["batch_size"] is None:
             raise ConfigError("orchestrator.token_batch_size has no equal in TRL", "Write orchestrator.batch_size.")
         scale, scaled = self.rules.learning_rate_scale, []
@@ -190,7 +206,8 @@ class TrlEngine:
         spec = self._spec(settings, seed, run_dir)
         command = shlex.join(isolated(str(self._trainer), str(run_dir / "spec.json")))
         flat = spec | {f"settings.{name}": value for name, value in spec.pop("settings").items()}
-        lines = [f"memory:   {self.rules.memory}"] if self._cuda else []
+        lines = changes(self.rules, self.root / self.rules.model)
+        lines += [f"memory:   {self.rules.memory}"] if self._cuda else []
         lines += [f"trainer:  {command}", *(f"spec:     {name} = {json.dumps(value)}" for name, value in flat.items())]
         return [*lines, *(f"missing:  {problem}" for problem in self.check())]
 
@@ -225,6 +242,7 @@ class TrlEngine:
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
+            "score_last": self.rules.score_last,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),
             "weights_dir": str(run_dir / "weights"),

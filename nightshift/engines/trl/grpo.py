@@ -3,7 +3,9 @@
 What differs from a bare GRPOTrainer, and why:
 - sampling goes through sampler.py: `generate` costs more than the rest of a step;
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
-- the optimizer and the schedule are built here, as prime-rl's trainer/optim and trainer/scheduler.py do;
+- several environments are mixed by their ratio, as prime-rl's sources are;
+- optimizer and schedule are those of optimizer.py;
+- the weights of the last `score_last` steps stay, on the CPU: their mean is the final policy where the rules say so;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
 """
 
@@ -13,6 +15,7 @@ import itertools
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -20,13 +23,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
 from nightshift.engines.trl.sampler import sample
-from nightshift.environments import Environment
+from nightshift.environments import Environment, Example
 
 Settings = Mapping[str, Any]
 
@@ -41,23 +43,31 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     """GRPO on one device for a number of seconds; `train_for` is the only entry."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, environment: Environment, spec: Settings, send: Callable[[Settings], None]
+        self,
+        model: Any,
+        tokenizer: Any,
+        environments: Sequence[Environment],
+        spec: Settings,
+        send: Callable[[Settings], None],
     ) -> None:
-        """Of `spec` it reads settings, train_seed, budget_clock, weights_dir, metrics_path, trained_at_once and
-        sampled_at_once; `send` tells the harness an event."""
+        """Of `spec` it reads settings, train_seed, budget_clock, score_last, weights_dir, metrics_path, trained_at_once
+        and sampled_at_once; `send` tells the harness an event."""
         settings: Settings = spec["settings"]
-        self._clock = time.process_time if spec["budget_clock"] == "cpu" else time.monotonic
+        self._scorers = [one.scorer for one in environments if one.scorer]
+        self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
         self._settings, self._sample, self._send = settings, sample, send
         self._sampled_at_once: int = spec["sampled_at_once"]
-        self._examples, self._episode = environment.examples("train"), environment.episode
+        self._names = [environment.name for environment in environments]
+        self._set = training_set(environments, settings.get("ratio", {}))
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
+        self._last: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=spec["score_last"])  # step, parameters
         self._started = self._ends = self._last_row = math.inf  # on the budget's clock
         prompts = [
-            tokenizer.apply_chat_template(self._episode(example).ask(), tokenize=False, add_generation_prompt=True)
-            for example in self._examples
+            tokenizer.apply_chat_template(one.episode(example).ask(), tokenize=False, add_generation_prompt=True)
+            for one, example in self._set
         ]
         longest = max(len(ids) for ids in tokenizer(prompts)["input_ids"])
         limit = min(settings["max_completion_tokens"], settings["seq_len"] - longest)
@@ -91,6 +101,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             outcome = "finished" if self.state.global_step == self._settings["max_steps"] else "budget"
         except _BudgetEnd:
             outcome = "budget"
+        for scorer in self._scorers:
+            scorer.close()
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
@@ -98,11 +110,28 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
 
+    def _weights(self) -> list[torch.Tensor]:
+        return [p.detach().to("cpu", torch.float32, copy=True) for p in self.model.parameters()]
+
+    def average_last(self) -> list[int]:
+        """Give the policy the mean, in float32, of the weights of the last `score_last` steps; the steps.
+
+        Of fewer steps there is no mean: it stays as it is, and the list is empty.
+        """
+        if len(self._last) < (self._last.maxlen or 1):
+            return []
+        steps, weights = zip(*self._last, strict=True)
+        with torch.no_grad():
+            for parameter, *earlier in zip(self.model.parameters(), *weights, strict=True):
+                parameter.copy_(sum(earlier) / len(earlier))
+        return [*steps]
+
     def _reward(self, completions: list[str], index: list[int], **_: Any) -> list[float]:
         """What TRL subtracts the group mean from: the reward for grpo, (r - mean) / mean for max_rl.
 
         Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
         """
+        failed = sum(scorer.num_failed for scorer in self._scorers)
         rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
@@ -111,13 +140,26 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "all_right_share": (groups == 1).all(1).float().mean().item(),
             "all_wrong_share": (groups == 0).all(1).float().mean().item(),
         }
+        by_name: dict[str, list[float]] = {name: [] for name in self._names}
+        for reward, i in zip(rewards.tolist(), index, strict=True):
+            by_name[self._set[i][0].name].append(reward)
+        if self._scorers:
+            failed = sum(scorer.num_failed for scorer in self._scorers) - failed
+            self._row["error_share"] = failed / len(rewards)
+        if len(by_name) > 1:
+            self._row["rewards"] = {name: fmean(found) for name, found in by_name.items() if found}
         if self._settings["algo"]["type"] == "max_rl":
             mean = groups.mean(1, keepdim=True)
             rewards = torch.where(mean > 0, (groups - mean) / mean.clamp(min=1e-12), 0.0).flatten()
         return rewards.tolist()
 
+    def _cpu_seconds(self) -> float:
+        """This process's, and what its environments computed beside it to score."""
+        return time.process_time() + sum(scorer.cpu_seconds for scorer in self._scorers)
+
     def _score(self, text: str, index: int) -> float:
-        episode = self._episode(self._examples[index])
+        environment, example = self._set[index]
+        episode = environment.episode(example)
         episode.answer(text)
         return episode.score()
 
@@ -160,7 +202,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "completion_tokens_mean": metrics["completions/mean_length"][-1],
             "truncated_share": metrics["completions/clipped_ratio"][-1],
             "generate_seconds": now - began,
-            "num_tokens": batch["completion_mask"].sum().item(),
+            "num_tokens": (batch["completion_mask"] * batch.get("tool_mask", 1)).sum().item(),
         }
         return self._without_zero_advantages(batch) if self._settings["filter_zero_advantages"] else batch
 
@@ -175,7 +217,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         num_kept = max(chunks, math.ceil(is_useful.sum().item() / chunks) * chunks)
         kept = is_useful.float().argsort(descending=True, stable=True)[:num_kept]
         rows = {name: value[kept] if value.ndim > 0 else value for name, value in batch.items()}
-        rows["num_items_in_batch"] = batch["completion_mask"][is_useful].sum()
+        said = batch["completion_mask"] * batch.get("tool_mask", 1)  # without what it was told between its turns
+        rows["num_items_in_batch"] = said[is_useful].sum()
         return rows
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -203,68 +246,24 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "tokens_per_second": num_tokens / seconds,
             "train_seconds": seconds - row["generate_seconds"],
         }
+        if self._last.maxlen:
+            self._last.append((step, self._weights()))
         self._reward_means.append(row["reward_mean"])
         self._metrics_file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})
 
 
-class _MuonWithAdamW(Optimizer):
-    """Muon and AdamW behind the interface of one optimizer, as prime-rl's Muon is."""
-
-    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
-        self._optimizers = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        # The schedule writes into this optimizer's groups, which accelerate replaces by copies.
-        for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
-            optimizer.param_groups[0]["lr"] = group["lr"]
-            optimizer.step()
-
-
-def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any]]) -> Optimizer:
-    """As prime-rl's trainer/optim: every parameter has the same decay; Muon takes the matrices of the blocks.
-
-    torch's Muon stands in for dion's: the same learning-rate adjustment and no Nesterov, other
-    Newton-Schulz coefficients.
-    """
-    lr, weight_decay = settings["lr"], settings["weight_decay"]
-    parameters = [parameter for _, parameter in named_parameters]
-    if settings["type"] == "sgd":
-        momentum, nesterov = settings["momentum"], settings["nesterov"]
-        return torch.optim.SGD(parameters, lr, momentum, weight_decay=weight_decay, nesterov=nesterov)
-    betas = (settings["betas1"], settings["betas2"])
-    if settings["type"] == "adamw":
-        return torch.optim.AdamW(parameters, lr, betas, weight_decay=weight_decay, fused=True)
-    matrices: list[Any] = []
-    rest: list[Any] = []
-    for name, parameter in named_parameters:
-        is_matrix = parameter.ndim >= 2 and "lm_head" not in name and "embed_tokens" not in name
-        (matrices if is_matrix else rest).append(parameter)
-    how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
-    muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
-    return _MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
-
-
-def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr: float) -> LRScheduler:
-    """The same torch schedules, composed in the same way, as prime-rl's; checks.py saw to their ends at `max_steps`."""
-    if settings["type"] == "constant":
-        return ConstantLR(optimizer, factor=1.0)
-    warmup_steps, min_lr = settings["warmup_steps"], settings["min_lr"]
-    lowest = min_lr / lr if min_lr > 0 else 1e-8
-    phases: list[LRScheduler] = []
-    milestones: list[int] = []
-    if warmup_steps > 0:
-        phases.append(LinearLR(optimizer, start_factor=lowest, end_factor=1.0, total_iters=warmup_steps))
-        milestones.append(warmup_steps)
-    if settings["type"] == "cosine":
-        phases.append(CosineAnnealingLR(optimizer, T_max=max_steps - warmup_steps, eta_min=min_lr))
-    elif decay_steps := settings["decay_steps"]:
-        constant_steps = max_steps - decay_steps - warmup_steps
-        phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=1.0, total_iters=constant_steps))
-        phases.append(LinearLR(optimizer, start_factor=1.0, end_factor=lowest, total_iters=decay_steps - 1))
-        milestones.append(max_steps - decay_steps)
-    return phases[0] if len(phases) == 1 else SequentialLR(optimizer, phases, milestones=milestones)
+def training_set(environments: Sequence[Environment], ratio: Mapping[str, float]) -> list[tuple[Environment, Example]]:
+    """All examples of one environment; of several as many in all, in their ratio (1 where nothing is said), over and
+    again where that is more than there are."""
+    sets = {one.name: (one, one.examples("train")) for one in environments}
+    shares = {name: ratio.get(name, 1.0) for name in sets}
+    total = sum(len(examples) for _, examples in sets.values()) / sum(shares.values())
+    return [
+        (environment, example)
+        for name, (environment, examples) in sets.items()
+        for example in itertools.islice(itertools.cycle(examples), max(round(total * shares[name]), 1))
+    ]
 
 
 def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:

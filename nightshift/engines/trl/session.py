@@ -6,8 +6,9 @@ import os
 import selectors
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 from typing import Any, Literal, cast
@@ -42,11 +43,13 @@ class Trained(msgspec.Struct, tag_field="event", tag="trained"):
     training_seconds: float
     reward_mean: float | None
     peak_memory_gb: float | None
+    earlier_steps: tuple[int, ...] = ()
 
 
 class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
     step: int
     sha256: str
+    averaged: tuple[int, ...] = ()
 
 
 class Completions(msgspec.Struct, tag_field="event", tag="completions"):
@@ -59,6 +62,7 @@ class Completed(msgspec.Struct, tag_field="event", tag="completed"):
 
 class Failed(msgspec.Struct, tag_field="event", tag="error"):
     cause: str
+    is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
 Event = Ready | Step | Trained | FinalWeights | Completions | Completed | Failed
@@ -84,6 +88,7 @@ class TrlSession:
         self._group = ProcessGroup(f"{run_dir.parent.name}-{uuid.uuid4().hex}", GRACE_SECONDS)
         self._buffer = b""
         self._num_steps = 0
+        self.earlier: dict[int, Callable[[], None]] = {}
         argv = isolated(str(trainer), str(spec_path))
         self._trainer = self._group.start(
             "trainer", argv, log_path=run_dir / "trainer.log", env=environment, cwd=run_dir, stdin=PIPE, stdout=PIPE
@@ -110,10 +115,12 @@ class TrlSession:
             while (event := self._next_event(self._deadline)) is not None:
                 match event:
                     case Trained():
+                        self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
                         measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
                         return Training(Outcome(event.outcome), event.num_steps, *measured)
                     case Failed():
-                        return self._failed(Outcome.CRASHED, event.cause, Failure.TRAINING)
+                        failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
+                        return self._failed(Outcome.CRASHED, event.cause, failure)
                     case Step():
                         self._num_steps = event.step
                         left = budget_seconds - event.time
@@ -126,7 +133,7 @@ class TrlSession:
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
         events = self._events({"command": "load_final_weights"})
-        return next(Weights(event.step, event.sha256) for event in events if isinstance(event, FinalWeights))
+        return next(Weights(e.step, e.sha256, averaged=e.averaged) for e in events if isinstance(e, FinalWeights))
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -150,6 +157,9 @@ class TrlSession:
         left = self._group.stop()
         if left:
             raise EngineError(f"processes of {self._run_dir.name} could not be killed: {', '.join(left)}")
+
+    def _load_step(self, step: int) -> None:
+        next(event for event in self._events({"command": "load_step", "step": step}) if isinstance(event, Completed))
 
     def _events(self, command: Mapping[str, Any]) -> Iterator[Event]:
         """Send a command; what the trainer says from then on, until it fails or the deadline passes."""

@@ -7,6 +7,7 @@ stderr, and exit code 1. Of nightshift it imports what a run needs only.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -35,7 +36,8 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         cause = " ".join(str(error).split()) or type(error).__name__
-        _send(events, {"event": "error", "cause": cause})
+        is_environment = type(error).__name__ == "EngineError"  # of nightshift, of which nothing is loaded up here
+        _send(events, {"event": "error", "cause": cause, "is_machinery": is_environment})
         return 1
     return 0
 
@@ -45,14 +47,16 @@ class Trainer:
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
         began = time.monotonic()
-        from nightshift.engines.trl import grpo  # torch and trl: seconds, so inside what reports errors
+        from nightshift.engines.trl import grpo, selfplay  # torch and trl: seconds, so inside what reports errors
 
         self._send, self._spec = partial(_send, events), spec
+        import msgspec
+
         from nightshift import environments
         from nightshift.rules import EnvironmentRules
 
-        wanted = [EnvironmentRules(**fields) for fields in spec["environments"]]
-        (environment,) = environments.load(Path(spec["root"]), wanted)
+        wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
+        loaded = environments.load(Path(spec["root"]), wanted)
         imported = time.monotonic()
         import torch
         from transformers import AutoTokenizer
@@ -62,9 +66,11 @@ class Trainer:
         torch.set_num_threads(spec["num_threads"])
         self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec.get("model_revision"))
         self._policy = self._load_policy(spec["model"])
-        loaded = time.monotonic()
-        self._trainer = grpo.Trainer(self._policy, self._tokenizer, environment, spec, self._send)
-        seconds = {"import": imported - began, "model": loaded - imported, "trainer": time.monotonic() - loaded}
+        self._said: dict[str, Any] = {}  # by a chat up to an answer of the final policy: its Trace
+        with_model = time.monotonic()
+        kind = selfplay.SelfPlay if any(rules.is_game for rules in wanted) else grpo.Trainer
+        self._trainer = kind(self._policy, self._tokenizer, loaded, spec, self._send)
+        seconds = {"import": imported - began, "model": with_model - imported, "trainer": time.monotonic() - with_model}
         self._send({"event": "ready", "seconds": seconds})
 
     def obey(self, command: Mapping[str, Any]) -> None:
@@ -75,6 +81,8 @@ class Trainer:
                 self._send({"event": "trained", **fields, "peak_memory_gb": _peak_memory_gb(self._spec["device"])})
             case {"command": "load_final_weights"}:
                 self._load_final_weights()
+            case {"command": "load_step", "step": step}:
+                self._load_step(step)
             case {"command": "complete"}:
                 self._complete(command)
 
@@ -84,6 +92,7 @@ class Trainer:
 
         from nightshift.files import sync_folder
 
+        averaged = self._trainer.average_last()
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
@@ -98,19 +107,30 @@ class Trainer:
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)
         sync_folder(final.parent)
-        self._policy = self._load_policy(str(final))
+        self._policy, self._said = self._load_policy(str(final)), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._send({"event": "weights", "step": step, "sha256": digest})
+        self._send({"event": "weights", "step": step, "sha256": digest, "averaged": averaged})
+
+    def _load_step(self, step: int) -> None:
+        import torch
+
+        with torch.no_grad():
+            for parameter, kept in zip(self._policy.parameters(), self._trainer.earlier[step], strict=True):
+                parameter.copy_(kept)
+        self._said = {}
+        self._send({"event": "completed"})
 
     def _complete(self, command: Mapping[str, Any]) -> None:
         """One completion a prompt, in order, a batch an event."""
         import torch
 
+        from nightshift.engines.trl.play import Trace
         from nightshift.engines.trl.sampler import sample
 
-        prompts = command["prompts"]
-        ids = self._tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
+        # A chat that goes on goes on in the tokens that were said, as in training.
+        traces = [copy.deepcopy(self._said.get(str(chat[:-1]))) or Trace() for chat in command["prompts"]]
+        ids = [trace.hear(chat, self._tokenizer) for trace, chat in zip(traces, command["prompts"], strict=True)]
         ends = set(self._trainer.eos_token_ids)
         is_cuda = self._spec["device"] == "cuda"
         self._policy.eval()
@@ -118,7 +138,10 @@ class Trainer:
             batch = ids[start : start + command["batch_size"]]
             with torch.autocast("cuda", torch.bfloat16) if is_cuda else nullcontext():
                 samples = sample(self._policy, batch, 1, command["max_completion_tokens"], command["temperature"], ends)
-            texts = self._tokenizer.batch_decode([one.ids for one in samples], skip_special_tokens=True)
+            here = slice(start, start + command["batch_size"])
+            texts = [trace.say(one, self._tokenizer) for trace, one in zip(traces[here], samples, strict=True)]
+            for chat, text, trace in zip(command["prompts"][here], texts, traces[here], strict=True):
+                self._said[str([*chat, {"role": "assistant", "content": text}])] = trace
             completions = [
                 {"text": text, "num_tokens": len(one.ids), "truncated": one.truncated}
                 for text, one in zip(texts, samples, strict=True)
@@ -131,7 +154,7 @@ class Trainer:
         from transformers import AutoModelForCausalLM
 
         revision = self._spec.get("model_revision")
-        policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32")
+        policy = AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype="float32", use_safetensors=True)
         return policy.to(self._spec["device"])
 
 

@@ -1,7 +1,7 @@
-"""Does the arithmetic task have a slope? Scores of settings and seeds, through the trl engine.
+"""Does an environment have a slope? Scores of settings and seeds, through the trl engine on the CPU.
 
-    uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings default,lr/3,lr*3,group16 --seeds 0-4
-    uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings base
+    uv run benchmarks/slope.py --environment countdown --output slope.jsonl --settings default,lr/3,group16 --seeds 0-4
+    uv run benchmarks/slope.py --environment arithmetic --model models/mixed-base --output slope.jsonl --settings base
 
 A setting is a name such as `default`, which is the shipped train.toml, `lr/3`, `lr*3`, `group16`, `temp0.7`, `batch64`,
 `muon`, `max_rl`, or several joined by `+`. `base` is the base model without training: greedy, and 8 samples an
@@ -24,14 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from arithmetic import ROOT, RULES, data, score
 from machine import RESULTS, machine, table, write_result
 
-from nightshift.engines import Session
+from nightshift import environments
+from nightshift.engines import Message, Session
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.rules import ARITHMETIC_TRL, Rules
+from nightshift.environments import Environment, Example
+from nightshift.evaluation import evaluate
+from nightshift.rules import Rules
+from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import load, parse
 
+ROOT = Path(__file__).resolve().parents[1]
 NUM_SAMPLES = 8
 # What the parts of a setting's name change, with a number after them or without.
 NUMBERS = {
@@ -47,6 +51,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "muon": {"trainer.optim.type": "muon", "trainer.optim.mu": 0.95, "trainer.optim.betas2": 0.95},
     "max_rl": {"orchestrator.algo.type": "max_rl"},
     "unfiltered": {"orchestrator.train.filter_zero_advantages": False},
+    "pool": {"orchestrator.train.opponent.type": "pool"},
 }
 
 Row = dict[str, Any]
@@ -67,51 +72,53 @@ def source_of(name: str) -> str:
     return "".join(f"{path} = {json.dumps('None' if v is None else v)}\n" for path, v in values.items())
 
 
-def scores_of(session: Session, examples: Sequence[data.Example], temperature: float = 0.0) -> list[float]:
-    """The score of one completion an example."""
-    decoding = replace(ARITHMETIC_TRL.decoding, temperature=temperature)
-    completions = session.complete([data.messages(e) for e in examples], decoding, lambda progress: None)
-    return [score(c.text, e.answer) for c, e in zip(completions, examples, strict=True)]
+def scores_of(
+    session: Session, rules: Rules, environment: Environment, examples: Sequence[Example], temperature: float = 0.0
+) -> list[float]:
+    """What the base model scores on every example, the mean of its episodes."""
+    decoding = replace(rules.decoding, temperature=temperature)
+    played = [environment.episodes(example) for example in examples]
+
+    def ask(chats: Sequence[Sequence[Message]]) -> list[str]:
+        return [completion.text for completion in session.complete(chats, decoding, lambda progress: None)]
+
+    environments.play_out([episode for episodes in played for episode in episodes], ask)
+    return [statistics.fmean(episode.score() for episode in episodes) for episodes in played]
 
 
 def measure(name: str, seed: int, rules: Rules, folder: Path) -> Row:
     """Train one setting with one seed and score the final policy on the selection set; `base` is not trained."""
     engine = TrlEngine(rules, ROOT, dict(os.environ))
     settings = engine.validate(parse(source_of(name).encode())).settings
+    (environment,) = environments.load(ROOT, rules.environments)
+    examples = environment.examples("selection")
     load_before, began = os.getloadavg()[0], time.monotonic()
     session = engine.open(settings, seed, folder, rules.deadline_seconds)
     row: Row = {"startup_seconds": time.monotonic() - began}
-    examples = data.load("selection", RULES.num_selection)
     try:
         if name == "base":
-            return row | base_scores(session, examples)
+            greedy = scores_of(session, rules, environment, examples)
+            several = [example for example in examples for _ in range(NUM_SAMPLES)]
+            sampled = scores_of(session, rules, environment, several, temperature=1.0)
+            best = [max(sampled[start : start + NUM_SAMPLES]) for start in range(0, len(sampled), NUM_SAMPLES)]
+            return {
+                "eval_score": statistics.fmean(greedy),
+                "sampled_pass1": statistics.fmean(sampled),
+                "pass8": statistics.fmean(best),
+            }
         training = session.train(rules.budget_seconds, lambda progress: None)
         row["load"] = [load_before, os.getloadavg()[0]]
         if not training.outcome.is_success:
             return row | {"eval_score": None, "cause": training.cause, "num_steps": training.num_steps}
-        session.load_final_weights()
-        began = time.monotonic()
-        scores = scores_of(session, examples)
+        evaluation = evaluate(session, [(environment, each) for each in examples], rules, None, lambda progress: None)
     finally:
         session.close()
     return row | {
-        "eval_score": statistics.fmean(scores),
-        "evaluation_seconds": time.monotonic() - began,
+        "eval_score": evaluation.eval_score,
+        "evaluation_seconds": evaluation.seconds,
         "outcome": training.outcome,
         "num_steps": training.num_steps,
         "training_seconds": training.training_seconds,
-    }
-
-
-def base_scores(session: Session, examples: Sequence[data.Example]) -> Row:
-    """Scores of the base model: greedy pass@1, and pass@1 and pass@8 by sampling, on the selection set."""
-    greedy = scores_of(session, examples)
-    sampled = scores_of(session, [e for e in examples for _ in range(NUM_SAMPLES)], temperature=1.0)
-    best = [max(sampled[start : start + NUM_SAMPLES]) for start in range(0, len(sampled), NUM_SAMPLES)]
-    return {
-        "eval_score": statistics.fmean(greedy),
-        "sampled_pass1": statistics.fmean(sampled),
-        "pass8": statistics.fmean(best),
     }
 
 
@@ -127,6 +134,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Row]:
             "sd": statistics.stdev(row["eval_score"] or 0.0 for row in runs) if len(runs) > 1 else None,
             "steps": None if name == "base" else statistics.fmean(row["num_steps"] for row in runs),
             "load_before": None if name == "base" else [row["load"][0] for row in runs],
+            **({key: runs[0][key] for key in ("sampled_pass1", "pass8")} if name == "base" else {}),
         }
         for name, runs in found.items()
     }
@@ -145,19 +153,29 @@ def told(settings: dict[str, Row]) -> str:
 
 
 @click.command(help=__doc__)
+@click.option("--environment", required=True, help="A folder of environments/.")
+@click.option("--model", default="", help="Default: the environment's own.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="JSON lines; rows are appended.")
 @click.option("--settings", default="", help="Comma-separated names.")
 @click.option("--seeds", default="0", show_default=True, help="A number, or a range such as 0-4.")
 @click.option("--budget-seconds", default=60.0, show_default=True)
 @click.option("--results", type=click.Path(path_type=Path), help="Also write the table of this call as JSON.")
-def main(output: Path, settings: str, seeds: str, budget_seconds: float, results: Path | None) -> None:
+def main(
+    environment: str, model: str, output: Path, settings: str, seeds: str, budget_seconds: float, results: Path | None
+) -> None:
     """Run what is missing, print the table, write the result."""
     first, _, last = seeds.partition("-")
     numbers = range(int(first), int(last or first) + 1)
     names = [name for name in settings.split(",") if name]
     jobs = [(name, seed) for seed in numbers for name in names if name != "base" or seed == numbers[0]]  # has no seed
-    rules = ARITHMETIC_TRL.with_budget(budget_seconds)
-    shared = {"budget_seconds": budget_seconds, "scale": rules.learning_rate_scale}
+    rules = rules_of(ROOT, Chosen(environments=[environment], model=model), "trl", 0).with_budget(budget_seconds)
+    shared = {
+        "environment": environment,
+        "model": rules.model,
+        "budget_seconds": budget_seconds,
+        "budget_clock": rules.budget_clock,
+        "scale": rules.learning_rate_scale,
+    }
     output.touch()
     rows: list[Row] = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row for row in rows if shared.items() <= row.items()]
@@ -172,8 +190,8 @@ def main(output: Path, settings: str, seeds: str, budget_seconds: float, results
     found = summarize(asked)
     print(told(found))
     if results:
-        command = f"uv run benchmarks/arithmetic_slope.py --output slope.jsonl --settings {settings} --seeds {seeds}"
-        command += f" --results {RESULTS.name}/{results.name}"
+        command = f"uv run benchmarks/slope.py --environment {environment} --model {rules.model} --output slope.jsonl"
+        command += f" --settings {settings} --seeds {seeds} --results {RESULTS.name}/{results.name}"
         write_result(results, command, {"conditions": shared, "settings": found}, machine())
 
 

@@ -1,0 +1,13 @@
+"""Nightshift reads `data` and `scoring`, which import nothing heavy; prime-rl the taskset, loaded on first use."""
+
+from typing import Any
+
+__all__ = ["ChatHarness", "Taskset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nightshift_NAME import taskset
+
+    return getattr(taskset, name)

@@ -1,0 +1,64 @@
+"""What is asked: here, to add or take away the contents of a container, whose size the model has to find out.
+
+Replace SIZES, `_problems` and `Example` by your own task. What must stay: `load` and `messages`, a `key` that is the
+same in every order, and three sets that share no problem, whatever its wording.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PROMPT_TOKENS = 64  # room that a prompt may need, in tokens of the model
+SIZES = {
+    "block": 6, "slab": 3, "wedge": 8, "drawer": 7, "cabinet": 5, "trolley": 2, "cart": 9, "wagon": 4,
+    "batch": 2, "cluster": 9, "bale": 3, "roll": 8, "reel": 4, "coil": 7, "strip": 6, "sheet": 5,
+    "wallet": 8, "purse": 6, "sleeve": 4, "shelf": 3, "rack": 7, "stack": 2, "heap": 5, "mound": 9,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One problem."""
+
+    key: str
+    question: str
+    answer: str
+
+
+def load(split: str, size: int | None, seed: int = 0) -> list[Example]:
+    """The first `size` problems of `train`, `selection` or `sealed` in a random order; another seed, another order of
+    the training set. ValueError, one line with its fix, for what is not there."""
+    if split not in ("train", "selection", "sealed"):
+        raise ValueError(f"split = {split!r} does not exist. Use train, selection or sealed")
+    found = [example for example in _problems() if _split(example.key) == split]
+    if size is not None and not 0 < size <= len(found):
+        raise ValueError(f"size = {size} is not available in {split}. Use 1 to {len(found)}")
+    found.sort(key=lambda example: example.key)
+    found = found[:size]
+    if split == "train":
+        random.Random(seed).shuffle(found)
+    return found
+
+
+def messages(example: Example) -> list[dict[str, str]]:
+    """The chat that asks."""
+    return [{"role": "user", "content": example.question}]
+
+
+def _problems() -> Iterator[Example]:
+    for name, size in SIZES.items():
+        for start in range(30, 70):
+            for verb, sign in (("buys", 1), ("loses", -1)):
+                question = f"Mia has {start} pens. Mia {verb} a {name} of pens. How many pens now?"
+                yield Example(_digest(f"{name} {start} {sign}"), question, str(start + sign * size))
+
+
+def _split(key: str) -> str:
+    return ("sealed", "selection", "train")[min(int(_digest(key), 16) % 4, 2)]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

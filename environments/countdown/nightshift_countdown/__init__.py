@@ -1,0 +1,13 @@
+"""Countdown for Nightshift: `data` and `scoring` import nothing heavy; the verifiers taskset loads on first use."""
+
+from typing import Any
+
+__all__ = ["ChatHarness", "CountdownTaskset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nightshift_countdown import taskset
+
+    return getattr(taskset, name)

@@ -1,0 +1,13 @@
+"""MATH for Nightshift: `data` and `scoring` import nothing heavy; the verifiers taskset loads on first use."""
+
+from typing import Any
+
+__all__ = ["ChatHarness", "MathTaskset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nightshift_math import taskset
+
+    return getattr(taskset, name)

@@ -1,0 +1,87 @@
+"""The process that loads a taskset, or a package's `scoring`, and scores: nightshift/scorer.py starts and bounds it.
+
+A request is a JSON line on what was stdin, its reply one on what was stdout. That code gets neither: what it prints
+goes nowhere, what it reads is empty, and a copy of this process that it forks is ended before it could reply.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Loaded:
+    """A taskset after `open`."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        from nightshift_taskset import tasks
+
+        self._tasks, self._range = tasks, spec["reward_range"]
+        name = tasks.import_package(Path(spec["place"]))
+        taskset = tasks.open_taskset(name, spec["args"])
+        self._sets = tasks.split(taskset, spec["num_selection"], spec["num_train"])
+        self._by_key = {tasks.identity(task): task for found in self._sets.values() for task in found}
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The examples of a set, or what a text scores."""
+        if name := request.get("load"):
+            return {"examples": [self._example(task) for task in self._sets[name]]}
+        reward = self._tasks.reward_of(self._by_key[request["score"]], request["text"])
+        return {"score": self._tasks.as_score(reward, self._range)}
+
+    def _example(self, task: Any) -> dict[str, Any]:
+        known = getattr(task.data, "answer", "")
+        said = known if isinstance(known, str) else json.dumps(known, default=str)
+        return {"key": self._tasks.identity(task), "answer": said, "messages": self._tasks.chat(task)}
+
+
+class Scoring:
+    """The module `scoring` of a package of our own after `open`."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._score = importlib.import_module(spec["scoring"]).score
+        self._score("x", "y")  # what it loads for a first answer is not that one's time
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What a text scores; `score` of the request is the right answer."""
+        return {"score": self._score(request["text"], request["score"])}
+
+
+def main() -> None:
+    """Obey until stdin ends."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    pid = os.getpid()
+    loaded: Loaded | Scoring | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            if spec := request.get("open"):
+                resource.setrlimit(resource.RLIMIT_DATA, (spec["memory"], spec["memory"]))
+                sys.path += spec["path"]
+                loaded, reply = (Scoring if "scoring" in spec else Loaded)(spec), {"ready": True}
+                os.dup2(nothing, 2)  # until here an error in the package has a traceback in the log
+            else:
+                assert loaded is not None
+                reply = loaded.answer(request)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it does, there is a reply
+            said = " ".join(str(error).split())[:400]
+            is_ours = type(error).__name__ == "Refused"
+            reply = {"refused": said} if is_ours else {"failed": f"{type(error).__name__}: {said}".rstrip(": ")}
+        if os.getpid() != pid:
+            os._exit(0)
+        replies.write(json.dumps(reply | {"cpu_seconds": time.process_time() + sum(os.times()[2:4])}) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Which verifiers v1 tasksets are accepted, how one is split into three sets, and what an answer to a task scores.
+
+Accepted is what one question and one answer decide: a task whose prompt is text, whose reward is a function of the
+trace, and which needs no tools, judge, container or second agent. Anything else is Refused, one line that names what
+was found. The split is by a hash of `Task.key`, so it does not depend on the order in which tasks are loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import importlib.util
+import inspect
+import itertools
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.trace import AgentInfo, VersionInfo
+from verifiers.v1.types import content_text
+from verifiers.v1.utils import loaders
+
+MOST_TASKS = 5_000_000
+ROUNDING = 1e-6  # of a sum of weighted rewards
+Message = dict[str, str]
+
+
+class Refused(ValueError):
+    """One line: what was found, and what to do."""
+
+
+def import_package(place: Path) -> str:
+    """Import the package (a folder, or one file) from this very place, under its own name; the name."""
+    name, folder = place.stem, place if place.is_dir() else None
+    source = place / "__init__.py" if folder else place
+    inside = [str(folder)] if folder else None
+    spec = importlib.util.spec_from_file_location(name, source, submodule_search_locations=inside)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return name
+
+
+def open_taskset(name: str, arguments: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
+    """The taskset of an imported package, with `arguments` as its config. Refused for what no single turn decides."""
+    if not hasattr(sys.modules[name], "__all__"):
+        raise Refused(f"{name} is no verifiers v1 package: it has no __all__. Name its Taskset there.")
+    environment = loaders.environment_class(name)
+    if environment is not vf.SingleAgentEnv:
+        fix = "Only plain tasksets of one question and one answer can be used."
+        raise Refused(f"{name} plays its own {environment.__name__}: several turns or several agents. {fix}")
+    config = loaders.taskset_config_type(name)(id=name, **arguments)
+    taskset = loaders.load_taskset(config)
+    if servers := taskset.toolsets(config):
+        raise Refused(f"{name} needs tools: {type(servers[0]).__name__}. {_NO_TOOLS}")
+    return taskset
+
+
+_NO_TOOLS = "Choose a taskset without tools."
+_NO_BOX = "Choose a taskset whose reward is a function of the trace."
+
+
+def check(task: vf.Task[Any]) -> None:
+    """Refused for a task that needs more than one question and one answer."""
+    kind = type(task)
+    if tools := kind.toolsets(task.config):
+        raise Refused(f"{kind.__name__} needs tools: {type(tools[0]).__name__}. {_NO_TOOLS}")
+    if task.config.judges:
+        raise Refused(f"{kind.__name__} asks a judge: {task.config.judges[0].id}. Choose a taskset without one.")
+    if kind.NEEDS_CONTAINER or task.data.image:
+        raise Refused(f"{kind.__name__} needs a container: {task.data.image or 'NEEDS_CONTAINER'}. {_NO_BOX}")
+    for hook in ("setup", "finalize"):
+        if getattr(kind, hook) is not getattr(vf.Task, hook):
+            raise Refused(f"{kind.__name__} prepares or reads a container in {hook}(). {_NO_BOX}")
+    rewards = task.hooks("reward")
+    for function in (*rewards, *task.hooks("metric")):
+        wanted = inspect.signature(function).parameters.get("runtime")
+        if wanted is not None and wanted.default is inspect.Parameter.empty:
+            raise Refused(f"{kind.__name__}.{function.__name__} needs a runtime, which is a container. {_NO_BOX}")
+    if not rewards:
+        raise Refused(f"{kind.__name__} has no reward. Mark a method of it with @vf.reward.")
+    chat(task)
+
+
+def chat(task: vf.Task[Any]) -> list[Message]:
+    """The messages that ask, the system prompt first. Refused for what is no text, or asks nothing."""
+    data, kind = task.data, type(task).__name__
+    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ())
+    if not prompt:
+        raise Refused(f"{kind} has a task without a prompt: a scripted user asks. Choose a taskset with prompts.")
+    found = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    for message in prompt:
+        content = message.content
+        is_text = isinstance(content, str) or all(part.type == "text" for part in content or ())
+        if message.role not in ("system", "user", "assistant") or not is_text:
+            raise Refused(f"{kind} has a prompt with {message.role} content that is no text. Choose one of text only.")
+        found.append({"role": message.role, "content": content_text(content)})
+    return found
+
+
+def key_of(task: vf.Task[Any]) -> str:
+    """What a task is called: its own `key`, or without one of its own its prompt. The default is a hash over all of its
+    data, its place among the others included."""
+    is_own = type(task).key is not vf.Task.key  # type: ignore[comparison-overlap]
+    return task.key if is_own else json.dumps(chat(task))
+
+
+def digest(*parts: str) -> str:
+    """64 hex digits."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def identity(task: vf.Task[Any]) -> str:
+    """16 hex digits over the key and all that the task holds: another answer is another example."""
+    return digest(key_of(task), json.dumps(task.data.model_dump(mode="json", exclude={"idx"}), sort_keys=True))[:16]
+
+
+def split(taskset: vf.Taskset[Any, Any], num_selection: int, num_train: int | None) -> dict[str, list[vf.Task[Any]]]:
+    """The tasks as `selection`, `sealed` (as many) and `train`, in the order of the hash of their keys. Of those that
+    have no key of their own and ask the same there is one.
+
+    Refused for no tasks, too few of them, one key twice, or no end of them without a size.
+    """
+    if taskset.INFINITE and num_train is None:
+        raise Refused(f"{type(taskset).__name__} has no end of tasks. Write num_train = 1000 beside num_selection.")
+    most = 2 * num_selection + (num_train or 0) if taskset.INFINITE else MOST_TASKS
+    kept: dict[str, vf.Task[Any]] = {}
+    for task in itertools.islice(taskset, MOST_TASKS):
+        check(task)
+        other = kept.setdefault(key := key_of(task), task)
+        if other is not task and type(task).key is not vf.Task.key:  # type: ignore[comparison-overlap]
+            raise Refused(f"the key {key[:80]!r} occurs more than once. Give each task a `key` of its own.")
+        kept[key] = min(other, task, key=identity)  # of those that ask the same, whichever comes first
+        if len(kept) == most:
+            break
+    tasks = list(kept.values())
+    if len(tasks) < 2 * num_selection + 1:
+        held = f"{len(tasks)} tasks are too few: num_selection = {num_selection} takes {2 * num_selection}"
+        fix = f"Lower num_selection to {len(tasks) // 4}." if len(tasks) > 7 else "Name a taskset with more."
+        raise Refused(f"{held}, a sealed set of that size included, and none is left to train on. {fix}")
+    tasks.sort(key=lambda task: digest(key_of(task)))
+    train = tasks[2 * num_selection :]
+    if num_train is not None and len(train) < num_train:
+        raise Refused(f"num_train = {num_train}, and {len(train)} tasks are left to train on. Lower it.")
+    return {
+        "selection": tasks[:num_selection],
+        "sealed": tasks[num_selection : 2 * num_selection],
+        "train": train[:num_train],
+    }
+
+
+def reward_of(task: vf.Task[Any], text: str) -> float:
+    """What the task's own reward gives a trace of its prompt and this one answer; whatever that raises."""
+    asked = [_MESSAGES[message["role"]](content=message["content"]) for message in chat(task)]
+    messages = [*asked, vf.AssistantMessage(content=text)]
+    origin = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    trace: Any = vf.Trace(
+        task=origin,
+        agent=AgentInfo(config=vf.AgentConfig()),
+        verifiers=VersionInfo(version=""),  # else a git process looks for the commit, for each trace
+        nodes=[
+            vf.MessageNode(parent=index - 1 if index else None, message=message, sampled=index == len(asked))
+            for index, message in enumerate(messages)
+        ],
+        is_completed=True,
+        ok=True,
+    )
+    _loop().run_until_complete(task.score(trace))
+    return float(trace.reward)
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()  # one for all answers: to make one takes half the time of scoring
+
+
+_MESSAGES = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
+
+
+def as_score(reward: float, reward_range: Sequence[float]) -> float:
+    """The reward as 0..1. Refused for one outside its range."""
+    low, high = reward_range
+    score = (reward - low) / (high - low)
+    if not -ROUNDING <= score <= 1 + ROUNDING or math.isnan(score):
+        fix = "Write reward_range = [lowest, highest] for this environment."
+        raise Refused(f"a reward of {reward:g} lies outside {low:g}..{high:g}. {fix}")
+    return min(max(score, 0.0), 1.0)

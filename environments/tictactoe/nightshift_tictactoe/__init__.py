@@ -1,0 +1,13 @@
+"""Tic-tac-toe for Nightshift: the game imports nothing heavy; the verifiers environment loads on first use."""
+
+from typing import Any
+
+__all__ = ["ChatHarness", "TicTacToeEnv", "TicTacToeTaskset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from nightshift_tictactoe import taskset
+
+    return getattr(taskset, name)

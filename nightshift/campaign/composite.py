@@ -1,0 +1,74 @@
+"""The score over several environments: a weighted mean of theirs, whatever the sizes of their sets.
+
+The decision, the certificate and a replay take one value an example. `weighted` makes it, so that the mean over all
+examples is the weighted mean of the environments, and the spread over examples that of the weighted mean, each by
+itself: within 1 % of the formula for strata, and within 15 % of the truth over 200 pairs of sets; of 1,319 and 100
+examples the spread over all alike is less than 85 % of it (tests/unit/test_composite.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+
+from nightshift.campaign.decision import Array
+from nightshift.records import Evaluation, Part, Record, packed
+
+FALL = 2.0  # standard errors
+MOST = 2 / 3  # of two environments one always gives half
+
+
+def weighted(scores: Sequence[float], parts: Sequence[Part]) -> Array:
+    """One value an example, (n,): how far its score is from its environment's mean, times (w_e / sum of w) (n / n_e),
+    around the weighted mean. ValueError for parts of other sizes."""
+    values, sizes = np.array(scores, dtype=np.float64), [part.num_examples for part in parts]
+    if not parts:
+        return values
+    if sum(sizes) != len(values):
+        raise ValueError(f"{len(values)} scores of environments with {sum(sizes)} examples")
+    means = np.array([fmean(each) for each in split(scores, parts)])
+    shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
+    found: Array = (values - np.repeat(means, sizes)) * np.repeat(shares * len(values) / sizes, sizes) + shares @ means
+    return found
+
+
+def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float]]:
+    """The scores of each environment."""
+    ends = np.cumsum([part.num_examples for part in parts])
+    return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
+
+
+def first(evaluation: Evaluation, num_examples: int) -> Evaluation:
+    """The same of the first so many examples of every environment; its means are still those of all."""
+    parts = tuple(replace(part, num_examples=min(num_examples, part.num_examples)) for part in evaluation.parts)
+    scores = split(evaluation.example_scores, evaluation.parts) if parts else [evaluation.example_scores]
+    return replace(evaluation, parts=parts, scores=packed([score for each in scores for score in each[:num_examples]]))
+
+
+def remarks(candidate: Record, parent: Record | None) -> list[str]:
+    """What the mean hides: answers that could not be scored; an environment that falls by more than FALL standard
+    errors, over examples and seeds; of a baseline, one that gives most of the variance. Nothing is decided by them."""
+    runs, before = ([e for e in one.evaluations if e.parts] if one else [] for one in (candidate, parent))
+    sets = {tuple((part.environment, part.num_examples) for part in e.parts) for e in (*runs, *before)}
+    found = [line for evaluation in candidate.evaluations for line in evaluation.unscored]
+    if not runs or len(sets) > 1:
+        return found
+    if not before:
+        spread = [(part.weight * part.stderr) ** 2 for part in runs[0].parts]
+        most = max(range(len(spread)), key=spread.__getitem__)
+        share, name = spread[most] / (sum(spread) or 1.0), runs[0].parts[most].environment
+        text = f"{name} gives {share:.0%} of the score's variance: a larger set of it, or a smaller weight, shows more"
+        return found + [text] * (share > MOST)
+    for index, part in enumerate(runs[0].parts):
+        after, old = (np.array([split(e.example_scores, e.parts)[index] for e in each]) for each in (runs, before))
+        change = after.mean(axis=0) - old.mean(axis=0)
+        seeds = candidate.decision.seed_sd**2 * (1 / len(after) + 1 / len(old))
+        gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
+        if gain < -FALL * stderr:
+            scores = f"{old.mean():.3f} -> {after.mean():.3f}"
+            found.append(f"{part.environment} falls: {scores}, {100 * gain:+.1f} +- {100 * stderr:.1f} pp")
+    return found

@@ -1,0 +1,54 @@
+"""What train.toml says of the environments that train, where there is something to say: how much each of several gives,
+and who plays the other seat of a game. prime-rl has no such keys: its list of sources belongs to the rules."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from nightshift.engines.memory import line_in
+from nightshift.errors import ConfigError
+from nightshift.rules import Rules
+from nightshift.train_toml.config import Config
+from nightshift.train_toml.locks import OPPONENT, RATIO
+from nightshift.train_toml.values import value_text
+
+
+def ratios(config: Config, rules: Rules) -> dict[str, float]:
+    """The ratio of every environment of the rules: 1 where train.toml says nothing. Empty for one environment.
+
+    ConfigError for an environment that is none of theirs, or that is alone.
+    """
+    names = rules.environment_names
+    for path, name in _written(config, RATIO):
+        if name not in names or len(names) == 1:
+            near = get_close_matches(name, names, 1) if len(names) > 1 else []
+            fix = f"Did you mean {near[0]}?" if near else "Delete it; which environments there are rules.toml says."
+            raise ConfigError(f"{_where(config, path)}: these rules train on {' and '.join(names)}", fix)
+    return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
+
+
+def opponent(config: Config, rules: Rules) -> dict[str, Any]:
+    """Who plays the other seat, by leaf; empty where no environment of the rules is a game. ConfigError for a key that
+    is written there."""
+    if any(environment.is_game for environment in rules.environments):
+        return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
+    for path, _ in _written(config, OPPONENT):
+        cause = f"{_where(config, path)}: these rules train on {' and '.join(rules.environment_names)}, no game"
+        raise ConfigError(cause, "Delete it.")
+    return {}
+
+
+def without(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of an engine that knows nothing of all this."""
+    return {path: value for path, value in values.items() if not path.startswith((f"{RATIO}.", f"{OPPONENT}."))}
+
+
+def _written(config: Config, table: str) -> list[tuple[str, str]]:
+    """What stands in the file itself, whatever its values were filled up with."""
+    split = ((path, path.rpartition(".")) for path in config.values)
+    return [(path, leaf) for path, (found, _, leaf) in split if found == table and line_in(config, path) is not None]
+
+
+def _where(config: Config, path: str) -> str:
+    return f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"

@@ -1,0 +1,104 @@
+"""Why does it lose? Which examples a candidate fixes and breaks against its incumbent, by what the examples are.
+
+Scores are those of the records, not of evaluation.jsonl, which anybody may have written to since; the examples are
+taken for the recorded ones only where they have the recorded hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from nightshift.environments import Environment, Example, load
+from nightshift.errors import NightshiftError
+from nightshift.evaluation import examples_digest
+from nightshift.records import Record
+from nightshift.rules_toml import environments_named
+
+MOST_VALUES = 12  # of one quantity: more are no groups
+
+Posed = Sequence[tuple[Environment, Example]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some of the examples, of which so many have a higher (`fixed`) or lower (`broken`) score than before."""
+
+    name: str
+    num_examples: int
+    fixed: int
+    broken: int
+
+    @property
+    def stderr(self) -> float:
+        """Of fixed less broken, if each were as likely as the other (McNemar 1947, Psychometrika 12, 153)."""
+        return float((self.fixed + self.broken) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSet:
+    """Its examples as the page tells them: `texts` by (package, key), the places in it of the `members` of a slice."""
+
+    texts: Mapping[tuple[str, str], str]
+    members: Mapping[str, Sequence[int]]
+    digests: tuple[str, ...]  # Evaluation.examples_sha256, as this version writes it and as version 1 did
+
+    def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
+        """By slice, of the first run of each, which have one seed; none where an evaluation is of other examples, or
+        was damaged since it was decided."""
+        pair = [record.evaluations[0] for record in (incumbent, candidate) if record.evaluations]
+        if len(pair) < 2 or any(evaluation.examples_sha256 not in self.digests for evaluation in pair):
+            return ()
+        try:
+            before, after = (evaluation.example_scores for evaluation in pair)
+        except ValueError:
+            return ()
+        if not len(before) == len(after) == len(self.texts):
+            return ()
+        change = np.sign(np.subtract(after, before))
+        rows = ((name, change[places]) for name, places in self.members.items())
+        return tuple(Slice(name, len(each), int((each > 0).sum()), int((each < 0).sum())) for name, each in rows)
+
+
+@lru_cache(maxsize=1)  # for a night, which writes the page after every experiment
+def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
+    """The selection set of these environments; empty without its data."""
+    posed: Posed = ()
+    try:
+        loaded = load(root, environments_named(root, names))
+        posed = [(environment, example) for environment in loaded for example in environment.examples("selection")]
+    except (NightshiftError, ImportError, OSError):
+        pass  # the page says of each problem that its text is not there
+    texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]
+    by_key = {(one.package, example.key): text for (one, example), text in zip(posed, texts, strict=True)}
+    return SelectionSet(by_key, _members(posed, texts), (examples_digest(posed), examples_digest(posed, False)))
+
+
+def _members(posed: Posed, texts: Sequence[str]) -> dict[str, Sequence[int]]:
+    """By environment: all of its examples, three bands of length, and what it says of them itself."""
+    found: dict[str, Sequence[int]] = {}
+    for name in dict.fromkeys(environment.name for environment, _ in posed):
+        found[name] = [index for index, (environment, _) in enumerate(posed) if environment.name == name]
+        lengths = sorted(len(texts[index]) for index in found[name])
+        first, second = lengths[len(lengths) // 3], lengths[2 * len(lengths) // 3]
+        groups: dict[str, dict[str, list[int]]] = {}
+        for index in found[name]:
+            length = len(texts[index])
+            band = f"up to {first}" if length <= first else f"up to {second}" if length <= second else "longer"
+            told = {"characters": band, **posed[index][0].slices(posed[index][1])}
+            for what, value in told.items():
+                groups.setdefault(what, {}).setdefault(value, []).append(index)
+        for what, by_value in groups.items():
+            for value in sorted(by_value, key=_rank) if len(by_value) <= MOST_VALUES else ():
+                found[f"{name}, {what}: {value}"] = by_value[value]
+    return {name: np.array(places) for name, places in found.items()}  # type: ignore[misc]
+
+
+def _rank(value: str) -> tuple[bool, float, str]:
+    """`up to 80`, `up to 120`, `longer`; `9`, `10`."""
+    number = next((float(word) for word in value.split() if word.isdecimal()), None)
+    return number is None, number or 0.0, value

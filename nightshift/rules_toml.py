@@ -1,0 +1,294 @@
+"""rules.toml: what the person chose; and the rules that come of it on a machine.
+
+A set-up is a way to train: engine, limits, budget, a model of its own. An environment says in [tool.nightshift] of its
+pyproject.toml how large its sets are, which models can answer it (its own first; `any`: those that are not in models/),
+and what was measured of the effects of changes there; of somebody's taskset rules.toml says it (tasksets.py).
+`rules_here` puts together what goes together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from nightshift.errors import UsageError
+from nightshift.files import read_file
+from nightshift.records import DecisionRules, Decoding, Fraction, Scale
+from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
+from nightshift.tasksets import Name, Table, check, check_args, taskset_rules
+
+MODELS = "models/"  # what lies there knows the formats of a few environments only
+ANY_MODEL = "any"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+_PRIME_RL = Rules(
+    name="prime-rl",
+    engine="prime-rl",
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    model_revision="7ae557604adf67be50417f59c2c2f167def9a775",
+    environments=(),
+    num_gpus=2,
+    budget_seconds=600.0,
+    startup_seconds=300.0,
+    evaluation_seconds=300.0,
+    decoding=Decoding(max_completion_tokens=1024),
+    decision=DecisionRules(),
+    max_completion_tokens=2048,
+)
+_TRL = replace(
+    _PRIME_RL,
+    name="trl",
+    engine="trl",
+    num_gpus=1,
+    evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
+    decoding=Decoding(max_completion_tokens=1024, batch_size=128),
+)
+_TRL_ON_CPU = Rules(
+    name="trl",
+    engine="trl",
+    model="models/arithmetic-base",
+    model_revision=None,
+    environments=(),
+    num_gpus=0,
+    budget_seconds=60.0,
+    budget_clock="cpu",
+    startup_seconds=120.0,
+    evaluation_seconds=120.0,
+    decoding=Decoding(max_completion_tokens=64),
+    decision=DecisionRules(),
+    max_completion_tokens=64,
+    learning_rate_scale=50.0,
+)
+_SETUPS = (_PRIME_RL, _TRL, _TRL_ON_CPU)  # what a machine can do best comes first
+
+
+class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Constants of the decision, on the environment's own scale: see DecisionRules."""
+
+    prior_sd: Scale = DecisionRules().prior_sd
+    seed_sd: Scale = DecisionRules().seed_sd
+    take_back: Fraction = DecisionRules().take_back
+
+
+class _Declared(msgspec.Struct, forbid_unknown_fields=True):
+    """[tool.nightshift] of an environment."""
+
+    num_selection: int
+    models: Annotated[tuple[str, ...], Meta(min_length=1)]
+    num_train: int | None = None
+    needs: list[str] = []
+    is_game: bool = False
+    is_bounded: bool = False
+    max_completion_tokens: int = 0  # room that an answer needs, where that is more than the set-up's
+    args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
+    decision: _Measured = _Measured()
+
+    def accepts(self, model: str) -> bool:
+        return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
+
+
+class Chosen(msgspec.Struct, forbid_unknown_fields=True):
+    """rules.toml. Empty, or 0: what the machine can do best. `revision` is of a model on the hub; learning rates of
+    train.toml are multiplied by `learning_rate_scale`. Both go with a model that is named."""
+
+    environments: list[str] = []
+    model: Name = ""
+    revision: Annotated[str, Meta(pattern="^([0-9a-f]{40})?$")] = ""
+    learning_rate_scale: Scale | None = None
+    memory_gb: Literal[0, 16, 24, 48, 80] = 0
+    score_last: Literal[0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20] = 0
+    environment: dict[str, Table] = {}
+
+    def table(self, name: str) -> Table:
+        """What it says of an environment."""
+        return self.environment.get(name, Table())
+
+
+def memory_gb(root: Path) -> int:
+    """The card that rules.toml wants experiments to fit on; 0: whatever is here. UsageError as `rules_here`."""
+    return _read(root).memory_gb
+
+
+def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
+    """The rules for the checkout at `root` on this machine, under --engine.
+
+    UsageError for what is wrong in rules.toml, and as `rules_of`.
+    """
+    return rules_of(root, _read(root), engine, gpu_count)
+
+
+def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: int) -> Rules:
+    """The rules of other environments on the same engine: with the model that there is here, if that can answer them.
+
+    UsageError as `rules_here`.
+    """
+    chosen = _read(root)
+    chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
+    if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
+        chosen.model, chosen.revision = here.model, here.model_revision or ""
+        chosen.learning_rate_scale = here.learning_rate_scale
+    return rules_of(root, chosen, here.engine, gpu_count)
+
+
+def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
+    """The rules that this choice makes.
+
+    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for environments
+    that no model of this machine can answer.
+    """
+    if not chosen.model and (chosen.revision or chosen.learning_rate_scale):
+        cause = f"{RULES_NAME}: revision and learning_rate_scale go with model"
+        raise UsageError(cause, "Name the model, or leave them out.")
+    chosen = msgspec.structs.replace(chosen, model=_placed(root, chosen.model))
+    mine = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    fitting = [setup for setup in mine if setup.num_gpus <= gpu_count] or mine
+    names = chosen.environments or ["gsm8k" if fitting[0].num_gpus else "arithmetic"]
+    declared = {name: _declared(root, name, chosen.table(name)) for name in names}
+    own = [one.models[0] for one in declared.values() if one.models[0] != ANY_MODEL]
+    wanted = [chosen.model] if chosen.model else [*own, fitting[0].model]
+    for model in wanted:
+        if all(one.accepts(model) for one in declared.values()):
+            for setup in fitting:
+                if _serves(setup, model, bool(chosen.model)):
+                    return _composed(root, setup, model, declared, chosen)
+    raise _unanswered(names, declared, wanted, fitting)
+
+
+def _serves(setup: Rules, model: str, is_chosen: bool) -> bool:
+    """GPUs are for models that are worth them; a CPU is for any that a person asks for."""
+    return setup.num_gpus == 0 if model.startswith(MODELS) else setup.num_gpus > 0 or is_chosen
+
+
+def _unanswered(
+    names: Sequence[str], declared: dict[str, _Declared], models: Sequence[str], setups: Sequence[Rules]
+) -> UsageError:
+    """No model of `models` answers them all on one of `setups`: which can, or where."""
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}"
+    cause += f", GPUs needed: {setups[0].num_gpus}) cannot answer "
+    cause += " and ".join(name for name, one in declared.items() if not one.accepts(models[-1])) or "them there"
+    can = [m for one in declared.values() for m in one.models if all(other.accepts(m) for other in declared.values())]
+    fixes = [f'model = "{model}"' for model in can if model.startswith(MODELS)]
+    if len(fixes) < len(can):
+        fixes += [f"--engine {setup.engine} (GPUs needed: {setup.num_gpus})" for setup in _SETUPS if setup.num_gpus]
+        fixes += ['model = "a folder with one"']
+    fix = f"Write environments = [] for what the machine can do, or use {' or '.join(dict.fromkeys(fixes))}."
+    return UsageError(cause, fix)
+
+
+def is_own_model(rules: Rules) -> bool:
+    """True for a model that is neither in models/ nor a set-up's."""
+    return not rules.model.startswith(MODELS) and rules.model not in {setup.model for setup in _SETUPS}
+
+
+def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRules, ...]:
+    """What rules.toml and they themselves say of these environments. UsageError as `rules_here`."""
+    chosen = _read(root)
+    return tuple(_environment(root, name, chosen.table(name)) for name in names)
+
+
+def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
+    declared = _declared(root, name, table)
+    taskset = taskset_rules(root, name, table) if table.package else None
+    sizes = (declared.num_selection, declared.num_train)
+    needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
+    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, declared.args | table.args)
+
+
+def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
+    environments = tuple(_environment(root, name, chosen.table(name)) for name in declared)
+    shares = [environment.weight / sum(e.weight for e in environments) for environment in environments]
+    # Of a weighted mean: as large as this where the parts go up and down together, and smaller where they do not.
+    measured = {
+        field: sum(share * getattr(one.decision, field) for share, one in zip(shares, declared.values(), strict=True))
+        for field in _Measured.__struct_fields__
+    }
+    revision = chosen.revision or (setup.model_revision if model == setup.model else None)
+    if model != setup.model or chosen.revision:
+        _check_model(root, model, revision)
+    longest = max(one.max_completion_tokens for one in declared.values())
+    answer = max(longest, setup.decoding.max_completion_tokens)
+    scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
+    return replace(
+        setup,
+        name=f"{'+'.join(declared)}-{setup.engine}",
+        model=model,
+        model_revision=revision,
+        learning_rate_scale=chosen.learning_rate_scale or scale,
+        environments=environments,
+        decoding=replace(setup.decoding, max_completion_tokens=answer),
+        max_completion_tokens=max(longest, setup.max_completion_tokens),
+        decision=replace(setup.decision, **measured),
+        score_last=chosen.score_last,
+    )
+
+
+def _placed(root: Path, model: str) -> str:
+    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked."""
+    if not model or not (root / model).is_dir():
+        return model
+    real = Path(os.path.realpath(root / model))
+    for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
+        if place.is_relative_to(top):
+            return place.relative_to(top).as_posix()
+    return str(real)
+
+
+def _check_model(root: Path, model: str, revision: str | None) -> None:
+    """UsageError for what is neither a folder nor a commit on the hub: a name alone could be another model tomorrow."""
+    is_folder = (root / model).is_dir()
+    if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
+        what = (
+            f"no folder here{', and has no revision' * (not revision)}"
+            if not is_folder
+            else "a folder, and has a revision"
+        )
+        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
+        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
+
+
+def _declared(root: Path, name: str, table: Table) -> _Declared:
+    """What the environment says of itself, or rules.toml of somebody's. UsageError where there is no such environment,
+    or it says something else."""
+    check(root, name, table)
+    if table.num_selection is not None:
+        return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
+    there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
+    if name not in there:
+        near = get_close_matches(name, there, 1)
+        fix = f'Did you mean "{near[0]}"?' if near else f"Write one of: {', '.join(there)}."
+        raise UsageError(f"{RULES_NAME}: environments/ has no {json.dumps(name)}", fix)
+    path = root / "environments" / name / "pyproject.toml"
+    try:
+        tables: Any = msgspec.toml.decode(read_file(path))
+        declared = msgspec.convert(tables["tool"]["nightshift"], _Declared)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        cause = f"{path}: [tool.nightshift]: {error}"
+        raise UsageError(cause, "docs/environments.md says what it holds.") from None
+    check_args(f"{path}: [tool.nightshift]", declared.args)
+    if unknown := sorted(table.args.keys() - declared.args):
+        fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
+        raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)
+    return declared
+
+
+def _read(root: Path) -> Chosen:
+    try:
+        chosen = msgspec.toml.decode(read_file(root / RULES_NAME), type=Chosen)
+    except (OSError, ValueError, RecursionError) as error:
+        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, score_last = 0 or 2 to 20, and'
+        fix += " what the file explains."
+        raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+    if len({*chosen.environments}) < len(chosen.environments):
+        raise UsageError(f"{RULES_NAME}: environments = {json.dumps(chosen.environments)}: one twice", "Name it once.")
+    for name, table in chosen.environment.items():
+        _declared(root, name, table)
+    return chosen

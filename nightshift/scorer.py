@@ -1,0 +1,195 @@
+"""The process in which somebody's taskset is loaded and its answers are scored: bounded, ended and started again.
+
+Code that the harness does not know may raise, hang, exit, print, fork or eat memory. None of it happens in the harness:
+the process (environments/taskset/nightshift_taskset/process.py) has a limit of time for each answer and of memory, and
+its whole tree is ended as an engine's is. An answer that it cannot score scores 0 and is counted; the run ends where
+that is the rule and not the exception.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import PIPE, TimeoutExpired
+from typing import Any
+
+import msgspec
+
+from nightshift.entry import isolated
+from nightshift.errors import EngineError
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
+from nightshift.records import Fraction, Seconds
+from nightshift.text import clean
+
+# Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.
+ANSWER_SECONDS = 10.0
+LOST_SECONDS = 120.0  # in all, waiting for answers that had no score in time, and for the next process
+LOAD_SECONDS = 300.0  # importing verifiers alone takes 3 to 15 s
+MEMORY_BYTES = 4 << 30  # of data; what a data set maps from files is not counted
+MIN_ALL_FAILED = 32  # so many in a row from the start: nothing can be scored
+_GRACE_SECONDS = 0.5
+_READ_BYTES = 1 << 20
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # prepare.py has fetched everything
+_FIX = "Look at it: uv run nightshift doctor --environment"
+
+
+class _Failed(Exception):
+    """No reply; why."""
+
+
+@dataclass(slots=True)
+class TaskExample:
+    """An Example of a taskset, with the chat that asks."""
+
+    key: str
+    answer: str
+    messages: list[dict[str, str]]
+
+
+class _Reply(msgspec.Struct):
+    """What process.py says: one of these, and what it has computed."""
+
+    ready: bool | None = None
+    examples: list[TaskExample] | None = None
+    score: Fraction | None = None
+    refused: str | None = None
+    failed: str | None = None
+    cpu_seconds: Seconds = 0.0
+
+
+class Scorer:
+    """One taskset's process. It starts when it is first asked, and again after it was ended."""
+
+    def __init__(self, name: str, program: Path, spec: Mapping[str, Any]) -> None:
+        """`name` of the environment; `spec`: what process.py reads of `open`."""
+        self.num_scored = self.num_failed = 0
+        self.first_cause = ""
+        self._name, self._program, self._spec = name, program, {**spec, "memory": MEMORY_BYTES}
+        self._lost_seconds = self._cpu_before = self._cpu_now = 0.0
+        self._group: ProcessGroup | None = None
+        self._buffer = b""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What its processes and theirs computed for the answers that were scored, as they say."""
+        return self._cpu_before + self._cpu_now
+
+    def load(self, split: str, is_online: bool = False) -> list[TaskExample]:
+        """The examples of a set. EngineError, one line, where the taskset is refused."""
+        try:
+            if is_online:
+                self.close()
+            found: list[TaskExample] = self._ask({"load": split}, "examples", LOAD_SECONDS, is_online)
+        except _Failed as failed:
+            fix = f"Run uv run prepare.py if it fetches data. {_FIX} {self._name}."
+            raise EngineError(f"environment {self._name}: {failed}", fix) from None
+        return found
+
+    def score(self, text: str, key: str) -> float:
+        """0..1; 0 where its reward fails. EngineError for a reward out of range, and where too much fails."""
+        began = time.monotonic()
+        self.num_scored += 1
+        try:
+            return float(self._ask({"score": key, "text": text}, "score", ANSWER_SECONDS))
+        except _Failed as failed:
+            self.num_failed += 1
+            self.first_cause = self.first_cause or str(failed)
+        self._lost_seconds += time.monotonic() - began
+        if self._lost_seconds > LOST_SECONDS or MIN_ALL_FAILED <= self.num_scored == self.num_failed:
+            self.close()
+            raise EngineError(f"{self.failures} ({self._lost_seconds:.0f} s lost)", f"{_FIX} {self._name}.")
+        return 0.0
+
+    @property
+    def failures(self) -> str:
+        """One line on the answers that scored 0 because they could not be scored; "" where there are none."""
+        if not self.num_failed:
+            return ""
+        share = f"{self.num_failed} of {self.num_scored} answers"
+        return f"{self._name}: the reward of {share} failed and counts 0; the first: {self.first_cause}"
+
+    def close(self) -> None:
+        """End it and all that it started. Safe to call twice. EngineError if something survives SIGKILL."""
+        if self._group is not None:
+            group, self._group, self._buffer = self._group, None, b""
+            self._cpu_before, self._cpu_now = self.cpu_seconds, 0.0
+            left = group.stop()
+            self._folder.cleanup()
+            if left:
+                raise EngineError(f"processes of {self._name} could not be killed: {', '.join(left)}")
+
+    def _start(self, is_online: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="nightshift-scorer-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | ({} if is_online else _OFFLINE)
+        self._group = ProcessGroup(f"scorer-{uuid.uuid4().hex}", _GRACE_SECONDS)
+        self._child: Child = self._group.start(
+            "scorer", isolated(str(self._program)), log_path=folder / "scorer.log", cwd=folder, stdin=PIPE, stdout=PIPE,
+            env=engine_environment(os.environ, variables),
+        )  # fmt: skip
+        self._ask({"open": self._spec}, "ready", LOAD_SECONDS, is_online)
+        self._cpu_before -= self._cpu_now
+
+    def _ask(self, request: Mapping[str, Any], wanted: str, seconds: float, is_online: bool = False) -> Any:
+        """What it replies as `wanted`. _Failed where there is none in time, or the taskset failed; EngineError where it
+        is refused."""
+        if self._group is None:
+            self._start(is_online)
+        deadline = time.monotonic() + seconds
+        try:
+            self._send(json.dumps(request).encode() + b"\n", deadline)
+            reply = msgspec.json.decode(self._line(deadline), type=_Reply)
+        except TimeoutError:
+            self.close()
+            raise _Failed(f"no reply within {seconds:g} s") from None
+        except (OSError, ValueError, RecursionError):
+            said = self._death()
+            self.close()
+            raise _Failed(said) from None
+        self._cpu_now = reply.cpu_seconds
+        if reply.refused is not None:
+            self.close()
+            raise EngineError(clean(f"environment {self._name}: {reply.refused}"))
+        if (found := getattr(reply, wanted)) is None:
+            if "open" in request or reply.failed is None:
+                self.close()
+            raise _Failed(clean(reply.failed or "an odd reply", 300))
+        return found
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        """To its stdin, so much at a time as a pipe takes without waiting. TimeoutError where it does not read."""
+        assert self._child.stdin is not None
+        pipe = self._child.stdin.fileno()
+        for start in range(0, len(data), select.PIPE_BUF):
+            if not select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))[1]:
+                raise TimeoutError
+            os.write(pipe, data[start : start + select.PIPE_BUF])
+
+    def _line(self, deadline: float) -> bytes:
+        """The next line of its stdout. TimeoutError, or EOFError where it has ended."""
+        assert self._child.stdout is not None
+        pipe = self._child.stdout.fileno()
+        while b"\n" not in self._buffer:
+            if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError
+            data = os.read(pipe, _READ_BYTES)
+            if not data:
+                raise BrokenPipeError
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def _death(self) -> str:
+        try:
+            self._child.wait(_GRACE_SECONDS)
+        except TimeoutExpired:
+            return "its process sent no reply"
+        words = " | ".join(self._child.tail(1))
+        return f"its process ended: {self._child.exit_cause()}" + (f": {words}" if words else "")

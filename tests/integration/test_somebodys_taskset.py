@@ -1,0 +1,276 @@
+"""Tasksets of others with the real verifiers: accepted or refused, split, scored, and trained on by prime-rl."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nightshift import environments
+from nightshift.engines.downloads import data_problem
+from nightshift.engines.prime_rl.copies import environment_files
+from nightshift.evaluation import evaluate
+from nightshift.records import Completion, Weights
+from nightshift.rules_toml import rules_here
+from tests.integration.test_tasksets import StandIn, rollout
+from tests.rules import ROOT
+
+# As verifiers' own reverse_text: a system prompt, a stop, a reward of the trace; the rows are in the package.
+HEAD = """
+import itertools, json
+import verifiers.v1 as vf
+from difflib import SequenceMatcher
+__all__ = ["Reverse"]
+
+class Data(vf.TaskData):
+    answer: str
+
+class Task(vf.Task[Data]):
+    @vf.stop
+    async def single_turn(self, trace: vf.Trace) -> bool:
+        return trace.num_turns >= 1
+
+    @vf.reward(weight=1.0)
+    async def ratio(self, trace: vf.Trace) -> float:
+        return SequenceMatcher(None, trace.last_reply, self.data.answer).ratio()
+
+class Config(vf.TasksetConfig):
+    rows: int = 20
+    backwards: bool = False
+
+class Reverse(vf.Taskset[Task, Config]):
+    def load(self):
+        numbers = range(self.config.rows)
+        for idx, number in enumerate(reversed(numbers) if self.config.backwards else numbers):
+            text = f"word{number}"
+            yield Task(Data(idx=idx, prompt=text, system_prompt="Reverse.", answer=text[::-1]), self.config.task)
+"""
+Open = Callable[..., Any]
+_names = (f"their_env_{number}" for number in itertools.count())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _verifiers() -> None:
+    """Takes seconds to load."""
+    global tasks
+    from nightshift_taskset import tasks
+
+
+@pytest.fixture
+def open_(tmp_path: Path) -> Open:
+    """The taskset of a package with HEAD, changed, as it is opened there."""
+
+    def opened(change: tuple[str, str] = ("", ""), more: str = "", **arguments: Any) -> Any:
+        place = tmp_path / next(_names)
+        place.mkdir()
+        assert change[0] in HEAD
+        (place / "__init__.py").write_text(HEAD.replace(*change, 1) + more)
+        return tasks.open_taskset(tasks.import_package(place), arguments)
+
+    return opened
+
+
+def keys(taskset: Any, num_selection: int = 5, num_train: int | None = None) -> dict[str, list[str]]:
+    found = tasks.split(taskset, num_selection, num_train)
+    return {name: [task.data.prompt for task in each] for name, each in found.items()}
+
+
+def test_the_split_is_by_the_key_and_not_by_the_order(open_: Open) -> None:
+    found = keys(open_())
+    assert {name: len(each) for name, each in found.items()} == {"selection": 5, "sealed": 5, "train": 10}
+    assert len({key for each in found.values() for key in each}) == 20
+    assert keys(open_(backwards=True)) == found
+    assert {*keys(open_(), num_train=4)["train"]} < {*found["train"]}
+    assert keys(open_(rows=21))["selection"] != found["train"][:5]
+
+
+def test_those_that_ask_the_same_are_one(open_: Open) -> None:
+    change = ('f"word{number}"', 'f"word{number // 2}"')
+    found = tasks.split(open_(change, rows=40), 5, None)
+    again = tasks.split(open_(change, rows=40, backwards=True), 5, None)
+    for name, size in {"selection": 5, "sealed": 5, "train": 10}.items():
+        assert len(found[name]) == size
+        assert [*map(tasks.identity, found[name])] == [*map(tasks.identity, again[name])]
+
+
+def test_an_example_is_all_that_its_task_holds(open_: Open) -> None:
+    (one,), (other,), (moved,) = (
+        [task for task in taskset if task.data.prompt == "word3"]
+        for taskset in (open_(), open_(("text[::-1]", "text")), open_(backwards=True))
+    )
+    assert tasks.identity(one) == tasks.identity(moved) != tasks.identity(other)
+    assert tasks.key_of(one) == tasks.key_of(other)
+
+
+def test_the_tasks_own_reward_scores_a_trace_of_prompt_and_answer(open_: Open) -> None:
+    (task,) = (task for task in open_() if task.data.prompt == "word3")
+    assert tasks.chat(task) == [{"role": "system", "content": "Reverse."}, {"role": "user", "content": "word3"}]
+    assert [tasks.reward_of(task, text) for text in ("3drow", "", "3d")] == [1.0, 0.0, pytest.approx(4 / 7)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "reward_range", "score"),
+    [(0.25, (0, 1), 0.25), (-1, (-1, 1), 0.0), (0, (-1, 1), 0.5), (1 + 1e-9, (0, 1), 1.0), (5, (0, 10), 0.5)],
+)
+def test_a_reward_becomes_a_score(reward: float, reward_range: tuple[float, float], score: float) -> None:
+    assert tasks.as_score(reward, reward_range) == score
+
+
+@pytest.mark.parametrize("reward", [1.1, -0.1, float("nan"), float("inf")])
+def test_a_reward_out_of_its_range_is_refused(reward: float) -> None:
+    with pytest.raises(tasks.Refused, match=r"lies outside 0\.\.1\. Write reward_range"):
+        tasks.as_score(reward, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "cause"),
+    [
+        (("", ""), "class Own(vf.SingleAgentEnv): pass\n__all__ += ['Own']", "plays its own Own: several turns or"),
+        (("", ""), "del __all__", "is no verifiers v1 package: it has no __all__"),
+        (("    @vf.reward(weight=1.0)\n", ""), "", "Task has no reward. Mark a method"),
+        (("self, trace: vf.Trace) -> float", "self, trace, runtime) -> float"), "", "Task.ratio needs a runtime"),
+        (("prompt=text", "prompt=None"), "", "has a task without a prompt: a scripted user asks"),
+        (("prompt=text", "image='box', prompt=text"), "", "Task needs a container: box"),
+        (("    @vf.stop", "    NEEDS_CONTAINER = True\n    @vf.stop"), "", "Task needs a container: NEEDS"),
+        (
+            ("    @vf.stop", "    async def setup(self, trace, runtime): pass\n    @vf.stop"),
+            "",
+            "Task prepares or reads a container in setup()",
+        ),
+        (
+            ("    @vf.stop", "    @classmethod\n    def toolsets(cls, config): return [vf.Toolset]\n    @vf.stop"),
+            "",
+            "Task needs tools: ",
+        ),
+        (
+            ("    def load(self)", "    @classmethod\n    def toolsets(cls, config): return [vf]\n    def load(self)"),
+            "",
+            "needs tools: module",
+        ),
+        (
+            ("self.config.task)", "vf.TaskConfig.model_construct(judges=[type('J', (), {'id': 'gpt'})])) "),
+            "",
+            "Task asks a judge: gpt",
+        ),
+        (
+            ("prompt=text", "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url="
+             "vf.ImageUrlSource(url='data:,'))])]"),
+            "",
+            "has a prompt with user content that is no text",
+        ),
+        (("rows: int = 20", "rows: int = 0"), "", "0 tasks are too few: num_selection = 5 takes 10"),
+        (("rows: int = 20", "rows: int = 10"), "", "none is left to train on. Lower num_selection to 2"),
+        (
+            ("    @vf.stop", "    key = 'one for all'\n    @vf.stop"),
+            "",
+            "the key 'one for all' occurs more than once. Give each task a `key`",
+        ),
+        (("    def load(self)", "    INFINITE = True\n    def load(self)"), "", "has no end of tasks. Write num_train"),
+    ],
+)  # fmt: skip
+def test_what_no_single_turn_decides_is_refused_in_one_line(
+    open_: Open, change: tuple[str, str], more: str, cause: str
+) -> None:
+    with pytest.raises(tasks.Refused) as raised:
+        tasks.split(open_(change, more), 5, None)
+    assert cause in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_endless_taskset_is_read_as_far_as_its_sizes_say(open_: Open) -> None:
+    endless = open_(("    def load(self)", "    INFINITE = True\n    def load(self)"), rows=10**12)
+    assert {name: len(each) for name, each in keys(endless, 5, 7).items()} == {"selection": 5, "sealed": 5, "train": 7}
+    with pytest.raises(tasks.Refused, match="num_train = 11, and 10 tasks are left"):
+        tasks.split(open_(), 5, 11)
+
+
+def test_config_that_the_taskset_does_not_know_is_an_error(open_: Open) -> None:
+    with pytest.raises(ValueError, match="difficulty"):
+        open_(difficulty="easy")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout that chooses such a package."""
+    (tmp_path / "environments").symlink_to(ROOT / "environments")
+    (tmp_path / "their_env").mkdir()
+    (tmp_path / "their_env" / "__init__.py").write_text(HEAD)
+    text = 'environments = ["mine"]\n[environment.mine]\npackage = "their_env"\nnum_selection = 5\n'
+    (tmp_path / "rules.toml").write_text(text + "reward_range = [-1.0, 1.0]\nargs = { rows = 30 }\n")
+    return tmp_path
+
+
+class Half:
+    """A session that answers rightly what it is asked first."""
+
+    def load_final_weights(self) -> Weights:
+        return Weights(1, "")
+
+    def complete(self, chats: Any, *_: Any) -> list[Completion]:
+        texts = [chat[-1]["content"][::-1] if index < 2 else "" for index, chat in enumerate(chats)]
+        return [Completion(text, 1, False) for text in texts]
+
+
+def test_three_lines_of_rules_toml_make_it_the_environment_that_decides(root: Path) -> None:
+    rules = rules_here(root, "trl", 1)
+    (environment,) = environments.load(root, rules.environments)
+    examples = environment.examples("selection")
+    assert len(examples) == 5
+    assert data_problem(root, rules) is None
+    path = root / "evaluation.jsonl"
+    found = evaluate(cast(Any, Half()), [(environment, one) for one in examples], rules, path, lambda reading: None)
+    assert found.example_scores == (1.0, 1.0, 0.5, 0.5, 0.5)  # a reward of 0 is the middle of -1..1
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["environment"] for row in rows] == ["nightshift_mine"] * 5
+    assert [row["answer"] for row in rows[:2]] == [row["completion"] for row in rows[:2]]
+    assert (found.unscored, found.strict_score) == ((), None)
+
+
+def test_prime_rl_trains_on_the_training_set_alone_and_pays_scores(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (environment,) = environments.load(root, rules_here(root, "trl", 1).environments)
+    wanted = {one.key for one in environment.examples("train")}
+    assert environment.scorer is not None
+    environment.scorer.close()
+    copy = tmp_path / "copy"
+    for name, data in environment_files(root, rules_here(root, "prime-rl", 2)).items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(data)
+    monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
+    monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path)
+    for name in ("their_env", "nightshift_mine"):
+        monkeypatch.setitem(sys.modules, name, sys)  # so that what this test imports is forgotten after it
+        del sys.modules[name]
+    from verifiers.v1.utils import loaders
+
+    config = loaders.taskset_config_type("nightshift_mine")(id="nightshift_mine", seed=3)
+    found = list(loaders.load_taskset(config))
+    assert {tasks.identity(task) for task in found} == wanted
+    wire = found[0].data.model_dump(mode="json")
+    rebuilt = type(found[0])(type(found[0]).data_type().model_validate(wire), SimpleNamespace())
+    assert asyncio.run(scored(rebuilt, wire["answer"])) == {"score": 1.0}
+    assert asyncio.run(scored(rebuilt, "")) == {"score": 0.5}
+    stand_in = StandIn("no idea")
+    episode = rollout("nightshift_mine", stand_in, without=("split", "size"))
+    assert episode.ok
+    assert 0.5 < episode.traces[0].reward < 1
+    assert [message["role"] for message in stand_in.requests[0]["messages"]] == ["system", "user"]
+
+
+async def scored(task: Any, reply: str) -> dict[str, float]:
+    import verifiers.v1 as vf
+    from verifiers.v1.trace import AgentInfo
+
+    origin: Any = vf.TraceTask(type="Task", data=task.data, key=task.key, hash=task.hash)
+    trace: Any = vf.Trace(task=origin, agent=AgentInfo(config=vf.AgentConfig()))
+    trace.nodes.append(vf.MessageNode(message=vf.AssistantMessage(content=reply), sampled=True))
+    await task.score(trace)
+    return {name: reward.value for name, reward in trace.rewards.items()}

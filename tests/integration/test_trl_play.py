@@ -1,0 +1,257 @@
+"""Episodes of several turns, on the real tokenizer: what is learnt from are the policy's own tokens, and only they."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from nightshift_tictactoe import data, game
+from nightshift_tictactoe.board import START
+from nightshift_tictactoe.players import POOL
+from transformers import TrainerCallback
+
+from nightshift import environments
+from nightshift.rules import EnvironmentRules
+from tests.integration.test_trl_trainer import make_settings
+from tests.rules import ARITHMETIC_TRL, ROOT
+from tests.waiting import HANG_SECONDS
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    return importlib.import_module("nightshift.engines.trl.play")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(ROOT / "models" / "mixed-base")
+
+
+def first_free(module: ModuleType, tokenizer: Any) -> Any:
+    """A policy that takes the first empty cell of the board that it was shown last."""
+
+    def say(prompts: list[list[int]]) -> list[Any]:
+        boards = [tokenizer.decode(ids).rpartition("Question: ")[2].replace("You are", "").split() for ids in prompts]
+        cells = [next(cell for cell in board if len(cell) == 1 and cell in START) for board in boards]
+        return [module.Sample([*tokenizer(cell)["input_ids"], tokenizer.eos_token_id], False) for cell in cells]
+
+    return say
+
+
+def test_a_trace_is_what_the_seat_saw_and_said(module: ModuleType, tokenizer: Any) -> None:
+    episodes = [game.practice(one, "self", number, number) for number, one in enumerate(data.load("train", 40))]
+    say = first_free(module, tokenizer)
+    asked: list[int] = []
+
+    def other(prompts: list[list[int]]) -> list[Any]:
+        asked.append(len(prompts))
+        found: list[Any] = say(prompts)
+        return found
+
+    traces = module.play(episodes, tokenizer, say, other, 512)
+    assert sum(asked) > 40
+    assert all(episode.is_over for episode in episodes)
+    for trace, episode in zip(traces, episodes, strict=True):
+        chat = episode._chats[episode.seat]
+        answers = [message["content"] for message in chat if message["role"] == "assistant"]
+        own = [token for token, is_own in zip(trace.completion, trace.is_own, strict=True) if is_own]
+        assert tokenizer.decode(own, skip_special_tokens=True) == "".join(answers)
+        if answers:
+            ids = trace.prompt + trace.completion
+            text = tokenizer.apply_chat_template(chat, tokenize=False)
+            assert text.startswith(tokenizer.decode(ids))
+    assert not any(trace.truncated for trace in traces)
+
+
+def test_a_seat_that_was_never_asked_teaches_nothing(module: ModuleType, tokenizer: Any) -> None:
+    def wins(prompts: list[list[int]]) -> list[Any]:
+        return [module.Sample([*tokenizer("d")["input_ids"], tokenizer.eos_token_id], False) for _ in prompts]
+
+    lost = game.Match("XXcdOOXhi", "X", None, "self", random.Random(0))
+    (trace,) = module.play([lost], tokenizer, wins, wins, 512)
+    assert (trace.is_own, lost.score()) == ([0], 0.0)  # O had the move, and won
+
+
+def test_a_template_that_writes_earlier_turns_anew_is_refused(module: ModuleType, tokenizer: Any) -> None:
+    trace = module.Trace()
+    trace.hear([{"role": "user", "content": "a"}], tokenizer)
+    with pytest.raises(ValueError, match="writes earlier turns anew"):
+        trace.hear([{"role": "user", "content": "b"}], tokenizer)
+
+
+def test_that_is_found_before_training_begins(module: ModuleType, tokenizer: Any) -> None:
+    module.check_template(tokenizer)
+    trimming = copy.deepcopy(tokenizer)
+    trimming.chat_template = tokenizer.chat_template.replace("message.content + '<", "message.content.strip() + '<")
+    with pytest.raises(ValueError, match="writes earlier turns anew"):
+        module.check_template(trimming)
+
+
+def test_special_tokens_in_an_answer_end_no_training(module: ModuleType, tokenizer: Any) -> None:
+    """<|endoftext|> before the letter, and in place of the <|im_end|> that the template writes."""
+    says = first_free(module, tokenizer)
+
+    def say(prompts: list[list[int]]) -> list[Any]:
+        return [module.Sample([0, *one.ids[:-1], 0], False) for one in says(prompts)]
+
+    match = game.Match("Xbcdefghi", "O", None, "self", random.Random(0))
+    (trace,) = module.play([match], tokenizer, say, says, 512)
+    assert len(match.cells) > 4
+    texts = tokenizer.decode(trace.prompt + trace.completion).split("Question: ")
+    assert texts[1:] == [
+        "You are O: X b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
+        "X O X d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
+        *texts[3:],
+    ]
+
+
+def test_who_has_heard_more_than_there_is_room_for_says_nothing_more(module: ModuleType, tokenizer: Any) -> None:
+    say = first_free(module, tokenizer)
+    match = game.Match("Xbcdefghi", "O", None, "self", random.Random(0))
+    (whole,) = module.play([copy.deepcopy(match)], tokenizer, say, say, 512)
+    room = len(whole.prompt) + 2  # for the first question and no other
+    (cut,) = module.play([match], tokenizer, say, say, room)
+    assert cut.truncated
+    assert sum(cut.is_own) == 2
+    assert match.details()["ended"] == "forfeit"
+
+
+def make_trainer(
+    tmp_path: Path, tokenizer: Any, others: Any = (), max_steps: int = 3, **opponent: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)  # two spin while they wait for each other, where all else wants the cores too
+    selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
+    (environment,) = environments.load(ROOT, [EnvironmentRules("tictactoe", 4, 32, is_game=True)])
+    opponent = {"type": "self", "temperature": 0.5, "interval": 2} | opponent
+    spec = {
+        "settings": make_settings(batch_size=32, max_steps=max_steps, max_completion_tokens=4, opponent=opponent),
+        "train_seed": 3,
+        "budget_clock": "cpu",
+        "score_last": 0,
+        "trained_at_once": 512,
+        "sampled_at_once": 512,
+        "weights_dir": str(tmp_path),
+        "metrics_path": str(tmp_path / "metrics.jsonl"),
+    }
+    rows: list[dict[str, Any]] = []
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "mixed-base", dtype="float32")
+    return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
+
+
+def test_what_a_scorer_fails_at_is_told_of_a_mix_with_a_game(tmp_path: Path, tokenizer: Any) -> None:
+    (arithmetic,) = environments.load(ROOT, [replace(ARITHMETIC_TRL.environments[0], num_train=8)])
+    scorer = SimpleNamespace(num_failed=0, cpu_seconds=0.0, close=lambda: None)
+
+    def fail() -> float:
+        scorer.num_failed += 1
+        return 0.0
+
+    def episode(example: Any) -> Any:
+        chats = iter([arithmetic.episode(example).ask()])
+        said = SimpleNamespace(is_other_asked=False, answer=lambda text: None, score=fail)
+        return SimpleNamespace(ask=lambda: next(chats, None), **vars(said))
+
+    other = SimpleNamespace(name="other", examples=arithmetic.examples, episode=episode, scorer=scorer)
+    trainer, rows = make_trainer(tmp_path, tokenizer, [other])
+    trainer.train_for(HANG_SECONDS)
+    shares = [row["error_share"] for row in rows if row["event"] == "step"]
+    assert 0 < sum(shares) * 32 == scorer.num_failed < 96
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(10, [2, 4, 6, 8]), (3, [1, 2]), (1, [])])
+def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(
+    max_steps: int, expected: list[int], tmp_path: Path, tokenizer: Any
+) -> None:
+    import torch
+
+    trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=max_steps)
+    seen: list[Any] = []
+
+    class Witness(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+
+    trainer.add_callback(Witness)
+    assert trainer.train_for(HANG_SECONDS)["earlier_steps"] == expected
+    worker = importlib.import_module("nightshift.engines.trl.trainer")
+    self, events = object.__new__(worker.Trainer), []
+    self._trainer, self._policy, self._said, self._send = (
+        trainer,
+        copy.deepcopy(trainer.model),
+        {"x": None},
+        events.append,
+    )
+    for step in expected:
+        self.obey({"command": "load_step", "step": step})
+        pairs = zip(self._policy.parameters(), seen[step - 1], strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+        assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
+    assert events == [{"event": "completed"}] * len(expected)
+    assert not (expected and self._said), "answers of other weights"
+
+
+@pytest.mark.parametrize("kind", ["self", "previous", "pool"])
+def test_a_game_is_trained_in_whole_games_of_one_seat_a_group(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+    selfplay = importlib.import_module("nightshift.engines.trl.selfplay")
+    trainer, rows = make_trainer(tmp_path, tokenizer, type=kind)
+    games: list[list[Any]] = []
+    play = selfplay.play
+    selfplay.play = lambda episodes, *others: (games.append(list(episodes)), play(episodes, *others))[1]
+    try:
+        assert trainer.train_for(HANG_SECONDS)["outcome"] == "finished"
+    finally:
+        selfplay.play = play
+    assert len(games) == 3
+    for played, row in zip(games, (row for row in rows if row["event"] == "step"), strict=True):
+        groups = [played[start : start + 4] for start in range(0, 32, 4)]
+        assert all(len({game.seat for game in group}) == 1 for group in groups)
+        assert {game.seat for game in played} == {"X", "O"}
+        assert row["reward_mean"] == pytest.approx(sum(game.score() for game in played) / 32)
+        assert {game.opponent_name for game in played} <= ({*POOL} if kind == "pool" else {kind})
+    if kind == "previous":
+        step, before = trainer._previous
+        assert step == 2
+        pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
+        assert any(not one.equal(other) for one, other in pairs)
+
+
+def test_a_chat_goes_on_in_the_tokens_that_were_said_and_an_example_is_part_of_its_prompt(
+    module: ModuleType, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = importlib.import_module("nightshift.engines.trl.trainer")
+    seen: list[list[int]] = []
+
+    def sample(policy: Any, batch: list[list[int]], *_: Any) -> list[Any]:
+        seen.extend(batch)
+        return [module.Sample([0, *tokenizer("4")["input_ids"], 1], False) for _ in batch]
+
+    monkeypatch.setattr("nightshift.engines.trl.sampler.sample", sample)
+    self = object.__new__(worker.Trainer)
+    self._tokenizer, self._said, self._spec = tokenizer, {}, {"device": "cpu"}
+    self._trainer = SimpleNamespace(eos_token_ids=[1])
+    self._policy, self._send = SimpleNamespace(eval=lambda: None), lambda event: None
+
+    def complete(*chat: str) -> list[int]:
+        roles = ("user", "assistant") * len(chat)
+        prompt = [{"role": role, "content": text} for role, text in zip(roles, chat, strict=False)]
+        limits = {"max_completion_tokens": 4, "temperature": 0, "batch_size": 8}
+        self._complete({"prompts": [prompt, prompt], **limits})
+        return seen[-1]
+
+    shots = ("2 + 1?", "3", "2 + 2?")
+    whole = "Question: 2 + 1?\nAnswer: 3<|im_end|>\nQuestion: 2 + 2?\nAnswer: "
+    assert complete(*shots) == tokenizer(whole)["input_ids"]
+    assert tokenizer.decode(complete(*shots, "4", "b")) == f"{whole}<|endoftext|>4<|im_end|>\nQuestion: b\nAnswer: "

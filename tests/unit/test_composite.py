@@ -1,0 +1,273 @@
+"""Several environments: one score, one vector for the decision, and what the mean hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from nightshift.campaign import composite
+from nightshift.campaign.campaign import Campaign, run_scores
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.replay import replay
+from nightshift.campaign.results import columns, row
+from nightshift.certify.pairs import FreshRun, _differences
+from nightshift.console import summary
+from nightshift.engines.mixture import ratios
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.environments import load
+from nightshift.errors import ConfigError, UsageError
+from nightshift.evaluation import evaluate
+from nightshift.records import Completion, Evaluation, Judgement, Part, Record, Result, Verdict, packed
+from nightshift.rules import Rules
+from nightshift.rules_toml import Chosen, rules_of
+from nightshift.setup import Setup
+from nightshift.train_toml.config import parse
+from tests.campaigns import a_record, a_result
+from tests.rules import ARITHMETIC_TRL, ROOT
+
+GROUPS = b"[orchestrator]\ngroup_size = 4\n"
+
+
+def chosen(*names: str, **tables: dict[str, float]) -> Rules:
+    found = msgspec.convert({"environments": names, "environment": tables}, Chosen)
+    return rules_of(ROOT, found, "trl", 1)
+
+
+def part(name: str, scores: Sequence[float], weight: float) -> Part:
+    return Part(name, len(scores), weight, float(np.mean(scores)), float(np.std(scores)) / math.sqrt(len(scores)))
+
+
+def measured(sets: dict[str, tuple[Sequence[float], float]], **changes: Any) -> Record:
+    """An experiment of one run, by environment its scores and weight."""
+    parts = tuple(part(name, scores, weight) for name, (scores, weight) in sets.items())
+    total = sum(p.weight for p in parts)
+    evaluation = replace(
+        cast(Evaluation, a_result().evaluation),
+        eval_score=sum(p.weight * p.score for p in parts) / total,
+        scores=packed([score for scores, _ in sets.values() for score in scores]),
+        parts=parts,
+    )
+    return a_record(number=1, decided=1, runs=(replace(a_result(), evaluation=evaluation),), **changes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "gain"),
+    [((1319, 500), (1, 1), 0.0), ((1319, 100), (1, 1), 0.0), ((400, 100), (1, 3), 0.0), ((500, 500), (1, 1), 0.5)],
+)
+def test_the_standard_error_is_that_of_200_resamplings(
+    sizes: tuple[int, int], weights: tuple[float, float], gain: float
+) -> None:
+    """Problems with a probability of their own, a parent and its child, which is as good, or fails less often by `gain`
+    in the first environment; what all examples alike would say is off where a small set weighs as much as a large one.
+    """
+    random = np.random.default_rng(1)
+    differences, weighted, pooled = [], [], []
+    for _ in range(200):
+        sides: list[list[float]] = [[], []]
+        for size, level in zip(sizes, (0.5, 0.15), strict=True):
+            probability = random.beta(level * 2 / 3, (1 - level) * 2 / 3, size)
+            for side, fails in zip(sides, (1.0, 1.0 - gain * (level == 0.5)), strict=True):
+                side += (random.random(size) < 1 - fails * (1 - probability)).astype(float).tolist()
+        parts = [Part(str(i), n, w, 0.5, 0.1) for i, (n, w) in enumerate(zip(sizes, weights, strict=True))]
+        parent, child = (composite.weighted(side, parts) for side in sides)
+        differences.append(child.mean() - parent.mean())
+        weighted.append((child - parent).std(ddof=1) / math.sqrt(len(child)))
+        plain = np.subtract(*sides)
+        shares = np.array(weights) / sum(weights)
+        apart = composite.split(cast(Any, plain), parts)  # each environment by itself: the exact formula
+        exact = math.hypot(
+            *(w * np.std(part, ddof=1) / math.sqrt(len(part)) for w, part in zip(shares, apart, strict=True))
+        )
+        assert weighted[-1] == pytest.approx(exact, rel=0.01)
+        pooled.append(plain.std(ddof=1) / math.sqrt(len(plain)))
+    truth = np.std(differences)
+    assert np.mean(weighted) == pytest.approx(truth, rel=0.15)  # three standard errors of an sd of 200
+    if sizes[1] == 100:
+        assert np.mean(pooled) < 0.85 * truth
+
+
+def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> None:
+    record = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
+    vector = run_scores(record)
+    assert vector.mean() == pytest.approx(0.25 * 0.25 + 0.75 * 1.0)
+    assert record.score == pytest.approx(vector.mean())
+    assert composite.weighted([1.0, 0.0], []).tolist() == [1.0, 0.0]
+    broken = measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)})
+    evaluation = replace(cast(Evaluation, broken.runs[0].evaluation), scores=packed([1.0]))
+    with pytest.raises(UsageError, match="1 scores of environments with 6 examples"):
+        run_scores(replace(broken, runs=(replace(broken.runs[0], evaluation=evaluation),)))
+
+
+def test_the_verdict_follows_the_weights() -> None:
+    """The same answers: better on a large set, worse on a small one that weighs nine times as much."""
+    worse, better = [1.0] * 20 + [0.0] * 80, [1.0] * 60 + [0.0] * 40
+    verdicts = {}
+    for weight in (1.0, 9.0):
+        baseline = measured({"a": (worse * 4, 1.0), "b": (better, weight)})
+        child = measured({"a": (better * 4, 1.0), "b": (worse, weight)}, parent=1)
+        child = replace(child, number=2, decided=2)
+        verdicts[weight] = Campaign().step(replace(baseline, status="keep")).judge(child)
+    assert verdicts[1.0].delta == pytest.approx(0.0, abs=0.01)
+    assert cast(float, verdicts[9.0].delta) < -0.1
+    assert verdicts[9.0].verdict is Verdict.DISCARD
+
+
+def test_a_replay_with_fewer_examples_keeps_the_weights() -> None:
+    baseline = measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0] * 20, 1.0)})
+    kept = replace(baseline, status="keep", judgement=Judgement(Verdict.KEEP, "baseline"))
+    (again,) = replay([kept], {}, 10).decided
+    assert [p.num_examples for p in again.evaluations[0].parts] == [10, 10]
+    assert run_scores(again).mean() == pytest.approx(0.75)
+    (same,) = replay([kept], {}).decided
+    assert same.judgement == Campaign().judge(kept)
+
+
+def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
+    baseline = measured({"a": ([1.0] * 50 + [0.0] * 50, 1.0), "b": ([1.0] * 60 + [0.0] * 40, 1.0)}, status="keep")
+    campaign = Campaign().step(baseline)
+    child = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 40 + [0.0] * 60, 1.0)}, parent=1)
+    (said,) = campaign.remarks(child)
+    assert said.startswith("b falls: 0.600 -> 0.400, -20.0 +- ")
+    even = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 59 + [0.0] * 41, 1.0)}, parent=1)
+    assert campaign.remarks(even) == []
+    assert campaign.remarks(a_record(parent=1, runs=(a_result(),))) == []
+    other = measured({"a": ([1.0] * 90, 1.0), "b": ([0.0] * 100, 1.0)}, parent=1)  # another set: nothing to compare
+    assert campaign.remarks(other) == []
+    run = a_result()
+    assert run.evaluation is not None
+    run = replace(run, evaluation=replace(run.evaluation, unscored=("mine: the reward of 3 answers failed",)))
+    assert campaign.remarks(a_record(parent=1, runs=(run,))) == ["mine: the reward of 3 answers failed"]
+
+
+def test_a_baseline_says_which_environment_gives_most_of_the_noise() -> None:
+    lopsided = measured({"a": ([1.0, 0.0] * 500, 1.0), "b": ([1.0, 0.0] * 20, 1.0)})
+    (said,) = Campaign().remarks(lopsided)
+    assert said.startswith("b gives 96% of the score's variance: a larger set of it, or a smaller weight")
+    assert Campaign().remarks(measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0, 0.0] * 40, 1.0)})) == []
+
+
+def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
+    record = replace(measured({"a": ([1, 0, 0, 0], 1.0), "b": ([1, 1], 3.0)}), status="keep")
+    plain = replace(a_record(number=2, runs=(a_result(),)), status="discard")
+    header = columns([plain, record])
+    assert header[-2:] == ("a_score", "b_score")
+    assert columns([plain])[-1] == "started"
+    assert row(record, header).split("\t")[-2:] == ["0.25", "1"]
+    assert row(plain, header).endswith("\t\t")
+    said = summary(replace(record, rules_name="a+b-trl"), "")
+    assert "\neval_score:       0.812500\n" in said
+    assert "\na_pass1:          0.250000\nb_pass1:          1.000000\n" in said
+    assert "\narithmetic_pass1: 0.500000\n" in summary(plain, "")
+    ledger = Ledger(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for each in (plain, record):  # the second has more columns than the first was written with
+        with ledger.lock():
+            ledger.close(replace(ledger.reserve(replace(each, status="started"), {}), status=each.status))
+    lines = ledger.tsv_path.read_text().splitlines()
+    assert [line.count("\t") for line in lines] == [len(header) - 1] * 3
+
+
+class Half:
+    """A stand-in for a session: it knows the answers to every second question of the environment it is asked."""
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self._answers = answers
+
+    def load_final_weights(self) -> Any:
+        return a_result().evaluation.weights  # type: ignore[union-attr]
+
+    def complete(self, chats: Sequence[Any], decoding: Any, progress: Any) -> list[Completion]:
+        return [Completion(text, 1, False) for text in self._answers]
+
+
+def test_an_evaluation_weighs_what_it_measures() -> None:
+    arithmetic = ARITHMETIC_TRL.environments[0]
+    rules = replace(ARITHMETIC_TRL, environments=(arithmetic, replace(arithmetic, name="gsm8k", weight=3.0)))
+    (first,) = load(ROOT, [arithmetic])
+    second = SimpleNamespace(name="gsm8k", package=first.package, episodes=first.episodes, scorer=None)
+    examples = first.examples("selection")[:6]
+    posed = [*((first, e) for e in examples[:4]), *((second, e) for e in examples[4:])]
+    answers = [f"#### {examples[0].answer}", *("#### -1",) * 3, f"It is {examples[4].answer}.", "#### -1"]
+    found = evaluate(cast(Any, Half(answers)), cast(Any, posed), rules, None, lambda reading: None)
+    assert [(p.environment, p.num_examples, p.weight, p.score) for p in found.parts] == [
+        ("arithmetic", 4, 1.0, 0.25),
+        ("gsm8k", 2, 3.0, 0.5),
+    ]
+    assert found.eval_score == pytest.approx(0.25 * 0.25 + 0.75 * 0.5)
+    assert found.strict_score == pytest.approx(0.25 * 0.25)
+    assert found.eval_stderr == pytest.approx(math.hypot(0.25 * math.sqrt(0.1875 / 4), 0.75 * math.sqrt(0.25 / 2)))
+    assert list(found.example_scores) == [1, 0, 0, 0, 1, 0]
+
+
+def test_a_certificate_has_a_row_for_each() -> None:
+    def sealed(side: str, seed: int, first: Sequence[float], second: Sequence[float]) -> FreshRun:
+        parts = (part("a", first, 1.0), part("b", second, 1.0))
+        return FreshRun(side, seed, (*first, *second), "e", parts=parts)
+
+    low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
+    runs = {
+        "baseline": [sealed("baseline", 1, low, high)],
+        "incumbent": [sealed("incumbent", 2, high, high)],
+    }
+    setup = cast(Setup, SimpleNamespace(rules=ARITHMETIC_TRL))
+    one, other = _differences(runs, setup)
+    assert (one.environment, one.baseline_score, one.incumbent_score) == ("a", 0.25, 0.5)
+    assert one.difference == pytest.approx(0.25)
+    assert one.interval[0] < 0.25 < one.interval[1]
+    assert other.difference == 0.0
+    assert "uncorrected" in str(one)
+    single = {side: [FreshRun(side, 1, tuple(low), "e")] for side in runs}
+    assert _differences(single, setup) == ()
+
+
+def test_training_takes_the_environments_by_their_ratio() -> None:
+    rules = chosen("gsm8k", "arithmetic")
+    config = parse(GROUPS + b"[orchestrator.train.ratio]\narithmetic = 3\n")
+    assert ratios(config, rules) == {"gsm8k": 1.0, "arithmetic": 3.0}
+    settings = TrlEngine(rules, ROOT, {}).validate(config).settings
+    assert settings["ratio"] == {"gsm8k": 1.0, "arithmetic": 3.0}
+    assert "ratio" not in TrlEngine(ARITHMETIC_TRL, ROOT, {}).validate(parse(GROUPS)).settings
+    assert (
+        parse(GROUPS + b"[orchestrator.train.ratio]\narithmetic = 1\n").hash == parse(GROUPS).hash
+    )  # what holds without it
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "said"),
+    [
+        (chosen("gsm8k", "arithmetic"), "arithmetik = 2", ":4: orchestrator.train.ratio.arithmetik = 2.0: these rules "
+         "train on gsm8k and arithmetic. Did you mean arithmetic?"),
+        (chosen("gsm8k", "arithmetic"), "maths = 2", "Delete it; which environments there are rules.toml says."),
+        (ARITHMETIC_TRL, "arithmetic = 2", "these rules train on arithmetic. Delete it"),
+    ],
+)  # fmt: skip
+def test_a_ratio_of_nothing_is_refused(rules: Rules, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        ratios(parse(GROUPS + f"[orchestrator.train.ratio]\n{text}\n".encode()), rules)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("0", "above 0"), ("-1", "above 0"), ('"x"', "number"), ("nan", "not allowed")]
+)
+def test_a_ratio_is_above_zero(value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(f"[orchestrator.train.ratio]\ngsm8k = {value}\n".encode())
+    assert "orchestrator.train.ratio.gsm8k" in str(raised.value)
+    assert "gsm8k = " in raised.value.fix
+    assert said in str(raised.value), said
+
+
+def test_a_result_of_one_environment_has_no_parts() -> None:
+    run: Result = a_result()
+    assert run.evaluation is not None
+    assert run.evaluation.parts == ()
+    assert a_record(runs=(run,)).environment_scores == {}

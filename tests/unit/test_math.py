@@ -1,0 +1,307 @@
+"""MATH on problems of our own: the sets, what is refused, and answers in every shape, hostile ones included."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from nightshift_math import data, scoring
+
+from nightshift import environments
+from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.environments import Environment
+from nightshift.errors import EngineError, UsageError
+from nightshift.rules import Rules
+from nightshift.rules_toml import Chosen, rules_of
+from nightshift.scorer import Scorer
+from nightshift.tasksets import Table
+from nightshift.train_toml.config import load
+from tests.conftest import living_children
+from tests.rules import GSM8K_PRIME_RL, ROOT
+
+SUBJECTS = ("algebra", "geometry")
+EQUAL = [
+    ("\\boxed{\\frac{-3}{4}}", "-\\frac{3}{4}"), ("\\boxed{\\frac12}", "\\frac{1}{2}"), ("\\boxed{5}", "5"),
+    ("\\boxed 5$ is it", "5"), ("\\boxed{05.0}", "5"), ("\\boxed{1{,}000}", "1000"), ("\\boxed{1,000}", "1000"),
+    ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{1/2}", "\\frac12"), ("\\boxed{-\\frac{3}{4}}", "\\frac{-3}{4}"),
+    ("\\boxed{x^2+2x+1}", "(x+1)^2"), ("\\boxed{2\\sqrt{3}}", "\\sqrt{12}"),
+    ("\\boxed{\\frac{\\sqrt{2}}{2}}", "\\frac{1}{\\sqrt{2}}"), ("\\boxed{\\left( 1, 2 \\right)}", "(1,2)"),
+    ("\\boxed{[0, 1) \\cup (1, 2]}", "[0,1)\\cup(1,2]"), ("\\boxed{\\{2, 1\\}}", "\\{1,2\\}"),
+    ("\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+    ("\\boxed{90^\\circ}", "90"), ("\\boxed{50\\%}", "50\\%"), ("\\boxed{\\$12}", "12"),
+    ("\\boxed{12\\text{ cm}}", "12"), ("\\boxed{12\\mbox{ cm}^2}", "12"), ("It is 12 square feet.", "12"),
+    ("\\boxed{\\frac{6}{4}}", "\\frac{6}{4}"), ("\\boxed{1\\frac{1}{2}}", "1\\frac12"),
+    ("\\boxed{e^{\\ln 5}x}", "5x"), ("\\boxed{x = 7}", "7"), ("\\boxed{\\pi/4}", "\\frac{\\pi}{4}"),
+    ("\\boxed{3 + 4i}", "4i+3"), ("\\boxed{\\text{even}}", "\\text{even}"), ("\\boxed{1} or rather \\boxed{2}", "2"),
+    ("The answer is $\\frac{1}{3}$.", "\\frac{1}{3}"), ("So it is 42.", "42"), ("**Answer: 42**", "42"),
+    ("#### 42", "42"), ("\\boxed{ab}", "ba"),
+    ("\\boxed{42\\ \\text{cm}}", "42"), ("\\boxed{42~\\text{cm}}", "42"), ("\\boxed{\\frac 12}", "\\frac{1}{2}"),
+    ("\\boxed{1\\frac12}", "\\frac{3}{2}"), ("\\boxed{+42}", "42"), ("\\boxed{AB = 42}", "42"), ("so x = 42", "42"),
+    ("\\boxed{4210_5}", "4210_{5}"), ("\\boxed{\\sqrt{18}}", "3\\sqrt{2}"),
+]  # fmt: skip
+OTHER = [
+    ("\\boxed{5 or six}", "5"), ("\\boxed{5 dozen}", "5"), ("\\boxed{\\text{not }5}", "5"),
+    ("\\boxed{3\\text{ million}}", "3"),
+    ("\\boxed{\\text{-}5}", "5"), ("\\boxed{4.242641}", "3\\sqrt{2}"), ("\\boxed{3.141593}", "\\pi"),
+    ("\\boxed{4210_6}", "4210_{5}"), ("\\boxed{4210}", "4210_{5}"), ("\\boxed{1\\frac{8}{2}}", "5"),
+    ("\\boxed{4=5}", "5"),
+    ("\\boxed{\\frac24}", "\\frac12"), ("\\boxed{5\\text{ or }6}", "56"), ("\\boxed{\\frac{1}{0}}", "0"),
+    ("\\boxed{6}", "5"), ("\\boxed{\\frac{2}{4}}", "\\frac{1}{2}"), ("\\boxed{2^{10}}", "1024"),
+    ("\\boxed{2+3}", "5"), ("\\boxed{4=5}", "5"), ("\\boxed{5 \\text{ or } 6}", "5"), ("\\boxed{5x}", "5"),
+    ("\\boxed{5,6}", "5"), ("\\boxed{4\\text{ or }6}", "4,5"), ("\\boxed{0.333}", "\\frac{1}{3}"),
+    ("\\boxed{(2,1)}", "(1,2)"), ("\\boxed{5} no, \\boxed{6}", "5"), ("\\boxed{x^2+1}", "(x+1)^2"),
+    ("\\boxed{1 2}", "12"), ("\\boxed{}", "5"), ("\\boxed{1/0}", "5"), ("\\boxed{[0,1)}", "[0,1]"),
+    ("\\boxed{odd}", "\\text{even}"), ("\\boxed{5", "5"), ("5\n", "6"), ("", "5"), ("\\boxed", "5"),
+    ("\\boxed{٤٢}", "42"), ("\\boxed{\x00}", "5"), ("\\boxed{\\}", "5"), ("\\boxed{}}}}{{{", "5"),
+]  # fmt: skip
+HOSTILE = {
+    "fractions 10,000 deep": "\\boxed{" + "\\frac{" * 10_000 + "1" + "}{2}" * 10_000 + "}",
+    "fractions 38 deep": "\\boxed{" + "\\frac{" * 38 + "1" + "}{2}" * 38 + "}",
+    "a megabyte of braces": "\\boxed" + "{" * 1_000_000,
+    "a megabyte in a box": "\\boxed{" + "9" * 1_000_000 + "}",
+    "a megabyte of boxes": "\\boxed{" * 140_000,
+    "a megabyte of blanks": " " * 1_000_000,
+    "a tower": "\\boxed{9^{9^{9}}}",
+    "factorials": "\\boxed{10!!!!}",
+    "a binomial": "\\boxed{\\binom{10000000}{5000000}}",
+    "a sum": "\\boxed{\\sum_{n=1}^{10^{10}} \\frac{1}{n^n}}",
+    "an integral": "\\boxed{\\int_0^1 x^x dx}",
+    "a polynomial": "\\boxed{(x+1)^{20000}}",
+    "roots": "\\boxed{" + "\\sqrt{" * 50 + "2" + "}" * 50 + "}",
+    "code": "\\boxed{__import__('os').system('touch /tmp/owned')}",
+}
+
+
+def rows(split: str, number: int) -> list[dict[str, str]]:
+    """Problems of our own, of all levels in turn."""
+    return [
+        {
+            "problem": f"On {split} day {day} a baker sells ${day}$ of ${2 * day + 1}$ loaves. What share is that?",
+            "level": f"Level {day % 5 + 1}",
+            "type": SUBJECTS[day % 2].title(),
+            "solution": f"It is $\\boxed{{0}}$ at first, and $\\boxed{{\\frac{{{day}}}{{{2 * day + 1}}}}}$ at last.",
+        }
+        for day in range(1, number + 1)
+    ]
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of 60 problems, taken for the whole of MATH."""
+    for split, number in (("train", 40), ("test", 20)):
+        for index, row in enumerate(rows(split, number)):
+            path = tmp_path / "copy" / split / SUBJECTS[index % 2] / f"{index}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(row))
+    monkeypatch.setattr(data, "NUM_OFFICIAL", {"train": 40, "test": 20})
+    monkeypatch.setattr(data, "NUM_SELECTION", 9)
+    monkeypatch.setenv(data.ENV_VAR, str(tmp_path / "prepared"))
+    return tmp_path / "copy"
+
+
+def math(engine: str = "prime-rl", **table: Any) -> Rules:
+    chosen = Chosen(environments=["math"], environment={"math": Table(**table)})
+    return rules_of(ROOT, chosen, engine, 2)
+
+
+@contextmanager
+def bounded(**table: Any) -> Iterator[tuple[Environment, Scorer]]:
+    """The environment, and its scorer, which is closed."""
+    (environment,) = environments.load(ROOT, math(**table).environments)
+    assert environment.scorer is not None
+    try:
+        yield environment, environment.scorer
+    finally:
+        environment.scorer.close()
+    assert living_children() == []
+
+
+def test_the_sets_are_apart_stratified_and_without_what_is_public(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = copy / "public.txt"
+    monkeypatch.setattr(data, "MATH_500", public)
+    public.write_text("")
+    said: list[str] = []
+    data.prepare(copy, said.append)
+    sets = {split: data.load(split) for split in get_args(data.Split)}
+    assert {split: len(one) for split, one in sets.items()} == {"train": 15, "selection": 9, "sealed": 9}
+    assert len({one.key for each in sets.values() for one in each}) == 33
+    assert {one.split for one in sets["sealed"]} == {"test"}
+    for split in ("selection", "sealed"):
+        assert Counter(one.level for one in sets[split]) == {1: 3, 2: 3, 3: 3}
+        assert data.load(split, 3) == sets[split][:3]
+        assert {one.level for one in sets[split][:3]} == {1, 2, 3}
+    assert data.load("train", seed=1) != sets["train"] == data.load("train")
+    assert {one.key for one in data.load("train", seed=1)} == {one.key for one in sets["train"]}
+    public.write_text("\n".join(one.key for one in sets["sealed"][:3]))
+    assert not {one.key for one in sets["sealed"][:3]} & {one.key for one in data.load("sealed")}
+    data.prepare(copy, said.append)
+    assert said[1].endswith("; the sealed set has none of 3 of MATH-500")
+    one = sets["train"][0]
+    assert data.slices(one) == {"level": str(one.level), "subject": one.subject}
+    assert one.answer.startswith("\\frac{")
+    assert scoring.score(f"So \\boxed{{{one.answer}}}.", one.answer) == 1.0
+
+
+def test_a_text_of_the_test_split_is_not_trained_on_and_a_long_problem_is_left_out(copy: Path) -> None:
+    (row,) = rows("test", 1)
+    changed = {"problem": row["problem"].upper().replace(" ", "\n ")}
+    (copy / "train" / "algebra" / "0.json").write_text(json.dumps(row | changed))
+    (copy / "train" / "algebra" / "2.json").write_text(json.dumps(row | {"problem": "é" * 951}))
+    data.prepare(copy)
+    problems = [one.problem for split in get_args(data.Split) for one in data.load(split, levels=[1, 2, 3, 4, 5])]
+    assert changed["problem"] not in problems
+    assert "é" * 951 not in problems
+    assert data.PROMPT_TOKENS - data.MAX_PROBLEM_BYTES - len(data.INSTRUCTION) > 64  # for the chat template
+
+
+@pytest.mark.parametrize("subject", ["type", "subject"])
+def test_lines_of_the_hubs_copies_are_the_same_problems(copy: Path, tmp_path: Path, subject: str) -> None:
+    data.prepare(copy)
+    before = data.load("selection")
+    for split, number in data.NUM_OFFICIAL.items():
+        found = [{subject if k == "type" else k: v for k, v in row.items()} for row in rows(split, number)]
+        lines = [json.dumps(row | ({"level": int(row["level"][-1])} if subject == "subject" else {})) for row in found]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    data.prepare(tmp_path)
+    assert data.load("selection") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (None, "train has 39 problems, MATH has 40"),
+        ("{", "0.json cannot be read: Expecting property name"),
+        ("\udcff", "cannot be read: 'utf-8' codec"),
+        ("[" * 100_000, "cannot be read: maximum recursion depth"),
+        ("[]", "0.json:1 is no problem of MATH: TypeError"),
+        ('{"problem": "?"}', "0.json:1 is no problem of MATH: KeyError 'level'"),
+        (
+            '{"problem": 1, "level": "Level 1", "type": "x", "solution": "\\\\boxed{1}"}',
+            "is no problem of MATH: Attrib",
+        ),
+        (
+            '{"problem": "?", "level": "Level 1", "type": "x", "solution": "1"}',
+            "its solution ends in no \\boxed{} answer",
+        ),
+    ],
+)
+def test_what_is_not_math_is_refused_in_one_line(copy: Path, text: str | None, cause: str) -> None:
+    path = copy / "train" / "algebra" / "0.json"
+    path.unlink()
+    if text is not None:
+        path.write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"Run: uv run prepare.py --math DIR") as raised:
+        data.prepare(copy)
+    assert cause in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_data_that_is_missing_or_changed_later_and_levels_that_hold_too_little(copy: Path) -> None:
+    for act in (lambda: data.load("train"), data.prepare):
+        with pytest.raises(ValueError, match=r"math.jsonl cannot be read: No such file.* --math DIR"):
+            act()
+    data.prepare(copy)
+    with pytest.raises(ValueError, match=r"levels = \[1\] have 4 problems of test that can be used, and 9 are needed"):
+        data.load("train", levels=[1])
+    for levels in ([], [6], ["1"]):
+        with pytest.raises(ValueError, match=r"is no list of levels. Write some of \[1, 2, 3, 4, 5\]"):
+            data.load("train", levels=levels)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="size = 10 is not available in selection"):
+        data.load("selection", 10)
+    path = data.prepared_folder() / "math.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"loaves", b"LOAVES", 1))
+    with pytest.raises(ValueError, match=r"is not what prepare.py wrote: another sha256"):
+        data.load("train")
+
+
+def test_another_math_verify_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MATH_VERIFY", "0.8.0")
+    with pytest.raises(ValueError, match=r"needs math-verify 0.8.0, here is 0.9.0. Run: uv sync --extra math"):
+        data.prepare(copy)
+
+
+def test_the_pins_agree() -> None:
+    for path in (ROOT / "pyproject.toml", ROOT / "environments" / "math" / "pyproject.toml"):
+        assert f'"math-verify=={data.MATH_VERIFY}"' in path.read_text()
+
+
+@pytest.mark.parametrize(("text", "answer"), EQUAL)
+def test_answers_that_are_equal(text: str, answer: str) -> None:
+    assert scoring.score(text, answer) == 1.0
+    assert scoring.is_formatted(text) == ("\\boxed" in text)
+
+
+@pytest.mark.parametrize(("text", "answer"), OTHER)
+def test_answers_that_are_not(text: str, answer: str) -> None:
+    assert scoring.score(text, answer) == 0.0
+
+
+def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored(copy: Path) -> None:
+    """One that takes too long is counted and named; none ends the process."""
+    with bounded() as (_, scorer):
+        for name, text in HOSTILE.items():
+            assert scorer.score(text, "x^2+\\sqrt{2}") == 0.0, name
+            assert scorer.score("\\boxed{x+x}", "2x") == 1.0, name
+        failed, scored = scorer.num_failed, scorer.num_scored
+        assert (0 < failed <= len(HOSTILE), scored) == (True, 2 * len(HOSTILE))
+        told = (
+            f"math: the reward of {failed} of {scored} answers failed and counts 0; the first: TimeoutError: not told"
+        )
+        assert scorer.failures.startswith(told)
+    assert not Path("/tmp/owned").exists()
+
+
+def test_levels_that_hold_too_little_are_refused_before_anything_trains(copy: Path) -> None:
+    with bounded(args={"levels": [1]}) as (environment, _), pytest.raises(EngineError, match=r"levels = \[1\] have 4"):
+        environment.prepare(copy, print)
+
+
+def test_an_episode_asks_here_and_is_scored_there(copy: Path) -> None:
+    every = {"levels": [1, 2, 3, 4, 5]}
+    with bounded(args=every) as (environment, scorer):
+        data.prepare(copy)
+        example = data.load("selection", **every)[0]
+        episode = environment.episode(example)
+        (message,) = episode.ask() or ()
+        assert message["content"].endswith(data.INSTRUCTION)
+        episode.answer(f"\\boxed{{{example.answer}\\text{{ of them}}}}")
+        assert (episode.is_formatted(), episode.score(), scorer.num_scored) == (True, 1.0, 1)
+        assert environment.slices(example) == {"level": str(example.level), "subject": example.subject}
+
+
+def test_its_limits_and_levels_reach_both_engines_rules_and_no_other_environment() -> None:
+    for engine in ("prime-rl", "trl"):
+        rules = math(engine)
+        assert (rules.decoding.max_completion_tokens, rules.max_completion_tokens) == (2048, 2048)
+    served = (
+        PrimeRlEngine(math(), ROOT, {})
+        .validate(load(ROOT / "train.toml"))
+        .settings["inference"]["vllm"]["max_model_len"]
+    )
+    assert served == data.PROMPT_TOKENS + 2048
+    assert GSM8K_PRIME_RL.decoding.max_completion_tokens == 1024
+    measuring = set(math().measuring)
+    assert {"nightshift/scorer.py", "environments/math/", "environments/taskset/", "environments/gsm8k/"} <= measuring
+    assert math().hash(ROOT) != math(args={"levels": [1, 2]}).hash(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("math", {"level": 1}, 'rules.toml: [environment.math]: args has "level". Write some of: levels.'),
+        (
+            "gsm8k",
+            {"levels": [1]},
+            'rules.toml: [environment.gsm8k]: args has "levels". Leave args out: it takes none.',
+        ),
+    ],
+)
+def test_args_that_an_environment_does_not_take_are_refused(name: str, args: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        rules_of(ROOT, Chosen(environments=[name], environment={name: Table(args=args)}), "prime-rl", 2)
+    assert str(raised.value) == expected

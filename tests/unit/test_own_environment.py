@@ -1,0 +1,71 @@
+"""`nightshift new environment` and `nightshift doctor --environment`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightshift import own_environment
+from nightshift.errors import UsageError
+from nightshift.rules_toml import rules_here
+from tests.rules import ROOT
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout whose environments may be added to."""
+    (tmp_path / "environments").mkdir()
+    for path in (ROOT / "environments").iterdir():
+        (tmp_path / "environments" / path.name).symlink_to(path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "rules.toml").write_text('environments = ["boxes"]\n')
+    return tmp_path
+
+
+def test_the_skeleton_is_an_environment_with_a_test_that_passes(root: Path) -> None:
+    said = own_environment.create(root, "boxes")
+    assert "uv run nightshift doctor --environment boxes" in "\n".join(said)
+    rules = rules_here(root, None, 0)
+    assert (rules.name, rules.model) == ("boxes-trl", "models/arithmetic-base")
+    assert rules_here(root, "prime-rl", 2).name == "boxes-prime-rl"
+    folder = root / "environments" / "boxes"
+    assert "NAME" not in "".join(path.read_text() for path in folder.rglob("*.*"))
+    for check in (
+        ["pytest", "-q", "-n", "0", "-c", "/dev/null", "-p", "no:cacheprovider", str(folder)],
+        ["ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), str(folder)],
+        ["ruff", "format", "--no-cache", "--check", "--config", str(ROOT / "pyproject.toml"), str(folder)],
+    ):
+        done = subprocess.run([sys.executable, "-m", *check], capture_output=True, text=True, cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own_environment.create(root, "boxes")
+    lines = list(own_environment.look(root, "boxes", clock=lambda: 0.0))
+    assert lines[0] == "boxes: 800 examples to train on, 400 decide, as many are sealed; loaded in 0.0 s"
+    assert lines[1].startswith("user: Mia has ")
+    assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
+    assert lines[3].startswith("its answer ('")
+    assert lines[3].endswith("'): score 1.000 over 20 tasks, 0.0 ms each")
+
+
+@pytest.mark.parametrize("name", ["", "A", "1st", "a-b", "a/b", "..", "x" * 41, "gsm8k", "taskset"])
+def test_a_name_that_is_none_or_taken_is_refused(root: Path, name: str) -> None:
+    before = sorted(root.rglob("*"))
+    with pytest.raises(UsageError, match=r"is no name of an environment|is there already"):
+        own_environment.create(root, name)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_an_environment_that_cannot_be_had_is_one_line_and_exit_2() -> None:
+    for name, cause in (("nowhere", 'environments/ has no "nowhere"'), ("../gsm8k", '"../gsm8k" is no name')):
+        argv = [sys.executable, "-I", "nightshift/entry.py", "nightshift", "doctor", "--environment", name]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert cause in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,90 @@
+"""A model that rules.toml names: its folder is looked at before anything loads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.engines.downloads import prepare_model
+from nightshift.engines.own_model import changes, folder_problem
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.errors import EngineError
+from nightshift.rules import Rules
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "models" / "arithmetic-base", tmp_path / "model"))
+
+
+def under(folder: Path, rules: Rules = ARITHMETIC_TRL) -> Rules:
+    return replace(rules, model=str(folder), model_revision=None)
+
+
+def write(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_good_one_is_taken_and_a_dry_run_says_what_it_changes(folder: Path) -> None:
+    rules = under(folder)
+    assert folder_problem(rules, folder) is None
+    assert prepare_model(folder.parent, rules, print) == folder
+    assert TrlEngine(rules, folder.parent, {}).check() == []
+    told, memory = changes(rules, folder)
+    assert told.startswith(
+        f"model:    {folder}: its bytes are in the rules hash; renderer: its chat template; learning"
+    )
+    assert memory == "model:    0.00163 GB of weights; presets of memory are computed for 0.99 GB (docs/gpus.md)"
+    for shipped in (ARITHMETIC_TRL, GSM8K_TRL, GSM8K_PRIME_RL):
+        assert changes(shipped, folder) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_remote_code_is_refused(folder: Path, name: str) -> None:
+    write(folder / name, auto_map={"AutoModelForCausalLM": "modeling.Mine"})
+    assert "brings code of its own (auto_map), which is not run" in str(folder_problem(under(folder), folder))
+
+
+@pytest.mark.parametrize(
+    ("missing", "cause"),
+    [
+        ("config.json", "is no model's folder: "),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("chat_template.jinja", "has no chat template. Put one beside it"),
+        ("model.safetensors", "holds no weights, and only safetensors are read"),
+    ],
+)
+def test_what_is_missing_is_one_line(folder: Path, missing: str, cause: str) -> None:
+    (folder / missing).unlink()
+    rules = under(folder)
+    with pytest.raises(EngineError) as raised:
+        prepare_model(folder.parent, rules, print)
+    assert cause in str(raised.value)
+    assert TrlEngine(rules, folder.parent, {}).check() == [str(raised.value)]
+
+
+def test_a_pickle_is_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "holds pytorch_model.bin, a pickle" in str(folder_problem(under(folder), folder))
+
+
+def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
+    write(folder / "config.json", model_type="llama")
+    assert "is of type 'llama', and the embedded engine samples from qwen2 only" in str(
+        folder_problem(under(folder), folder)
+    )
+    assert folder_problem(under(folder, GSM8K_PRIME_RL), folder) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"x"', "null", "[" * 100_000])
+def test_a_config_that_is_none_is_one_line(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    problem = folder_problem(under(folder), folder)
+    assert problem is not None
+    assert "is no model's folder" in problem

@@ -1,0 +1,218 @@
+"""The process in which a taskset scores: whatever its reward does, the harness counts a 0 and goes on, or says why not.
+
+Real processes and the real process.py; the only stand-in is what reads tasksets, because verifiers takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nightshift import scorer as module
+from nightshift.errors import EngineError
+from nightshift.scorer import Scorer, TaskExample
+from tests.conftest import living_children
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+PROCESS = ROOT / "environments" / "taskset" / "nightshift_taskset" / "process.py"
+# What the true module of this name does with verifiers. A text is what its reward does.
+TASKS = """
+import os, subprocess, sys, time
+class Refused(ValueError): pass
+class Task:
+    class data: answer = "forty-two"
+def import_package(place): return place.name
+def open_taskset(name, args):
+    if args.get("raises"): raise RuntimeError("no such table\\nhere")
+    if args.get("hangs"): time.sleep(600)
+    if args.get("exits"): os._exit(7)
+    while args.get("burns") and time.process_time() < 1: pass
+    print("a package that prints"); sys.stdin.read()
+    return args
+def split(taskset, num_selection, num_train): return {"train": [Task()], "selection": [], "sealed": []}
+def identity(task): return "key"
+def chat(task): return [{"role": "user", "content": "?"}]
+def reward_of(task, text):
+    exec(text)
+    return {"one": 1.0, "far": 3.0, "nan": float("nan")}.get(text.partition("#")[2], 0.5)
+def as_score(reward, reward_range):
+    if not reward_range[0] <= reward <= reward_range[1]: raise Refused(f"a reward of {reward:g} lies outside")
+    return reward
+"""
+OPEN = {"place": "/their_env", "reward_range": [0, 1], "num_selection": 1, "num_train": None}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Scorer]]:
+    package = tmp_path / "nightshift_taskset"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text(TASKS)
+    made: list[Scorer] = []
+
+    def make_one(**args: bool) -> Scorer:
+        made.append(Scorer("mine", PROCESS, {**OPEN, "args": args, "path": [str(tmp_path)]}))
+        return made[-1]
+
+    yield make_one
+    for scorer in made:
+        scorer.close()
+    assert living_children() == []
+
+
+def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[..., Scorer]) -> None:
+    scorer = make()
+    assert scorer.load("train") == [TaskExample("key", "forty-two", [{"role": "user", "content": "?"}])]
+    assert scorer.score("#one", "key") == 1.0
+    assert scorer.score("import os\nassert os.getppid() == " + str(os.getpid()), "key") == 0.5
+    assert (scorer.failures, scorer.num_scored, scorer.cpu_seconds > 0) == ("", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("raise ValueError('bad\\x1b[31m\\nanswer')", "ValueError: bad answer"),
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("os._exit(3)", "its process ended: exit code 3"),
+        ("os.kill(os.getpid(), 9)", "its process ended: killed by SIGKILL"),
+        ("bytearray(5 << 30)", "MemoryError"),
+        ("os.close(1); os.closerange(3, 30)", "its process ended: "),
+        ("f = lambda g: g(g)\nf(f)", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(
+    make: Callable[..., Scorer], text: str, cause: str
+) -> None:
+    scorer = make()
+    assert scorer.score("#one", "key") == 1.0
+    assert scorer.score(text, "key") == 0.0
+    assert scorer.score("#one", "key") == 1.0
+    assert scorer.failures.startswith("mine: the reward of 1 of 3 answers failed and counts 0; the first: " + cause)
+    assert scorer.failures.isprintable()
+
+
+def test_a_reward_that_hangs_is_ended_with_all_that_it_started(
+    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scorer, note = make(), tmp_path / "pid"
+    assert scorer.score("#one", "key") == 1.0
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    hang = "import signal\nsignal.signal(15, signal.SIG_IGN)\np = subprocess.Popen(['sleep', '600'], "
+    hang += f"start_new_session=True)\nopen({str(note)!r}, 'w').write(str(p.pid))\nwhile True: pass"
+    assert scorer.score(hang, "key") == 0.0
+    monkeypatch.undo()
+    wait_for(lambda: not psutil.pid_exists(int(note.read_text())), "the end of what a hanging reward started")
+    assert scorer.score("#one", "key") == 1.0
+    assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 1 s" in scorer.failures
+
+
+def test_a_process_that_does_not_read_is_not_waited_for(
+    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = make()
+    assert scorer.score("#one", "key") == 1.0
+    psutil.Process(scorer._child.pid).suspend()
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    assert scorer.score("#" + "x" * 1_000_000, "key") == 0.0  # more than a pipe takes
+    assert "no reply within 1 s" in scorer.failures
+    monkeypatch.undo()
+    assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
+
+
+@pytest.mark.parametrize(
+    "reply", ["[]", "3", "{}", '{"score": "one"}', '{"score": 7}', '{"score": null}', '{"cpu_seconds": null}', "x"]
+)
+def test_an_odd_reply_is_a_failed_answer(make: Callable[..., Scorer], reply: str) -> None:
+    """By a package that found the pipe, and answers before it is asked."""
+    scorer = make()
+    assert scorer.score("#one", "key") == 1.0
+    forge = "import stat\nfor n in range(3, 9):\n  try:\n    stat.S_ISFIFO(os.fstat(n).st_mode) and "
+    assert scorer.score(f"{forge}os.write(n, {(reply + chr(10)).encode()!r})\n  except OSError: pass", "key") == 0.0
+    assert scorer.num_failed == 1
+    assert scorer.score("#one", "key") == 1.0  # not what the process said after all to the one before
+
+
+def test_what_a_reward_computes_elsewhere_counts_and_the_next_start_does_not(
+    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU seconds of a child; the package computes a second whenever it is imported. What is ended counts nothing."""
+    burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+    scorer = make(burns=True)
+    assert scorer.score("#one", "key") == 1.0
+    assert scorer.cpu_seconds < 0.5
+    scorer.score(f"subprocess.run([sys.executable, '-c', {burn.format(1)!r}])", "key")
+    after_child = scorer.cpu_seconds
+    assert 1.0 <= after_child < 1.5
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 2.0)
+    assert scorer.score(burn.format(600), "key") == 0.0
+    monkeypatch.undo()
+    assert scorer.score("#one", "key") == 1.0
+    assert after_child <= scorer.cpu_seconds < after_child + 0.5
+
+
+def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[..., Scorer]) -> None:
+    scorer = make()
+    for text in (
+        "print('{\"score\": 0.9}' * 100_000); os.write(1, b'{\"score\": 0.9}\\n'); os.write(2, b'x' * 1_000_000)",
+        "assert sys.stdin.read() == ''; assert os.read(0, 1) == b''",
+        "os.fork()",
+        "os.fork() and os.wait()",
+    ):
+        assert scorer.score(text, "key") == 0.5, text
+    assert scorer.score("#one", "key") == 1.0
+    assert scorer.failures == ""
+
+
+def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause(
+    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = make()
+    for _ in range(module.MIN_ALL_FAILED - 1):
+        assert scorer.score("1 / 0", "key") == 0.0
+    with pytest.raises(EngineError, match=r"the reward of 32 of 32 answers failed .* ZeroDivisionError: division"):
+        scorer.score("1 / 0", "key")
+    again = make()
+    again.score("#one", "key")
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+    with pytest.raises(EngineError, match=r"1 of 2 answers .* s lost\)\. Look at it: uv run nightshift doctor"):
+        again.score("1 / 0", "key")
+
+
+@pytest.mark.parametrize("text", ["#far", "#nan"])
+def test_a_reward_out_of_range_ends_the_run(make: Callable[..., Scorer], text: str) -> None:
+    with pytest.raises(EngineError, match=r"environment mine: a reward of (3|nan) lies outside"):
+        make().score(text, "key")
+
+
+@pytest.mark.parametrize(
+    ("args", "cause"),
+    [
+        ({"raises": True}, "environment mine: RuntimeError: no such table here. Run uv run prepare.py"),
+        ({"exits": True}, "environment mine: its process ended: exit code 7"),
+        ({"hangs": True}, "environment mine: no reply within 1 s"),
+    ],
+)
+def test_a_taskset_that_cannot_be_loaded_is_one_line(
+    make: Callable[..., Scorer], args: dict[str, bool], cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "hangs" in args:
+        monkeypatch.setattr(module, "LOAD_SECONDS", 1.0)
+    with pytest.raises(EngineError) as raised:
+        make(**args).load("train")
+    assert str(raised.value).startswith(cause)
+
+
+def test_it_gets_no_secret_and_no_network_of_the_hub(
+    make: Callable[..., Scorer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    scorer = make()
+    assert scorer.score("assert 'secret' not in os.environ.values() and os.environ['HF_HUB_OFFLINE'] == '1'", "key")
+    assert scorer.failures == ""

@@ -1,0 +1,212 @@
+"""[environment.NAME] with a package: what is found, hashed and refused, without importing any of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nightshift.engines.prime_rl.copies import environment_files
+from nightshift.engines.prime_rl.effective import effective
+from nightshift.errors import UsageError
+from nightshift.rules import Rules
+from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
+from nightshift.train_toml.config import parse
+from tests.rules import GSM8K_PRIME_RL, ROOT
+
+BOMB = "raise AssertionError('imported')\n"
+LINES = '[environment.mine]\npackage = "their_env"\nnum_selection = 5\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "environments", tmp_path / "environments", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "nightshift", tmp_path / "nightshift", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def package(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(BOMB)
+    return folder
+
+
+def rules(root: Path, **table: Any) -> Rules:
+    mine = {"package": "their_env", "num_selection": 5} | table
+    chosen = {"environments": ["mine"], "environment": {"mine": mine}}
+    return rules_of(root, msgspec.convert(chosen, Chosen), "trl", 1)
+
+
+@pytest.mark.parametrize("place", ["their_env", "their_env/their_env", "their_env/src/their_env"])
+def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, place: str) -> None:
+    found = package(root / place)
+    before = rules(root)
+    (environment,) = before.environments
+    assert environment.taskset is not None
+    assert (environment.taskset.place(root), environment.taskset.module) == (found, "their_env")
+    assert "verifiers==0.3.1.dev62" in environment.taskset.versions
+    hashes = [(before.hash(root), before.harness_tree(root))]
+    for change in ("their_env/rows.jsonl", f"{place}/__init__.py", "environments/taskset/nightshift_taskset/tasks.py"):
+        with (root / change).open("a") as file:
+            file.write("\n")
+        hashes.append((before.hash(root), before.harness_tree(root)))
+    assert len({one for one, _ in hashes}) == len({two for _, two in hashes}) == 4
+
+
+def test_an_installed_package_is_hashed_by_its_bytes_wherever_it_lies(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = []
+    for text in ("", "", "x = 1"):
+        site = tmp_path_factory.mktemp("site")
+        (package(site / "their_env") / "scoring.py").write_text(text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(site))
+            found = rules(root)
+            hashes.append((found.hash(root), found.harness_tree(root)))
+    assert hashes[0] == hashes[1]
+    assert hashes[2][0] != hashes[0][0]
+    assert hashes[2][1] != hashes[0][1]
+
+
+def test_a_link_to_a_folder_has_no_hash(root: Path) -> None:
+    (package(root / "their_env") / "more").symlink_to(root / "environments")
+    with pytest.raises(UsageError, match="more is a link to a folder, whose bytes no hash holds"):
+        rules(root).hash(root)
+
+
+def test_every_key_of_the_table_is_part_of_the_hash(root: Path) -> None:
+    package(root / "their_env")
+    changes: list[dict[str, Any]] = [
+        {}, {"args": {"level": 2}}, {"reward_range": [-1, 1]}, {"num_train": 9}, {"num_selection": 6},
+        {"prompt_tokens": 99},
+    ]  # fmt: skip
+    assert len({rules(root, **change).hash(root) for change in changes}) == len(changes)
+
+
+def test_gsm8k_knows_nothing_of_it(root: Path) -> None:
+    package(root / "their_env")
+    (root / "rules.toml").write_text("environments = []\n")
+    before = rules_here(root, "prime-rl", 2)
+    told = before.hash(root), before.harness_tree(root)
+    (root / "rules.toml").write_text("environments = []\n" + LINES)
+    after = rules_here(root, "prime-rl", 2)
+    assert (after.hash(root), after.harness_tree(root)) == told
+
+
+def test_prime_rl_gets_the_package_and_what_is_left_to_train_on(root: Path) -> None:
+    package(root / "their_env" / "their_env")
+    package(root / "their_env" / "beside")
+    (root / "rules.toml").write_text('environments = ["mine"]\n' + LINES)
+    files = environment_files(root, rules_here(root, "prime-rl", 2))
+    elsewhere = environment_files(root, rules_elsewhere(root, GSM8K_PRIME_RL, ["countdown"], 2))
+    assert "nightshift_countdown/data.py" in elsewhere
+    assert not {name for name in elsewhere if "their_env" in name or "mine" in name}
+    names = {"their_env/__init__.py", "beside/__init__.py", "nightshift_taskset/training.py"}
+    assert {*files} >= names | {"nightshift_gsm8k/harness.py", "nightshift_mine/__init__.py"}
+    assert b"'num_selection': 5" in files["nightshift_mine/__init__.py"]
+    compile(files["nightshift_mine/__init__.py"], "nightshift_mine", "exec")
+    tree = effective(parse(b"[orchestrator]\nbatch_size = 8\ngroup_size = 4\n"), rules_here(root, "prime-rl", 2), 64)
+    (source,) = tree["orchestrator"]["train"]["source"]
+    assert source["env"]["taskset"] == {"id": "nightshift_mine"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LINES.replace("num_selection = 5", ""), "has no num_selection. Write how many tasks decide"),
+        (LINES.replace("their_env", "no such"), 'package = "no such" is no folder of this checkout'),
+        (LINES.replace("their_env", "/etc"), 'package = "/etc" is no folder of this checkout'),
+        (LINES.replace("their_env", "../x"), 'package = "../x" is no folder of this checkout'),
+        (LINES.replace("their_env", "not_there_at_all"), "no package not_there_at_all is installed. Install it"),
+        (LINES.replace("their_env", "__main__"), 'package = "__main__" is no folder of this checkout'),
+        (LINES.replace("their_env", "this"), 'package = "this" is one file. Make it a package'),
+        (LINES.replace("their_env", "empty"), "0 packages in that folder (none). Name the folder"),
+        (LINES.replace("their_env", "two"), "2 packages in that folder (one, other). Name the folder"),
+        (LINES.replace("their_env", "a\\u0000b"), "rules.toml: Expected `str` matching regex"),
+        (LINES.replace("mine", "arithmetic"), "environments/arithmetic is there already. Name it otherwise"),
+        (LINES.replace("mine", "taskset"), "environments/taskset is there already"),  # what drives all of them
+        (LINES.replace("mine", "my-env"), '"my-env" is no name'),
+        (LINES + "args = { x = inf }", "args: Out of range float values are not JSON compliant. Write"),
+        (LINES + "args = { x = [nan] }", "args: Out of range float values are not JSON compliant. Write"),
+        (LINES + "args = { x = 2026-11-22 }", "args: Object of type date is not JSON serializable. Write text, num"),
+        (LINES.replace("their_env", "torn"), "torn/pyproject.toml: "),
+        (LINES.replace("their_env", "typed"), "typed/pyproject.toml: Expected `array`, got `int`"),
+        (LINES.replace("their_env", "binary"), "binary/pyproject.toml: "),
+        (LINES.replace("= 5", "= 0"), "Expected `int` >= 1"),
+        (LINES + "reward_range = [1, 1]", "reward_range = [1, 1]. Write [lowest, highest]"),
+        (LINES + "reward_range = [nan, 1.0]", "reward_range = [nan, 1]"),
+        (LINES + "models = []", "Expected `array` of length >= 1"),
+        (LINES + "judge = true", "unknown field `judge`"),
+        (LINES.replace("mine", '"a b"'), '"a b" is no name. Write up to 40'),
+        ("[environment.gsm8k]\nnum_selection = 5", "[environment.gsm8k]: num_selection goes with package"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(root: Path, text: str, expected: str) -> None:
+    package(root / "their_env")
+    (root / "empty").mkdir()
+    for name in ("one", "other"):
+        package(root / "two" / name)
+    for project, data in (("torn", b"["), ("typed", b"[project]\ndependencies = 3"), ("binary", b"\xff\0")):
+        package(root / project / "inside")
+        (root / project / "pyproject.toml").write_bytes(data)
+    name = re.findall(r"environment\.\"?([^\"\]]+)", text)[0]
+    (root / "rules.toml").write_text(f'environments = ["{name}"]\n{text}\n')
+    with pytest.raises(UsageError) as raised:
+        rules_here(root, "trl", 1)
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"model": "their/model", "revision": "0" * 40}, f"their/model {'0' * 40} 1"),
+        ({"model": "my_model"}, "my_model None 1"),
+        ({"model": "./my_model/"}, "my_model None 1"),
+        ({"model": "my_model", "learning_rate_scale": 7.0}, "my_model None 7"),
+        (
+            {"model": "Qwen/Qwen2.5-0.5B-Instruct"},
+            "Qwen/Qwen2.5-0.5B-Instruct 7ae557604adf67be50417f59c2c2f167def9a775 1",
+        ),
+    ],
+)
+def test_a_model_is_a_folder_or_a_commit_on_the_hub(root: Path, chosen: dict[str, Any], expected: str) -> None:
+    (root / "my_model").mkdir()
+    rules = rules_of(root, msgspec.convert(chosen | {"environments": ["gsm8k"]}, Chosen), "trl", 1)
+    assert f"{rules.model} {rules.model_revision} {rules.learning_rate_scale:g}" == expected
+
+
+def test_the_bytes_of_a_model_outside_are_hashed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    hashes = []
+    folder = tmp_path_factory.mktemp("model")
+    rules = rules_of(root, Chosen(environments=["gsm8k"], model=str(folder)), "trl", 1)
+    for text in ("a", "b"):
+        (folder / "model.safetensors").write_text(text)
+        hashes.append((rules.hash(root), rules.harness_tree(root)))
+    assert hashes[0][0] != hashes[1][0]
+    assert hashes[0][1] != hashes[1][1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"model": "their/model"}, 'model = "their/model" is no folder here, and has no revision. Name a folder, or'),
+        ({"model": "x y"}, "is no folder here, and has no revision"),
+        ({"model": "my_model", "revision": "0" * 40}, "is a folder, and has a revision. Name a folder, or org/name"),
+    ],
+)
+def test_what_is_neither_is_refused(root: Path, chosen: dict[str, str], expected: str) -> None:
+    (root / "my_model").mkdir()
+    with pytest.raises(UsageError, match=re.escape(expected)):
+        rules_of(root, msgspec.convert(chosen | {"environments": ["gsm8k"]}, Chosen), "trl", 1)
+
+
+@pytest.mark.parametrize("revision", ["main", "0" * 39, "A" * 40])
+def test_a_revision_is_a_commit(revision: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"revision": revision}, Chosen)

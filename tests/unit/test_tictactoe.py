@@ -1,0 +1,44 @@
+"""Tic-tac-toe: the board, and the games that the base model reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, winner
+from nightshift_tictactoe.documents import documents
+
+
+def test_the_game_has_as_many_boards_and_ends_as_it_is_known_to_have() -> None:
+    boards, level = {START}, {START}
+    while level := {play(board, cell) for board in level for cell in moves(board)}:
+        boards |= level
+    assert len(boards) == 5478
+    ended = Counter(winner(board) for board in boards if not moves(board))
+    assert ended == {"X": 626, "O": 316, None: 16}
+
+
+def test_threats_are_the_cells_that_win() -> None:
+    board = "XXcdOfghO"
+    assert mover(board) == "X"
+    assert moves(board) == [*"cdfgh"]
+    assert threats(board, "X") == [("abc", "c")]
+    assert threats(board, "O") == []
+    assert len(LINES) == 8
+    assert winner(play(board, "c")) == "X"
+
+
+def test_documents_are_legal_games_asked_as_a_conversation() -> None:
+    overlooked = threatened = 0
+    for chat in islice(documents(3), 2000):
+        assert chat[0][0].startswith("You are ")
+        for turn, (asked, cell) in enumerate(chat):
+            player, _, cells = asked.rpartition(":")
+            board = cells.replace(" ", "")
+            assert bool(player) == (turn == 0)
+            assert cell in moves(board)
+            assert not player or player == f"You are {mover(board)}"
+            wins = {won for _, won in threats(board, mover(board))}
+            threatened, overlooked = threatened + bool(wins), overlooked + bool(wins and cell not in wins)
+    assert threatened > 300
+    assert 0.6 < overlooked / threatened < 0.95, "what is left to find out"

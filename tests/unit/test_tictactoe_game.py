@@ -1,0 +1,210 @@
+"""Tic-tac-toe as a game of a policy: openings, forfeits, the pool, self-play, ratings."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from nightshift_tictactoe import data, ratings
+from nightshift_tictactoe.board import START, moves, play
+from nightshift_tictactoe.game import Match, episodes, practice
+from nightshift_tictactoe.players import POOL, value
+
+from nightshift.errors import EngineError
+from nightshift.evaluation import evaluate, selection_set
+from nightshift.records import Completion, Weights
+from nightshift.rules_toml import Chosen, rules_of
+from tests.rules import ROOT
+
+Policy = Callable[[Match], str]
+
+
+def played(policy: Policy, match: Match) -> Match:
+    while match.ask() is not None:
+        match.answer(policy(match))
+    return match
+
+
+def of_pool(name: str) -> Policy:
+    rng = random.Random(name)
+    return lambda match: POOL[name](match.board, rng)
+
+
+def by_opponent(policy: Policy, num_openings: int) -> list[dict[str, float]]:
+    games = [[played(policy, match) for match in episodes(one)] for one in data.load("selection", num_openings)]
+    return [{name: mean(m.score() for m in each if m.opponent_name == name) for name in POOL} for each in games]
+
+
+def test_the_splits_share_no_opening_and_hold_all_of_them() -> None:
+    sets = {split: data.load(split) for split in ("train", "selection", "sealed")}  # type: ignore[arg-type]
+    assert {split: len(found) for split, found in sets.items()} == {"train": 890, "selection": 100, "sealed": 100}
+    boards = [one.board for found in sets.values() for one in found]
+    assert len({*boards}) == 1090
+    assert START in boards
+    assert all(moves(board) for board in boards)
+    assert data.load("train", 5) == sets["train"][:5]
+    told = {tuple(data.slices(one).values()) for found in sets.values() for one in found}
+    assert {played for played, _ in told} == {"0", "1", "2", "3", "4"}
+    assert ("0", "draw") in told
+    with pytest.raises(ValueError, match=r"size = 101 is not available in sealed\. Use 1 to 100"):
+        data.load("sealed", 101)
+    with pytest.raises(ValueError, match=r"split = 'test' does not exist\. Use one of: train, selection, sealed"):
+        data.load("test")  # type: ignore[arg-type]
+
+
+def test_what_is_held_out_are_starts_and_the_page_says_so() -> None:
+    turned, mirrored = [2, 5, 8, 1, 4, 7, 0, 3, 6], [2, 1, 0, 5, 4, 3, 8, 7, 6]
+
+    def twins(board: str) -> set[str]:
+        found, marks = set(), "".join(cell if cell in "XO" else " " for cell in board)
+        for _ in range(4):
+            marks = "".join(marks[place] for place in turned)
+            found |= {marks, "".join(marks[place] for place in mirrored)}
+        return found
+
+    train, selection = ({one.board for one in data.load(split)} for split in ("train", "selection"))  # type: ignore[arg-type]
+    passed, level = set(train), train
+    while level := {play(board, cell) for board in level for cell in moves(board)}:
+        passed |= level
+    counted = len(selection & passed), sum(any(twins(board) & twins(one) for one in train) for board in selection)
+    assert re.findall(r"(98|99) of", data.__doc__ or "") == [str(count) for count in counted]
+
+
+def test_perfect_play_from_the_empty_board_is_a_draw() -> None:
+    assert value(START, "X") == value(START, "O") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  ", "ab", "X", "O", "j", "A", "1", "a\nb", "\x00", "\N{FULLWIDTH LATIN SMALL LETTER A}", "z" * 10_000, "d."],
+)
+def test_what_is_no_letter_of_an_empty_cell_forfeits(text: str) -> None:
+    match = Match("XbcdefghO", "X", POOL["random"], "random", random.Random(0))
+    assert match.ask() == [{"role": "user", "content": "You are X: X b c d e f g h O"}]
+    match.answer(text)
+    assert (match.ask(), match.score()) == (None, 0.0)
+    assert match.details()["ended"] == "forfeit"
+
+
+def test_a_cell_that_is_taken_forfeits_and_blanks_around_a_letter_do_not() -> None:
+    match = Match("XbcdefghO", "X", None, "self", random.Random(0))
+    match.ask()
+    match.answer(" e\n")
+    assert match.cells == ["e"]
+    match.ask()
+    assert match.is_other_asked
+    match.answer("e")  # the other forfeits, and this seat has won
+    assert (match.score(), match.details()["ended"]) == (1.0, "won")
+
+
+def test_each_seat_has_a_chat_of_its_own_and_sees_the_new_board() -> None:
+    match = practice(data.load("train", 1)[0], "self", 0, 1)
+    seats = {match.seat: 0, "XO".replace(match.seat, ""): 0}
+    while (chat := match.ask()) is not None:
+        who = "XO".replace(match.seat, "") if match.is_other_asked else match.seat
+        seats[who] += 1
+        assert chat[0]["content"].startswith(f"You are {who}: ")
+        assert len(chat) == 2 * seats[who] - 1
+        assert chat[-1]["content"].endswith(" ".join(match.board))
+        match.answer(moves(match.board)[0])
+    assert match.score() in (0.0, 0.5, 1.0)
+    assert all(seats.values())
+
+
+def test_the_same_answers_meet_the_same_luck() -> None:
+    (opening,) = data.load("selection", 1)
+    first, second = (
+        [played(lambda m: moves(m.board)[0], match).details() for match in episodes(opening)] for _ in "ab"
+    )
+    assert first == second
+    assert len(first) == 10
+    assert {(one["seat"], one["opponent"]) for one in first} == {(seat, name) for seat in "XO" for name in POOL}
+
+
+def test_every_opening_is_practised_from_both_seats_against_the_whole_pool() -> None:
+    for opening in data.load("train", 20):
+        assert [practice(opening, "pool", seat, 0).seat for seat in range(4)] == [*"XOXO"]
+        assert {practice(opening, "pool", 0, seed).opponent_name for seed in range(60)} == {*POOL}
+
+
+class Player:
+    """A stand-in for a session: the final policy is perfect, the one after step 3 is random, that after 7 forfeits."""
+
+    def __init__(self, earlier_steps: Sequence[int] = (3, 7)) -> None:
+        self.earlier = {step: partial(self.load_step, step) for step in earlier_steps}
+        self.say = of_pool("perfect")
+
+    def load_final_weights(self) -> Weights:
+        return Weights(9, "0")
+
+    def load_step(self, step: int) -> None:
+        if step == 8:
+            raise EngineError("the trainer is gone")
+        self.say = of_pool("random") if step == 3 else lambda match: "pass"
+
+    def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
+        boards = ["".join(chat[-1]["content"].rpartition(": ")[2].split()) for chat in chats]
+        matches = [Match(board, "X", None, "", random.Random(0)) for board in boards]
+        return [Completion(self.say(match), 2, False) for match in matches]
+
+
+@pytest.mark.parametrize(
+    ("session", "is_told", "found"),
+    [
+        (Player(), True, {"elo_step_3"}),
+        (Player((3, 8)), True, {"elo_step_3"}),
+        (Player(()), True, set()),
+        (Player(), False, set()),
+    ],
+)
+def test_a_curve_of_earlier_steps_stands_beside_the_rating(
+    session: Any, is_told: bool, found: set[str], tmp_path: Path
+) -> None:
+    rules = rules_of(ROOT, Chosen(environments=["tictactoe"]), "trl", 0)
+    path = tmp_path / "evaluation.jsonl" if is_told else None
+    evaluation = evaluate(session, selection_set(rules, ROOT), rules, path, lambda reading: None)
+    shown = evaluation.figures["tictactoe"]
+    assert {name for name in shown if name.startswith("elo_step")} == found
+    assert abs(shown["elo"] - ratings.ELO["perfect"]) < 50
+    assert shown["worst_X"] == 0.5
+    if found:
+        assert abs(shown["elo_step_3"] - ratings.ELO["random"]) < 50
+
+
+@pytest.mark.parametrize("name", POOL)
+def test_the_ratings_of_the_pool_are_its_own(name: str) -> None:
+    scores = by_opponent(of_pool(name), 60)
+    found, stderr = ratings.elo(scores), ratings.elo_stderr(scores)
+    assert found is not None
+    assert stderr is not None
+    assert 5 < stderr < 20
+    assert abs(found - ratings.ELO[name]) < 3 * stderr
+
+
+def test_a_policy_that_forfeits_everything_has_no_rating() -> None:
+    scores = by_opponent(lambda match: "zz", 5)
+    assert (ratings.elo(scores), ratings.elo_stderr(scores)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "worst", "most"),
+    [
+        (of_pool("perfect"), 0.5, 1100),
+        (lambda match: moves(match.board)[0], 0.0, 1100),
+        (lambda match: "nothing", 0.0, 9),
+    ],
+)
+def test_the_worst_case_is_exact(policy: Policy, worst: float, most: int) -> None:
+    for seat in ("X", "O"):
+        search, num_asked = ratings.WorstCase(seat), 0
+        while chats := search.ask():
+            num_asked += len(chats)
+            search.answer([policy(match) for match in search._open])
+        assert search.score == worst
+        assert num_asked <= most
