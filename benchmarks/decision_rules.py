@@ -22,7 +22,7 @@ import numpy as np
 from machine import RESULTS, machine, write_result
 from simulated_nights import Bools, Floats, Night, Player, ShippedRule, World, simulate
 
-from nightshift.records import DecisionRules
+from nightshift.decision_rules import DecisionRules
 
 RULES = DecisionRules()
 ORDINARY_OR_WILD = ((0.95, 0.0, 1.0), (0.05, -4.0, 10.0))
@@ -55,6 +55,11 @@ class AboveBest:
     def begin(self, scores: Floats, num_examples: int) -> None:
         """The baseline's mean is the first best."""
         self.reported, self.incumbent = scores.mean(axis=1), np.zeros(len(scores), int)
+
+    @property
+    def gain(self) -> tuple[Floats, Floats]:
+        """None is believed."""
+        return self.reported * math.nan, self.reported * math.nan
 
     def test(self, active: Bools, score: Floats, e2: Floats, delta: Floats) -> tuple[Bools, Floats]:
         """A kept score is the new best, luck included."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.records import DecisionRules
+from nightshift.decision_rules import DecisionRules
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -25,7 +25,7 @@ Ints = NDArray[np.int_]
 START = 0.475
 SAME_CONFIG, OTHER_CONFIG = 0.65, 0.60  # correlation of one example's 0/1 answer between two runs
 INHERITED = 0.8  # of a config's own luck on the example set, by its children
-_STARTUP, _TRAINING, _PER_EXAMPLE, _AGENT = 75.0, 600.0, 0.0152, 15.0
+_STARTUP, _TRAINING, _PER_EXAMPLE = 75.0, 600.0, 0.0152
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class World:
     hours: float = 9.0
     decay: float = 0.0  # the helpful share falls by exp(-decay) an idea
     collapses: float = 0.0  # share of runs that lose 5 to 20 pp by bad luck
+    bad: tuple[float, float] | None = None  # mean and sd of what harmful ideas do, in place of the above
+    agent_seconds: float = 15.0  # until the next idea is written
 
     def with_helpful(self, share: float) -> World:
         """Another share of helpful ideas; the rest keeps its proportions."""
@@ -55,6 +57,8 @@ class Rule(Protocol):
 
     @property
     def incumbent(self) -> Ints: ...  # its index among the configs that were kept, the baseline first
+    @property
+    def gain(self) -> tuple[Floats, Floats]: ...  # believed, and its standard deviation; NaN where the rule has none
     @property
     def reported(self) -> Floats: ...
     def begin(self, scores: Floats, num_examples: int) -> None: ...  # (campaigns, baseline runs)
@@ -78,6 +82,8 @@ class Night:
 
     gain: Floats  # true
     bias: Floats  # reported minus true score of the last incumbent
+    believed: Floats  # gain
+    sd: Floats  # of that belief
     ideas: float  # a campaign, crashes included
     taken_back: float  # a campaign
     delta: Floats  # true difference to the incumbent it met
@@ -103,9 +109,11 @@ class ShippedRule:
         keep = active & tested.keep
         after = decision.settle(tested, keep, self.rules)
         idle, size = ~active, before.means.shape[-1]
-        after.means[idle, :size], after.covariance[idle, :size, :size] = before.means[idle], before.covariance[idle]
+        after.means[idle, :, :size] = before.means[idle]
+        after.covariance[idle, :, :size, :size] = before.covariance[idle]
         self.belief = replace(
             after,
+            weights=np.where(active[:, None], after.weights, before.weights),
             incumbent=np.where(active, after.incumbent, before.incumbent),
             pairing_variance=np.where(active, after.pairing_variance, before.pairing_variance),
         )
@@ -115,6 +123,11 @@ class ShippedRule:
     def incumbent(self) -> Ints:
         """The config that is believed best."""
         return np.asarray(self.belief.incumbent)
+
+    @property
+    def gain(self) -> tuple[Floats, Floats]:
+        """What the campaign says of its incumbent against its baseline."""
+        return self.belief.difference(self.belief.incumbent, 0)
 
     @property
     def reported(self) -> Floats:
@@ -147,12 +160,13 @@ class _Nights:
         runs = [self.run(self.q[:, 0], self.own[:, 0]) for _ in range(baseline_runs)]
         rule.begin(np.stack(runs, axis=1), self.player.num_examples)
         index = 0
-        while (alive := self.clock + _AGENT + self.run_seconds <= self.end).any():
+        while (alive := self.clock + self.world.agent_seconds + self.run_seconds <= self.end).any():
             self.try_idea(alive, index)
             index += 1
         delta, kept, p_better = (np.concatenate(column) for column in zip(*self.log, strict=True))
         q = self.q[np.arange(size), rule.incumbent]
-        return Night(q - START, rule.reported - q, self.ideas / size, self.taken_back / size, delta, kept, p_better)
+        said = (rule.reported - q, *rule.gain)
+        return Night(q - START, *said, self.ideas / size, self.taken_back / size, delta, kept, p_better)
 
     def run(self, q: Floats, own: Floats) -> Floats:
         """Scores of one run of each campaign's config."""
@@ -167,7 +181,7 @@ class _Nights:
         rule, before = self.player.rule, self.player.rule.incumbent
         q, own = (values[np.arange(self.size), before] for values in (self.q, self.own))
         delta, crash, crash_seconds, child = _idea(self.world, q, own, self.seed, index)
-        self.clock += np.where(alive, _AGENT + np.where(crash, crash_seconds, self.run_seconds), 0.0)
+        self.clock += np.where(alive, self.world.agent_seconds + np.where(crash, crash_seconds, self.run_seconds), 0.0)
         self.ideas += int(alive.sum())
         active, candidate = alive & ~crash, np.clip(q + delta, 0.01, 0.99)
         keep, p_better = rule.test(active, self.run(candidate, child), self.e2(q, before), delta)
@@ -193,6 +207,7 @@ def _idea(world: World, q: Floats, own: Floats, seed: int, index: int) -> tuple[
     help_ = np.minimum(world.least_help + rng.exponential(world.mean_help, size), world.most_help)
     help_ = help_ * np.clip(1 - (q - START) / 0.15, 0, 1)
     harm = np.where(catastrophe, rng.uniform(0.05, 0.20, size), rng.exponential(world.mean_harm, size))
+    harm = harm if world.bad is None else -np.random.default_rng((seed, 3, index)).normal(*world.bad, size)
     neutral = rng.normal(0, 0.0015, size)
     # What stops helping as ideas are used up becomes neutral.
     delta = np.where(kind < helpful, help_, np.where(kind < world.helpful + world.neutral, neutral, -harm))

@@ -17,9 +17,9 @@ import click
 
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
+from nightshift.decision_rules import DecisionRules
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.records import DecisionRules
 from nightshift.request import Request
 
 
@@ -269,7 +269,7 @@ def pin_command(checkout: Path, renew: bool) -> None:
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
-        if constant.name != "ideas":
+        if constant.name not in ("kinds", "priors", "noises"):
             kind = Finite(min=0, min_open=constant.name != "take_back")
             whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
             function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)

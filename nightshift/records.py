@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, json
 
+from nightshift.decision_rules import DecisionRules, Scale
+
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # of the decision rule: nothing that it could not divide by
 _SCORES = json.Decoder(tuple[Fraction, ...])
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
@@ -198,27 +199,6 @@ class Judgement:
     diagnostics: dict[str, float] = field(default_factory=dict)
     taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
     taken_back_score: float | None = None  # posterior mean of that one
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionRules:
-    """Constants of the keep / discard / take-back rule (campaign/decision.py), as fractions of 1.
-    Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py): `prior_sd` is the scale of what
-    ideas do, `ideas` their kinds as (share, mean, sd) on that scale: helpful, neutral, harmful, wild. A keep is taken
-    back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.
-    """
-
-    prior_sd: Scale = 0.0100
-    ideas: Annotated[tuple[tuple[Scale, Annotated[float, Meta(ge=-1e6, le=1e6)], Scale], ...], Meta(min_length=1)] = (
-        (0.27, 0.7, 0.6),
-        (0.33, 0.0, 0.15),
-        (0.36, -1.5, 1.5),
-        (0.04, -6.0, 10.0),
-    )
-    seed_sd: Scale = 0.0125
-    seed_df: Scale = 8.0
-    take_back: float = 0.0010
-    baseline_runs: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.records import DecisionRules, Decoding, Weights
+from nightshift.records import Decoding, Weights
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.

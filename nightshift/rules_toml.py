@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from nightshift.decision_rules import DecisionRules, Scale
 from nightshift.errors import UsageError
 from nightshift.files import read_file
-from nightshift.records import DecisionRules, Decoding, Fraction, Scale
+from nightshift.records import Decoding, Fraction
 from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
 from nightshift.tasksets import Name, Table, check, check_args, taskset_rules
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from nightshift.decision_rules import Scale
 from nightshift.errors import UsageError
 from nightshift.files import read_file
-from nightshift.records import Scale
 from nightshift.rules import RULES_NAME, TasksetRules
 
 EXTRA = "uv sync --extra verifiers"

@@ -8,19 +8,9 @@ from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.decision_rules import DecisionRules
 from nightshift.proposers import Context
-from nightshift.records import (
-    DecisionRules,
-    Evaluation,
-    Judgement,
-    Outcome,
-    Record,
-    Result,
-    Training,
-    Verdict,
-    Weights,
-    packed,
-)
+from nightshift.records import Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights, packed
 from nightshift.train_toml.config import diff, parse
 from nightshift.train_toml.edit import set_values
 from tests.rules import ARITHMETIC_TRL

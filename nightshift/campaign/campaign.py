@@ -133,14 +133,14 @@ class Campaign:
         belief = self.belief
         if belief is None or self.incumbent is None:
             return None
-        best, covariance = int(belief.incumbent), belief.covariance
-        difference_variance = covariance[best, best] + covariance[0, 0] - 2 * covariance[0, best]
+        _, difference_sd = belief.difference(belief.incumbent, 0)
+        run_variance = (belief.weights * belief.run_variance(self.incumbent.decision)).sum()
         return Standing(
-            incumbent=float(belief.means[best]),
-            baseline=float(belief.means[0]),
-            incumbent_sd=math.sqrt(covariance[best, best]),
-            difference_sd=math.sqrt(max(float(difference_variance), 0.0)),
-            run_sd=math.sqrt(belief.run_variance(self.incumbent.decision)),
+            incumbent=float(belief.mean),
+            baseline=float(belief.expected[0]),
+            incumbent_sd=float(belief.sd),
+            difference_sd=float(difference_sd),
+            run_sd=math.sqrt(run_variance),
         )
 
     @property

@@ -1,13 +1,16 @@
-"""Keep, discard, take back: a joint Gaussian belief over every config that was ever kept.
+"""Keep, discard, take back: a joint belief over every config that was ever kept, held in several worlds at once.
 
 The best score so far is lucky by selection, so it is never the bar. A candidate is its parent plus the effect
 of an idea, so its one run informs what is believed of the whole chain: a doubtful keep is tested by the
 children that are tried on it, and when an earlier config is believed better again, it is the incumbent again.
-An idea is of one of a few kinds (`rules.ideas`), which needs no special case for leaps and collapses.
+An idea is of one of a few kinds, which needs no special case for leaps and collapses. How frequent each kind is, and
+how noisy runs are, nobody knows: each guess at both is a world, in which the belief is Gaussian, and every run weighs
+the worlds by how well they foretold it.
 Why, against which other rules, in which simulated worlds: benchmarks/decision_rules.py, docs/decision-rule.md.
 
 Pure functions on arrays: one campaign, or many at once in leading batch axes, written `(...)`. Scores are
-fractions 0..1. e2 is the part of a run's variance that comes from the finite example set, s2 all of it.
+fractions 0..1. e2 is the part of a run's variance that comes from the finite example set, s2 all of it. h worlds:
+every prior of the rules with every noise.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nightshift.records import DecisionRules, Judgement, Verdict
+from nightshift.decision_rules import DecisionRules
+from nightshift.records import Judgement, Verdict
 
 Array = NDArray[np.float64]
 Floats = Array | float  # one a campaign, (...)
@@ -28,7 +32,7 @@ Index = NDArray[np.int_] | int  # as well
 Bools = NDArray[np.bool_] | bool  # as well
 _INITIAL_E2 = 0.4  # of a binomial variance, before any pair was seen: 1 - the correlation of two configs' answers
 _SMOOTHING = 0.9  # of e2, an experiment
-_CALIBRATION = 0.9
+_NONE = 1e-9  # the share of a kind that has none, and the least weight of a world: none is ever ruled out
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
@@ -40,27 +44,55 @@ class Belief:
     In a batch the shorter campaigns' last slots are not in use: mean -inf, covariance 0.
     """
 
-    means: Array  # (..., k)
-    covariance: Array  # (..., k, k)
+    means: Array  # (..., h, k)
+    covariance: Array  # (..., h, k, k)
+    weights: Array  # (..., h) of the worlds, 1 together
     incumbent: Index  # (...) index of the config that is believed best
     squares: Floats  # (...) of the baseline's runs around their mean
     num_baseline_runs: int
     pairing_variance: Floats  # (...) e2
 
     @property
-    def mean(self) -> Array:
-        """Expected true score of the incumbent, (...)."""
-        return _at(self.means, self.incumbent)
+    def expected(self) -> Array:
+        """True scores of the configs, over all worlds, (..., k)."""
+        found: Array = (self.weights[..., None] * self.means).sum(axis=-2)
+        return found
 
     @property
-    def variance(self) -> Array:
-        """Of the incumbent's true score, (...)."""
-        return _at(_column(self.covariance, self.incumbent), self.incumbent)
+    def mean(self) -> Array:
+        """Expected true score of the incumbent, (...)."""
+        return _at(self.expected, self.incumbent)
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviation of the incumbent's true score, (...)."""
+        at = self.in_worlds(self.incumbent)
+        return self._spread(_at(self.means, at), _at(_column(self.covariance, at), at))
+
+    def difference(self, one: Index, other: Index) -> tuple[Array, Array]:
+        """Config `one` minus config `other`: posterior mean and standard deviation, (...) both."""
+        a, b = self.in_worlds(one), self.in_worlds(other)
+        of_a, of_b = _column(self.covariance, a), _column(self.covariance, b)
+        apart = _at(self.means, a) - _at(self.means, b)
+        spread = self._spread(apart, np.maximum(_at(of_a, a) + _at(of_b, b) - 2 * _at(of_a, b), 0.0))
+        return (self.weights * apart).sum(axis=-1), spread
+
+    def in_worlds(self, config: Index) -> Index:
+        """Which config it is in each world, (..., 1)."""
+        found: Index = np.broadcast_to(config, np.shape(self.pairing_variance))[..., None]
+        return found
+
+    def _spread(self, means: Array, variances: Array) -> Array:
+        """The standard deviation over all worlds of what has such moments in each, (..., h)."""
+        mean = (self.weights * means).sum(axis=-1, keepdims=True)
+        spread: Array = np.sqrt((self.weights * (variances + (means - mean) ** 2)).sum(axis=-1))
+        return spread
 
     def run_variance(self, rules: DecisionRules) -> Array:
-        """s2 of one run's score around its config's true score, (...): `seed_df` degrees of freedom are prior."""
-        e2 = self.pairing_variance
-        total = rules.seed_df * (rules.seed_sd**2 + e2) + self.squares
+        """s2 of one run's score around its config's true score, (..., h): `seed_df` degrees of freedom are prior."""
+        e2, squares = (np.asarray(value)[..., None] for value in (self.pairing_variance, self.squares))
+        seeds = np.array([noise * rules.seed_sd for _ in rules.priors for _, noise in rules.noises])
+        total = rules.seed_df * (seeds**2 + e2) + squares
         pooled: Array = np.maximum(total / (rules.seed_df + self.num_baseline_runs - 1), e2)
         return pooled
 
@@ -76,20 +108,18 @@ class Tested:
     @property
     def delta(self) -> Array:
         """Posterior mean of candidate minus parent, (...)."""
-        return self.belief.means[..., -1] - _at(self.belief.means, self.parent)
+        return self.belief.difference(-1, self.parent)[0]
 
     @property
     def delta_stderr(self) -> Array:
         """Posterior standard deviation of that difference, (...)."""
-        with_parent = _column(self.belief.covariance, self.parent)
-        variance = self.belief.covariance[..., -1, -1] + _at(with_parent, self.parent) - 2 * with_parent[..., -1]
-        stderr: Array = np.sqrt(np.maximum(variance, 0.0))
-        return stderr
+        return self.belief.difference(-1, self.parent)[1]
 
     @property
     def keep(self) -> Bools:
         """Whether the candidate is expected to be better than its parent and the best of all, (...)."""
-        best: Bools = self.belief.means[..., -1] >= self.belief.means.max(axis=-1)
+        expected = self.belief.expected
+        best: Bools = expected[..., -1] >= expected.max(axis=-1)
         return best & (self.delta > 0)
 
 
@@ -98,7 +128,11 @@ def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules) -> Be
     runs = np.asarray(scores, dtype=np.float64)
     mean = runs.mean(axis=-1, keepdims=True)
     squares, e2 = ((runs - mean) ** 2).sum(axis=-1), _INITIAL_E2 * (mean * (1 - mean))[..., 0] / num_examples
-    belief = Belief(mean, mean[..., None], np.zeros(e2.shape, int)[()], squares, runs.shape[-1], e2)
+    shares = [prior * noise for prior, _ in rules.priors for noise, _ in rules.noises]
+    weights = np.broadcast_to(np.array(shares) / sum(shares), (*mean.shape[:-1], len(shares)))
+    means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
+    incumbent = np.zeros(e2.shape, int)[()]
+    belief = Belief(means, means[..., None], weights, incumbent, squares, runs.shape[-1], e2)
     return replace(belief, covariance=belief.run_variance(rules)[..., None, None] / runs.shape[-1])
 
 
@@ -116,27 +150,27 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
 def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floats, rules: DecisionRules) -> Tested:
     """The belief after the one run of a child of config `parent`, which scored `score`; all three are (...).
 
-    Condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two moments.
-    Each kind alone is a Kalman update: the run sees parent plus effect, and every config moves by its covariance
-    with the parent.
+    In every world: condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two
+    moments. Each kind alone is a Kalman update: the run sees parent plus effect, and every config moves by its
+    covariance with the parent. Then weigh the worlds by how likely the run was in each.
     """
     e2 = _SMOOTHING * belief.pairing_variance + (1 - _SMOOTHING) * observed_pairing
     belief = replace(belief, pairing_variance=e2)
-    share, prior, sd = np.array(rules.ideas).T
-    prior, spread = prior * rules.prior_sd, (sd * rules.prior_sd) ** 2  # mean and variance of the effect, by kind
-    mean, column = _at(belief.means, parent), _column(belief.covariance, parent)
-    variance = _at(column, parent)
-    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., kinds), as the next six
-    pull = ((score - mean)[..., None] - prior) / innovation
-    log = np.log(share) - 0.5 * (np.log(innovation) + pull**2 * innovation)
-    weight = np.exp(log - log.max(axis=-1, keepdims=True))
-    weight /= weight.sum(axis=-1, keepdims=True)
+    prior, sd = np.array(rules.kinds).T * rules.prior_sd
+    share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
+    spread, at = sd**2, belief.in_worlds(parent)
+    mean, column = _at(belief.means, at), _column(belief.covariance, at)
+    variance = _at(column, at)
+    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., h, kinds), as the next six
+    pull = ((np.asarray(score)[..., None] - mean)[..., None] - prior) / innovation
+    log = np.log(np.maximum(share, _NONE)) - 0.5 * (np.log(innovation) + pull**2 * innovation)
+    weight, evidence = _normalised(log)
     effect, rest = prior + spread * pull, spread - spread**2 / innovation
     mean_pull, mean_effect = (weight * pull).sum(axis=-1), (weight * effect).sum(axis=-1)
     curvature = (weight * (pull**2 - 1 / innovation)).sum(axis=-1) - mean_pull**2
     joint = (weight * (pull * effect - spread / innovation)).sum(axis=-1) - mean_pull * mean_effect
     # The candidate joins as a copy of its parent; then all move with the run, and the candidate by the effect too.
-    column = np.concatenate([column, variance[..., None]], axis=-1)  # (..., k + 1)
+    column = np.concatenate([column, variance[..., None]], axis=-1)  # (..., h, k + 1)
     means = np.concatenate([belief.means, mean[..., None]], axis=-1) + column * mean_pull[..., None]
     means[..., -1] += mean_effect
     covariance = column[..., :, None] * column[..., None, :] * curvature[..., None, None]
@@ -145,9 +179,11 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     covariance[..., -1, :] += with_candidate
     covariance[..., :-1, -1] = covariance[..., -1, :-1]
     covariance[..., -1, -1] += variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
-    # Nearer to a half by a factor that benchmarks/decision_rules.py measures: luck on the example set stays.
-    p_better = np.clip((weight * _cdf(effect / np.sqrt(rest))).sum(axis=-1), 1e-15, 1 - 1e-15)
-    return Tested(replace(belief, means=means, covariance=covariance), parent, _cdf(_CALIBRATION * _quantile(p_better)))
+    worlds, _ = _normalised(np.log(belief.weights) + evidence)
+    worlds = np.maximum(worlds, _NONE) / np.maximum(worlds, _NONE).sum(axis=-1, keepdims=True)
+    p_better = (worlds[..., None] * weight * _cdf(effect / np.sqrt(rest))).sum(axis=(-2, -1))
+    p_better = _cdf(rules.calibration * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))
+    return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), parent, p_better)
 
 
 def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
@@ -157,21 +193,18 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     to be better by more than `rules.take_back`.
     """
     belief, means, covariance = tested.belief, tested.belief.means, tested.belief.covariance
-    count = np.isfinite(means[..., :-1]).sum(axis=-1)  # slots in use come first; a kept candidate joins them
+    count = np.isfinite(means[..., 0, :-1]).sum(axis=-1)  # slots in use come first; a kept candidate joins them
     used = count + keep
     slot = np.arange(used.max())
-    here, live = slot == count[..., None], slot < used[..., None]
+    here, live = (slot == count[..., None])[..., None, :], (slot < used[..., None])[..., None, :]
     means = np.where(live, np.where(here, means[..., -1:], means[..., : len(slot)]), -np.inf)
     covariance = np.where(here[..., None, :], covariance[..., -1:], covariance[..., : len(slot)])
     covariance = np.where(here[..., :, None], covariance[..., -1:, :], covariance[..., : len(slot), :])
-    best = means.argmax(axis=-1)
-    best = np.where(_at(means, best) - belief.mean > rules.take_back, best, belief.incumbent)
-    return replace(
-        belief,
-        means=means,
-        covariance=np.where(live[..., :, None] & live[..., None, :], covariance, 0.0),
-        incumbent=np.where(keep, count, best)[()],
-    )
+    covariance = np.where(live[..., :, None] & live[..., None, :], covariance, 0.0)
+    settled = replace(belief, means=means, covariance=covariance)
+    best = settled.expected.argmax(axis=-1)
+    best = np.where(_at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)
+    return replace(settled, incumbent=np.where(keep, count, best)[()])
 
 
 def judge(
@@ -194,7 +227,7 @@ def judge(
         delta=float(delta),
         delta_stderr=float(tested.delta_stderr),
         p_better=float(tested.p_better),
-        incumbent_score=float(tested.belief.means[parent]),
+        incumbent_score=float(tested.belief.expected[parent]),
         diagnostics=_diagnostics(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
     )
     belief = settle(tested, tested.keep, rules)
@@ -220,6 +253,14 @@ def _cdf(x: Array) -> Array:
     """The standard normal distribution function."""
     below: Array = 0.5 * _erfc(-x / math.sqrt(2))
     return below
+
+
+def _normalised(log: Array) -> tuple[Array, Array]:
+    """(weights that are 1 together, logarithm of what they were together) over the last axis."""
+    top = log.max(axis=-1, keepdims=True)
+    weights = np.exp(log - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / total, (top + np.log(total))[..., 0]
 
 
 def _at(values: Array, index: Index) -> Array:

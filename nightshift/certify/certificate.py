@@ -30,8 +30,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.decision_rules import DecisionRules
 from nightshift.files import read_json
-from nightshift.records import DecisionRules
 
 CERTIFICATE_NAME = "certificate.json"
 LEVEL = 0.95

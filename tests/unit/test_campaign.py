@@ -16,9 +16,10 @@ from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign, Standing, baseline_of, run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.version_1 import DECISION
+from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
-from nightshift.records import DecisionRules, Failure, Record, Result, packed
+from nightshift.records import Failure, Record, Result, packed
 from tests.campaigns import BRANCH, a_record, a_result, judged
 
 HASH = a_record().rules_hash

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from nightshift.certify import certificate
 from nightshift.certify.certificate import Certificate, estimate, t_probability, t_quantile
+from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.files import write_json
-from nightshift.records import DecisionRules
 
 RULES = DecisionRules()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half

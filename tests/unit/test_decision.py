@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Belief
 from nightshift.campaign.version_1 import DECISION
-from nightshift.records import DecisionRules, Verdict
+from nightshift.decision_rules import DecisionRules
+from nightshift.records import Verdict
 
 RULES = DecisionRules()
 CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "campaigns"

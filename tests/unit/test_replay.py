@@ -9,8 +9,9 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import campaigns, replay, table
+from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.records import DecisionRules, Failure, Record
+from nightshift.records import Failure, Record
 from tests.campaigns import a_record, judged, stored
 from tests.night_checkout import nightshift
 
