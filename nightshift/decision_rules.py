@@ -51,5 +51,4 @@ class DecisionRules:
     @property
     def of_a_repeat(self) -> DecisionRules:
         """The same for one more run of a config: no idea, no effect."""
-        only = tuple((weight, (1.0,)) for weight, _ in self.priors)
-        return replace(self, kinds=((0.0, 1e-6),), priors=only)
+        return replace(self, kinds=((0.0, 0.0),), priors=tuple((weight, (1.0,)) for weight, _ in self.priors))

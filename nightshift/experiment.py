@@ -217,8 +217,8 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's next run: a config never sees a seed twice, whatever repeats it."""
-    used = setup.campaign(record.branch).num_runs_of(record.config_hash)
+    """Of the record's next run: the same settings never see a seed twice, whatever repeats them."""
+    used = setup.campaign(record.branch).num_runs_of(record.effective_hash)
     return setup.rules.seed(used + len(record.evaluations))
 
 

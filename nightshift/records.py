@@ -161,11 +161,22 @@ def packed(scores: Sequence[float]) -> Raw:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained."""
+    """How busy the machine was while a run trained. The shares, 0..1, are what others took of it
+    (processes/load.py); None where it is not known."""
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
     step_seconds: float | None = None  # median, on the budget's clock
+    others_share: Fraction | None = None  # of the cores' time
+    stolen_share: Fraction | None = None  # of it, by other virtual machines
+    gpu_shared: Fraction | None = None  # of the looks at its GPUs
+    throttled: Fraction | None = None  # as well
+
+    @property
+    def taken(self) -> float:
+        """The largest share that others took of what the run needs; 0 where nothing is known of any."""
+        cores = (self.others_share or 0.0) + (self.stolen_share or 0.0)
+        return max(min(cores, 1.0), self.gpu_shared or 0.0, self.throttled or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

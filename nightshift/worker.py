@@ -30,6 +30,8 @@ from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftErro
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
+from nightshift.processes.gpus import nvml_session
+from nightshift.processes.load import Taken, Watch, watching
 from nightshift.processes.supervise import interruptible
 from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Load, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
@@ -132,9 +134,10 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
-            result = replace(result, training=session.train(rules.budget_seconds, progress))
+            with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
+                result = replace(result, training=session.train(rules.budget_seconds, progress))
             steps = read_steps(attempt / METRICS_NAME)
-            result = replace(result, load=_load(steps), curve=curve(steps, rules.budget_seconds))
+            result = replace(result, load=_load(steps, watch.taken()), curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
                 _require_step(result.training, rules)
                 num_again = NUM_AGAIN if job.incumbent is None and job.look is None else 0
@@ -199,7 +202,7 @@ def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
-def _load(steps: list[Step]) -> Load:
+def _load(steps: list[Step], taken: Taken) -> Load:
     """How busy the machine was: call when training has ended."""
     times = [0.0, *(step.time for step in steps if step.time is not None)]
     seconds = [after - before for before, after in itertools.pairwise(times)]
@@ -207,6 +210,10 @@ def _load(steps: list[Step]) -> Load:
         num_cores=len(os.sched_getaffinity(0)),
         load_average=os.getloadavg()[0],
         step_seconds=median(seconds) if seconds else None,
+        others_share=taken.by_others,
+        stolen_share=taken.stolen,
+        gpu_shared=taken.gpu_shared,
+        throttled=taken.throttled,
     )
 
 

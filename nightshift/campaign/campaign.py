@@ -14,9 +14,11 @@ from functools import reduce
 import numpy as np
 
 from nightshift.campaign import decision
+from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, weighted
 from nightshift.campaign.decision import Array, Belief, Tested
 from nightshift.campaign.form import Form, compare
+from nightshift.campaign.support import Support, supports
 from nightshift.campaign.version_1 import FINISH
 from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
@@ -83,7 +85,7 @@ class Campaign:
             # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
             is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
             size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
-            belief = decision.baseline(scores.mean(axis=1), size, record.decision)
+            belief = decision.baseline(scores.mean(axis=1), size, record.decision, extra_variance(record))
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
@@ -98,7 +100,14 @@ class Campaign:
             cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
             raise UsageError(cause, _without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
-        return decision.observe(self.belief, parent, float(candidate.mean()), pairing, record.decision)
+        rules = record.decision.of_a_repeat if self.is_repeat(record) else record.decision
+        noise = extra_variance(record)
+        return decision.observe(self.belief, parent, float(candidate.mean()), pairing, rules, noise)
+
+    def is_repeat(self, record: Record) -> bool:
+        """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
+        parent = self.kept[self._index_of(record.parent)] if self.kept else None
+        return record.version > 1 and parent is not None and record.effective_hash == parent.effective_hash
 
     def judge(self, record: Record) -> Judgement:
         """The verdict on a measured experiment, with its numbers."""
@@ -109,6 +118,12 @@ class Campaign:
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         candidate = run_scores(record).mean(axis=0)
         found = decision.judge(self.test(record), candidate, run_scores(parent), numbers, record.decision)
+        if self.is_repeat(record):
+            told = f"the settings of {parent.number:04d}: one more run of it"
+            why = told + found.why.removeprefix(found.why.partition(";")[0])
+            return replace(found, why=why, delta=None, delta_stderr=None, p_better=None)
+        if found.verdict == Verdict.KEEP and found.p_better is not None:
+            found = replace(found, why=f"{found.why}: {Support.of(found.p_better)}")
         learnt = self.form(record)
         return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
 
@@ -117,10 +132,11 @@ class Campaign:
         return compare(record, self.kept[self._index_of(record.parent)]) if self.kept else None
 
     def remarks(self, record: Record) -> list[str]:
-        """What the verdict on a measured experiment does not say: gains in form, environments that fall."""
+        """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
         parent = self.kept[self._index_of(record.parent)] if self.kept else None
         form = self.form(record)
-        return [*([str(form)] if form and form.conclusion else []), *remarks(record, parent)]
+        busy = [line] if (line := remark(record)) else []
+        return [*busy, *([str(form)] if form and form.conclusion else []), *remarks(record, parent)]
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""
@@ -160,13 +176,19 @@ class Campaign:
         standing = {record.number for record in self.lineage}
         return tuple(record for record in self.kept if record.number not in standing)
 
+    @property
+    def since(self) -> dict[int, str]:
+        """What became of each keep by now, by its number: taken back, or what support.py says."""
+        gone: dict[int, str] = {record.number: "taken back" for record in self.taken_back}
+        return gone | (supports(self.belief, self.kept, self.lineage, self.decided) if self.belief else {})
+
     def tried(self, config_hash: str) -> Record | None:
         """The last experiment that decided this config."""
         return next((record for record in reversed(self.decided) if record.config_hash == config_hash), None)
 
-    def num_runs_of(self, config_hash: str) -> int:
-        """Evaluated runs of one config so far: the index of its next seed."""
-        return sum(len(record.evaluations) for record in self.decided if record.config_hash == config_hash)
+    def num_runs_of(self, effective_hash: str) -> int:
+        """Evaluated runs of the same settings so far: the index of their next seed."""
+        return sum(len(record.evaluations) for record in self.decided if record.effective_hash == effective_hash)
 
 
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:

@@ -123,8 +123,11 @@ class Tested:
         return best & (self.delta > 0)
 
 
-def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules) -> Belief:
-    """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least."""
+def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Belief:
+    """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least.
+
+    `extra_variance`: noise of each of them beside that of any other run.
+    """
     runs = np.asarray(scores, dtype=np.float64)
     mean = runs.mean(axis=-1, keepdims=True)
     squares, e2 = ((runs - mean) ** 2).sum(axis=-1), _INITIAL_E2 * (mean * (1 - mean))[..., 0] / num_examples
@@ -133,7 +136,8 @@ def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules) -> Be
     means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
     incumbent = np.zeros(e2.shape, int)[()]
     belief = Belief(means, means[..., None], weights, incumbent, squares, runs.shape[-1], e2)
-    return replace(belief, covariance=belief.run_variance(rules)[..., None, None] / runs.shape[-1])
+    s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
+    return replace(belief, covariance=s2[..., None, None] / runs.shape[-1])
 
 
 def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index) -> Array:
@@ -147,8 +151,17 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
     return spread
 
 
-def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floats, rules: DecisionRules) -> Tested:
-    """The belief after the one run of a child of config `parent`, which scored `score`; all three are (...).
+def observe(
+    belief: Belief,
+    parent: Index,
+    score: Floats,
+    observed_pairing: Floats,
+    rules: DecisionRules,
+    extra_variance: Floats = 0.0,
+) -> Tested:
+    """The belief after the one run of a child of config `parent`, which scored `score`; all are (...).
+
+    `extra_variance`: noise that this run had beside that of any other.
 
     In every world: condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two
     moments. Each kind alone is a Kalman update: the run sees parent plus effect, and every config moves by its
@@ -161,7 +174,8 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     spread, at = sd**2, belief.in_worlds(parent)
     mean, column = _at(belief.means, at), _column(belief.covariance, at)
     variance = _at(column, at)
-    innovation = (variance + belief.run_variance(rules))[..., None] + spread  # (..., h, kinds), as the next six
+    s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
+    innovation = (variance + s2)[..., None] + spread  # (..., h, kinds), as the next six
     pull = ((np.asarray(score)[..., None] - mean)[..., None] - prior) / innovation
     log = np.log(np.maximum(share, _NONE)) - 0.5 * (np.log(innovation) + pull**2 * innovation)
     weight, evidence = _normalised(log)
@@ -181,7 +195,7 @@ def observe(belief: Belief, parent: Index, score: Floats, observed_pairing: Floa
     covariance[..., -1, -1] += variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
     worlds, _ = _normalised(np.log(belief.weights) + evidence)
     worlds = np.maximum(worlds, _NONE) / np.maximum(worlds, _NONE).sum(axis=-1, keepdims=True)
-    p_better = (worlds[..., None] * weight * _cdf(effect / np.sqrt(rest))).sum(axis=(-2, -1))
+    p_better = (worlds[..., None] * weight * _cdf(effect / np.sqrt(np.maximum(rest, _NONE**2)))).sum(axis=(-2, -1))
     p_better = _cdf(rules.calibration * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))
     return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), parent, p_better)
 

@@ -1,7 +1,8 @@
 """`runs/.index`: what a campaign was folded into, so that a start folds what came since and not thousands of records.
 
 Never needed: without it everything is folded anew. Used only where its bytes are those that the chain entered last,
-and what is folded of each record (number, status, parent, constants, scores) hashes to what was folded then.
+and what is folded of each record (number, status, parent, constants, settings, load, scores) hashes to what was
+folded then.
 `nightshift verify` folds everything anew and compares.
 """
 
@@ -39,6 +40,7 @@ class Index:
     kept: tuple[int, ...]
     means: bytes
     covariance: bytes
+    weights: bytes
     incumbent: int
     squares: float
     num_baseline_runs: int
@@ -100,6 +102,7 @@ def save(ledger: Ledger) -> None:
         tuple(places[record.number] for record in campaign.kept),
         belief.means.tobytes(),
         belief.covariance.tobytes(),
+        belief.weights.tobytes(),
         int(belief.incumbent),
         float(belief.squares),
         belief.num_baseline_runs,
@@ -149,9 +152,11 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         return None
     try:
         kept = tuple(decided[place] for place in index.kept)
-        means, covariance = np.frombuffer(index.means), np.frombuffer(index.covariance).reshape(size, size)
+        weights = np.frombuffer(index.weights)
+        means = np.frombuffer(index.means).reshape(len(weights), size)
+        covariance = np.frombuffer(index.covariance).reshape(len(weights), size, size)
         rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
-        belief = Belief(means, covariance, *rest)
+        belief = Belief(means, covariance, weights, *rest)
         return Campaign(decided, kept, belief, kept[index.incumbent], index.standings)
     except (ValueError, IndexError):
         return None
@@ -160,6 +165,7 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
     folded = [
-        (r.number, r.status, r.parent, r.decision, [(bytes(e.scores), e.parts) for e in r.evaluations]) for r in decided
+        (r.number, r.status, r.parent, r.decision, r.effective_hash, [run.load for run in r.runs]) for r in decided
     ]
-    return sha256(msgspec.msgpack.encode(folded))
+    scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]
+    return sha256(msgspec.msgpack.encode((folded, scores)))

@@ -171,6 +171,10 @@ class Engine(Protocol):
         """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
         ...
 
+    def gpu_ids(self) -> tuple[int, ...]:
+        """NVML's numbers of the GPUs that a run uses."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """Of what trains here, by name; read from metadata, nothing is executed. What cannot be told is left out."""
         ...

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
 from nightshift.engines import used_keys
@@ -21,6 +22,7 @@ from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule
 from nightshift.night.text import write_summary
+from nightshift.processes.load import Taken, taken_now
 from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Record
@@ -46,14 +48,17 @@ class Night:
         proposer: Proposer,
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
+        look: Callable[[], Taken] = taken_now,
     ) -> None:
-        """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter."""
+        """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
+        tells what others take of the machine now."""
         self.state = state
         self._interrupt = Interrupt(setup.reporter.note)
         self._setup = replace(setup, is_stopping=self._interrupt.tell)
         self._proposer = proposer
         self._tell = tell
         self._pauses = pauses
+        self._look = look
         self._num_failures = 0  # of machinery, in a row
         self._is_stop_new = False  # the file came while an agent was at work
 
@@ -89,14 +94,19 @@ class Night:
             return None
 
     def _step(self) -> Stop | None:
-        """One thing: settle what is left over, or propose, or run."""
+        """One thing: settle what is left over, or propose, or repeat, or run."""
         self._tidy()
         if stop := self._why_stop():
             return stop
         if self.state.pending:
             return self._run(self.state.pending)
         campaign = self._setup.campaign(self.state.branch)
-        return self._propose(campaign, campaign.incumbent) if campaign.incumbent else self._baseline()
+        if campaign.incumbent is None:
+            return self._baseline()
+        if (busy := to_repeat(self._own(), campaign.incumbent.number)) and self._is_calm():
+            self._repeat(busy)
+            return None
+        return self._propose(campaign, campaign.incumbent)
 
     def _tidy(self) -> None:
         """Close what was cut off; forget what is decided."""
@@ -158,6 +168,17 @@ class Night:
         self._update(pending=proposal)
         return None
 
+    def _is_calm(self) -> bool:
+        now = self._look()
+        return now.by_others + now.stolen < BUSY
+
+    def _repeat(self, record: Record) -> None:
+        """Run a busy experiment's train.toml once more, with another seed."""
+        self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
+        what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
+        source = self._setup.ledger.source(record.number)
+        self._update(pending=Proposal(source, what, record.prediction, repeats=record.number))
+
     def _context(self, campaign: Campaign, incumbent: Record, source: bytes) -> Context:
         setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
         return Context(
@@ -189,7 +210,11 @@ class Night:
         setup = self._setup
         self._place(pending.source or b"")
         request = Request(
-            pending.hypothesis, until=self.state.deadline, prediction=pending.prediction, notes=pending.notes
+            pending.hypothesis,
+            until=self.state.deadline,
+            again=pending.repeats is not None,
+            prediction=pending.prediction,
+            notes=pending.notes,
         )
         try:
             record = run_experiment(request, setup)
@@ -254,5 +279,7 @@ class Night:
     def _attempts(self) -> list[Record]:
         """Those that ran the proposal which waits."""
         pending = self.state.pending
-        tried = parse(pending.source).hash if pending and pending.source else None
-        return [record for record in self._own() if record.config_hash == tried]
+        if pending is None or pending.source is None:
+            return []
+        tried, after = parse(pending.source).hash, -1 if pending.repeats is None else pending.repeats
+        return [record for record in self._own() if record.config_hash == tried and record.number > after]

@@ -42,7 +42,7 @@ class Proposal:
     """A proposed train.toml; `source` is None where there was no edit at all.
 
     `cause`: why it cannot be taken, in one line. `lesson` is about the experiment before; `notes` name what the
-    proposer did beside its one task.
+    proposer did beside its one task. `repeats`: the experiment whose train.toml a night runs again by itself.
     """
 
     source: bytes | None
@@ -51,6 +51,7 @@ class Proposal:
     lesson: str | None = None
     notes: tuple[str, ...] = ()
     cause: str | None = None
+    repeats: int | None = None
 
 
 class Proposer(Protocol):

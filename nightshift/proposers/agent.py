@@ -20,7 +20,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from nightshift.engines import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
@@ -212,7 +212,7 @@ class AgentProposer:
 
     def _take_over(self, context: Context, cause: str | None) -> Proposal:
         """Its train.toml and its answer; a process that did not end well leaves nothing but what it finished."""
-        answer_path, answer, notes = self.agent.clone.path / ANSWER_NAME, dict[str, str](), tuple[str, ...]()
+        answer_path, answer, notes = self.agent.clone.path / ANSWER_NAME, dict[str, Any](), tuple[str, ...]()
         try:
             answer = parse_answer(read_source(answer_path).decode(errors="replace"))
         except ConfigError as error:

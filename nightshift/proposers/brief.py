@@ -80,10 +80,10 @@ def fit(head: str, sections: Sequence[Section], tail: str, limit: int) -> str:
 def _sections(context: Context) -> list[Section]:
     """The most important first."""
     incumbent, decided, now = context.incumbent, context.campaign.decided, parse(context.source)
-    last, gone = decided[-1], {r.number for r in context.campaign.taken_back}
+    last, since = decided[-1], context.campaign.since
     config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
     config += incumbent.scaled
-    ended = [describe(r, r.number in gone) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
+    ended = [describe(r, since.get(r.number, "")) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
@@ -99,8 +99,8 @@ def _sections(context: Context) -> list[Section]:
     return [(title, [f"| {clean(line, 500)}" for line in lines]) for title, lines in sections]
 
 
-def describe(record: Record, is_taken_back: bool = False) -> str:
-    """One experiment on one line: change, verdict, delta with its error, what was thought and learnt."""
+def describe(record: Record, since: str = "") -> str:
+    """One experiment on one line: change, verdict, what became of it `since`, delta, what was thought and learnt."""
     judgement = record.judgement
     numbers = ""
     if judgement and judgement.delta is not None and judgement.delta_stderr is not None:
@@ -110,7 +110,7 @@ def describe(record: Record, is_taken_back: bool = False) -> str:
     change = clean("; ".join(record.diff), 200)
     said = "" if record.description == "; ".join(record.diff) else f" | {clean(record.description, 160)}"
     learnt = f" | lesson: {clean(record.lesson, 160)}" if record.lesson else ""
-    status = "keep, taken back since:" if is_taken_back else record.status
+    status = f"{record.status}, {since}" if since else record.status
     return f"{record.number:04d} {status}{numbers}: {change}{said}{learnt}"
 
 

@@ -36,7 +36,7 @@ class Trial:
     delta: float | None  # posterior mean and its standard error, fractions; None for a crash
     delta_stderr: float | None
     others: tuple[str, ...]  # keys that changed with it
-    is_taken_back: bool = False
+    since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
 
     @property
     def effect(self) -> str:
@@ -46,8 +46,11 @@ class Trial:
 
     def __str__(self) -> str:
         """One line."""
-        verdict = "taken back" if self.is_taken_back else self.verdict
-        words = [verdict, self.effect, f"(with {', '.join(self.others)})" if self.others else ""]
+        words = [
+            " ".join(filter(None, (self.verdict, self.since))),
+            self.effect,
+            f"(with {', '.join(self.others)})" if self.others else "",
+        ]
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
 
     @property
@@ -120,7 +123,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
     """The decided experiments of one campaign, grouped by key: the most tried first."""
     records = campaign.decided
     trials: dict[str, list[Trial]] = {}
-    gone = {record.number for record in campaign.taken_back}
+    since = campaign.since
     for record in records:
         candidate = configs_by_number.get(record.number)
         parent = configs_by_number.get(record.parent) if record.parent is not None else None
@@ -138,7 +141,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
                 others=tuple(other for other in touched if other != key),
-                is_taken_back=record.number in gone,
+                since=since.get(record.number, ""),
             )
             trials.setdefault(key, []).append(trial)
     best = incumbent(campaign, configs_by_number)

@@ -30,13 +30,14 @@ class Experiment:
     """One row of the page. Scores are fractions.
 
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
-    `is_standing`: the incumbent of now stands on it.
+    `is_standing`: the incumbent of now stands on it. `since`: what became of a keep, "" of any other.
     """
 
     record: Record
     changes: tuple[Change, ...]
     standing: Standing | None
     is_standing: bool
+    since: str = ""
 
     @property
     def number(self) -> int:
@@ -164,7 +165,11 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     decided = zip(campaign.decided, campaign.standings, strict=True)
     standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
     stands = {r.number for r in campaign.lineage}
-    experiments = tuple(Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands) for r in shown)
+    since = campaign.since
+    experiments = tuple(
+        Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, since.get(r.number, ""))
+        for r in shown
+    )
     certified, unread = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     return Morning(

@@ -130,6 +130,10 @@ class PrimeRlEngine:
         names = [gpu.name for gpu in dict.fromkeys(pair)]
         return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
 
+    def gpu_ids(self) -> tuple[int, ...]:
+        """Of inference and trainer."""
+        return tuple(gpu.index for gpu in self._pair())
+
     def versions(self) -> dict[str, str]:
         """prime-rl's commit, the packages of its own environment, the driver."""
         found = installed_versions(self.installation)

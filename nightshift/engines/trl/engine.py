@@ -153,6 +153,10 @@ class TrlEngine:
                 return "no such GPU"  # `check` says so before anything runs
         return f"cpu {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
+    def gpu_ids(self) -> tuple[int, ...]:
+        """One, or none."""
+        return (self._gpu().index,) if self._cuda else ()
+
     def versions(self) -> dict[str, str]:
         """Of Python and of the packages that train; the trainer runs in this environment."""
         packages = {name: metadata.version(name) for name in ("torch", "transformers", "trl")}
