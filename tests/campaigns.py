@@ -30,7 +30,7 @@ def a_result(score: float = 0.5, num_examples: int = 2, seed: int = 1001) -> Res
 
 
 def a_record(**changes: object) -> Record:
-    """A record as it is reserved, with `changes`."""
+    """A record as it is reserved, with `changes`; by its number it has settings of its own."""
     record = Record(
         number=0,
         status="started",
@@ -42,7 +42,7 @@ def a_record(**changes: object) -> Record:
         rules_name=ARITHMETIC_TRL.name,
         rules_hash="abc123",
         config_hash="c0ffee",
-        effective_hash="beef",
+        effective_hash=str(changes.get("number", 0)),
         diff=("trainer.optim.lr 3e-6 -> 5e-6",),
         unused_keys=(),
         commit="0" * 40,

@@ -24,7 +24,9 @@ from tests.campaigns import BRANCH, a_record, a_result, judged
 
 HASH = a_record().rules_hash
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
-ONE_KIND = DecisionRules(prior_sd=0.05, ideas=((1.0, -0.2, 1.0),), seed_sd=0.02)
+ONE_KIND = DecisionRules(
+    prior_sd=0.05, kinds=((-0.2, 1.0),), priors=((1.0, (1.0,)),), noises=((1.0, 1.0),), seed_sd=0.02
+)
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [], [0.55]]
 # Two keeps whose children disappoint, each taken back for the second experiment.
 DISAPPOINTING = [[0.50, 0.52], [0.53], [0.55], [0.50], [0.49], [0.48], [0.53], [0.50], [0.50]]
