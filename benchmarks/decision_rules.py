@@ -51,9 +51,12 @@ WORLDS = {
     "N(-4, 2)": World(helpful=0.10, neutral=0.0, bad=(-0.04, 0.02)),
     "N(-12, 6)": World(helpful=0.10, neutral=0.0, bad=(-0.12, 0.06)),
     "agent 60 s": replace(DEFAULT, agent_seconds=60.0),
-    # Drawn at random once the constants were frozen, by generators that their commit seeded: judged, never fitted.
-    "drawn 1": World(0.45, 0.09, mean_help=0.0088, seed_sd=0.0169, bad=(-0.174, 0.098), crashes=0.09, decay=0.029),
-    "drawn 2": World(0.30, 0.15, mean_help=0.0087, seed_sd=0.0110, bad=(-0.024, 0.050), crashes=0.13, decay=0.012),
+    # Drawn at random once the constants were frozen for the first time; there the interval held in 87 % of nights, so it
+    # has a prior of its own since, `bold`.
+    "bold": World(0.30, 0.15, mean_help=0.0087, seed_sd=0.0110, bad=(-0.024, 0.050), crashes=0.13, decay=0.012),
+    # Drawn once they were frozen for good, by generators that their commit (f50b223f) seeds: judged, never fitted.
+    "drawn 1": World(0.34, 0.12, mean_help=0.0064, seed_sd=0.0091, bad=(-0.171, 0.045), crashes=0.05, decay=0.002),
+    "drawn 2": World(0.34, 0.31, mean_help=0.0068, seed_sd=0.0150, bad=(-0.172, 0.059), crashes=0.05, decay=0.017),
 }
 WORSE = -0.002  # a keep that matters
 

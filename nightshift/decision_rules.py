@@ -18,10 +18,10 @@ class DecisionRules:
     """As fractions of 1. Found by simulation for GSM8K at 1,319 examples (benchmarks/decision_rules.py).
 
     `prior_sd` is the scale of what ideas do, `kinds` what they do on that scale, as (mean, sd): helpful, neutral,
-    harmful, bad, awful, wild, disastrous, bold. Nobody knows a campaign's ideas and noise in advance: `priors` are what the
-    shares of those kinds may be, `noises` by what `seed_sd` may be wrong, each after its own weight. A keep is taken
-    back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more gain.
-    `calibration` draws p_better towards a half, for luck on the examples that no run of the same ones can see.
+    harmful, bad, awful, wild, disastrous, bold. Nobody knows a campaign's ideas and noise in advance: `priors` are what
+    the shares of those kinds may be, `noises` by what `seed_sd` may be wrong, each after its own weight. A keep is
+    taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more
+    gain. `calibration` draws p_better towards a half, for luck on the examples that no run of the same ones can see.
     """
 
     prior_sd: Scale = 0.0100
