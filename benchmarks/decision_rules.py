@@ -51,8 +51,8 @@ WORLDS = {
     "N(-4, 2)": World(helpful=0.10, neutral=0.0, bad=(-0.04, 0.02)),
     "N(-12, 6)": World(helpful=0.10, neutral=0.0, bad=(-0.12, 0.06)),
     "agent 60 s": replace(DEFAULT, agent_seconds=60.0),
-    # Drawn at random once the constants were frozen for the first time; there the interval held in 87 % of nights, so it
-    # has a prior of its own since, `bold`.
+    # Drawn at random once the constants were frozen for the first time; there the interval held in 87 % of nights, so
+    # it has a prior of its own since, `bold`.
     "bold": World(0.30, 0.15, mean_help=0.0087, seed_sd=0.0110, bad=(-0.024, 0.050), crashes=0.13, decay=0.012),
     # Drawn once they were frozen for good, by generators that their commit (f50b223f) seeds: judged, never fitted.
     "drawn 1": World(0.34, 0.12, mean_help=0.0064, seed_sd=0.0091, bad=(-0.171, 0.045), crashes=0.05, decay=0.002),

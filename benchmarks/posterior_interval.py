@@ -50,7 +50,7 @@ class Campaigns:
         tested = decision.observe(self.belief, self.incumbent, scores.mean(axis=1), e2, self.rules)
         keep = np.asarray(tested.keep)
         self.belief = decision.settle(tested, keep, self.rules)
-        if self.belief.means.shape[1] > self.right.shape[1]:
+        if self.belief.means.shape[-1] > self.right.shape[1]:
             self.right = np.pad(self.right, ((0, 0), (0, 1), (0, 0)))
         self.right[keep, self.num_kept[keep]] = scores[keep]
         self.num_kept += keep
@@ -83,11 +83,10 @@ def play(size: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
         where = campaigns.rows, campaigns.num_kept.copy()
         truths[where] = np.where(campaigns.test(answers(rng, difficulty, candidate)), candidate, truths[where])
     belief, best = campaigns.belief, campaigns.incumbent
-    covariance = belief.covariance
-    variance = belief.variance + covariance[:, 0, 0] - 2 * covariance[campaigns.rows, 0, best]
-    gain, believed = truths[campaigns.rows, best] - START, belief.mean - belief.means[:, 0]
-    moved = variance > 0
-    return gain[moved], believed[moved], np.sqrt(variance[moved])
+    believed, sd = belief.difference(best, 0)
+    gain = truths[campaigns.rows, best] - START
+    moved = sd > 0
+    return gain[moved], believed[moved], sd[moved]
 
 
 @click.command(help=__doc__)
