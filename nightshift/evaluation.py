@@ -48,7 +48,8 @@ def evaluate(
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    Without `path` no answer is written. `eval_score` is the mean over examples, of several environments their weighted
+    Without `path` nothing is written that may hold an answer: no completion, and of what a reward raised only the type.
+    `eval_score` is the mean over examples, of several environments their weighted
     mean; `strict_score` takes for wrong what is not written as asked. The first `num_again` questions are put once
     more, alone: how many get the same answer. Raises EngineError when the policy cannot be loaded or answers another
     number of questions than it was asked.
@@ -68,7 +69,7 @@ def evaluate(
             episodes[index].answer(completion.text)
             said[whose[index]].append(completion)
     repeated = _repeated(once, complete)
-    scores, unscored = _scores(examples, played)
+    scores, unscored = _scores(examples, played, is_secret=path is None)
     n, parts = len(scores), _parts(rules, examples, scores)
     formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
     has_form = len(formatted) == n == len(episodes)
@@ -130,12 +131,20 @@ def _repeated(once: Sequence[tuple[Chat, Completion]], complete: Complete) -> fl
     return fmean(one.text == other.text for (_, one), other in zip(once, again, strict=True)) if once else None
 
 
-def _scores(posed: Sequence[Posed], played: Sequence[Sequence[Episode]]) -> tuple[tuple[float, ...], tuple[str, ...]]:
+def _scores(
+    posed: Sequence[Posed], played: Sequence[Sequence[Episode]], is_secret: bool
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """The score of every example, the mean of its episodes; a line an environment of which some could not be scored."""
     scorers = {environment.name: environment.scorer for environment, _ in posed if environment.scorer}.values()
     try:
         scores = tuple(fmean(episode.score() for episode in each) for each in played)
-        return scores, tuple(scorer.failures for scorer in scorers if scorer.failures)
+        return scores, tuple(told for scorer in scorers if (told := scorer.failures(is_secret)))
+    except EngineError as error:
+        if not is_secret:
+            raise
+        kind = f": {type(error.__cause__).__name__}" if error.__cause__ else ""
+        cause = f"rewards of sealed examples fail or are refused{kind}"
+        raise EngineError(cause, "Look at others: uv run nightshift doctor --environment NAME.") from None
     finally:
         for scorer in scorers:
             scorer.close()
