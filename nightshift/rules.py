@@ -53,16 +53,12 @@ class TasksetRules:
     """Somebody's verifiers v1 package: the `module` in a `folder` of the checkout, or, where that is "", installed.
 
     `reward_range`: its lowest and highest reward, read as 0 and 1. `prompt_tokens`: room that a prompt may need.
-    `versions`: of verifiers and of what the package requires, `name==version`; `versions_sha256`: of all that these
-    require in turn.
     """
 
     module: str
     folder: str
     reward_range: tuple[float, float]
     prompt_tokens: int
-    versions: tuple[str, ...]
-    versions_sha256: str
 
     def place(self, root: Path) -> Path:
         """The package: a folder, or one file. UsageError where it is not there."""
@@ -88,7 +84,8 @@ class EnvironmentRules:
 
     `weight`: its share of the score, among those of the other environments. `taskset`: somebody's package in place of
     that folder. `is_bounded`: its answers are scored in a process of their own. `args`: what its data is loaded by, or
-    the taskset's config.
+    the taskset's config. `versions`: of what its package requires, `name==version`; `versions_sha256`: of all that
+    these require in turn, too.
     """
 
     name: str
@@ -100,6 +97,8 @@ class EnvironmentRules:
     is_game: bool = False  # of several turns, against an opponent
     is_bounded: bool = False
     args: dict[str, Any] = field(default_factory=dict)
+    versions: tuple[str, ...] = ()
+    versions_sha256: str = ""
 
     @property
     def package(self) -> str:

@@ -24,7 +24,7 @@ from nightshift.errors import UsageError
 from nightshift.files import read_file
 from nightshift.records import DecisionRules, Decoding, Fraction, Scale
 from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
-from nightshift.tasksets import Name, Table, check, check_args, taskset_rules
+from nightshift.tasksets import Name, Table, check, check_args, taskset_rules, versions
 
 MODELS = "models/"  # what lies there knows the formats of a few environments only
 ANY_MODEL = "any"
@@ -90,6 +90,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     is_bounded: bool = False
     max_completion_tokens: int = 0  # room that an answer needs, where that is more than the set-up's
     args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
+    requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
 
     def accepts(self, model: str) -> bool:
@@ -197,10 +198,10 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 
 def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     declared = _declared(root, name, table)
-    taskset = taskset_rules(root, name, table) if table.package else None
-    sizes = (declared.num_selection, declared.num_train)
+    taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
+    sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
     needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
-    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, declared.args | table.args)
+    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, *versions(requires))
 
 
 def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
@@ -269,7 +270,8 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     path = root / "environments" / name / "pyproject.toml"
     try:
         tables: Any = msgspec.toml.decode(read_file(path))
-        declared = msgspec.convert(tables["tool"]["nightshift"], _Declared)
+        requires = {"requires": tables.get("project", {}).get("dependencies", [])}
+        declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         cause = f"{path}: [tool.nightshift]: {error}"
         raise UsageError(cause, "docs/environments.md says what it holds.") from None

@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -225,6 +227,20 @@ def test_another_math_verify_is_refused(copy: Path, monkeypatch: pytest.MonkeyPa
         data.prepare(copy)
 
 
+def test_what_math_verify_requires_is_part_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sympy decides, too. Nothing is installed anew: one package says that it has another version."""
+    before, gsm8k = math(), rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2)
+    assert before.environments[0].versions == (f"math-verify=={data.MATH_VERIFY}",)
+    distribution = metadata.distribution
+
+    def other(name: str) -> Any:
+        return SimpleNamespace(version="0", requires=[]) if name == "sympy" else distribution(name)
+
+    monkeypatch.setattr(metadata, "distribution", other)
+    assert math().hash(ROOT) != before.hash(ROOT)
+    assert rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2) == gsm8k
+
+
 def test_the_pins_agree() -> None:
     for path in (ROOT / "pyproject.toml", ROOT / "environments" / "math" / "pyproject.toml"):
         assert f'"math-verify=={data.MATH_VERIFY}"' in path.read_text()
@@ -252,7 +268,7 @@ def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored(c
         told = (
             f"math: the reward of {failed} of {scored} answers failed and counts 0; the first: TimeoutError: not told"
         )
-        assert scorer.failures.startswith(told)
+        assert scorer.failures().startswith(told)
     assert not Path("/tmp/owned").exists()
 
 
