@@ -13,11 +13,13 @@ from nightshift.train_toml.config import Config
 from nightshift.train_toml.locks import OPPONENT, RATIO
 from nightshift.train_toml.values import value_text
 
+LEAST_RATIO = 1e-6
+
 
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
     """The ratio of every environment of the rules: 1 where train.toml says nothing. Empty for one environment.
 
-    ConfigError for an environment that is none of theirs, or that is alone.
+    ConfigError for an environment that is none of theirs, or that is alone, and for less than LEAST_RATIO.
     """
     names = rules.environment_names
     for path, name in _written(config, RATIO):
@@ -25,6 +27,10 @@ def ratios(config: Config, rules: Rules) -> dict[str, float]:
             near = get_close_matches(name, names, 1) if len(names) > 1 else []
             fix = f"Did you mean {near[0]}?" if near else "Delete it; which environments there are rules.toml says."
             raise ConfigError(f"{_where(config, path)}: these rules train on {' and '.join(names)}", fix)
+        if config.get(path) < LEAST_RATIO:  # shares of what is next to nothing overflow; the most is 1e6
+            raise ConfigError(
+                f"{_where(config, path)}: too small to share by", f"Write {name} = {LEAST_RATIO:g} or more."
+            )
     return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
 
 
