@@ -28,7 +28,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -40,6 +39,7 @@ from nightshift.taskset_environment import PROCESS, Question, SomebodysTaskset
 
 Split = Literal["train", "selection", "sealed"]
 Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
+CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
 Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]  # the policy's answers to chats
 
 
@@ -232,16 +232,25 @@ def add_curve(
     posed: Sequence[tuple[Environment, Example]],
     earlier: Mapping[int, Callable[[], None]],
     ask: Ask,
-) -> None:
-    """How the games' ratings came about: those after earlier steps. It is for display: what fails costs no run."""
-    with suppress(EngineError):
+) -> tuple[str, ...]:
+    """How the games' ratings came about: those after earlier steps; a line where some of the CURVE_STEPS are lacking.
+    It is for display: what fails costs no run."""
+    names, lacking = " and ".join(figures), []
+    if len(earlier) < CURVE_STEPS:
+        lacking.append(f"{len(earlier)} earlier steps were kept, not {CURVE_STEPS}")
+    try:
         for step, load_weights in earlier.items():
             load_weights()
             for name, game in _games(posed).items():
                 games = [game.episodes(example) for one, example in posed if one is game]
                 play_out([episode for each in games for episode in each], ask)
-                if (rating := game.rating(games)) is not None:
+                if (rating := game.rating(games)) is None:
+                    lacking.append(f"after step {step} {name} has none: all won or all lost")
+                else:
                     figures[name][f"elo_step_{step}"] = rating
+    except EngineError as error:
+        lacking.append(f"it ends before step {step}: {error}")
+    return (f"{names}: the curve of ratings: {'; '.join(lacking)}",) if lacking else ()
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:

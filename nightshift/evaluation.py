@@ -82,7 +82,7 @@ def evaluate(
 
     figures = game_figures(examples, played, ask)
     if figures and path is not None:
-        add_curve(figures, examples, session.earlier, ask)
+        unscored += add_curve(figures, examples, session.earlier, ask)
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
