@@ -233,10 +233,14 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
 
 
 def _placed(root: Path, model: str) -> str:
-    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked."""
+    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked.
+    UsageError for one that holds the checkout."""
     if not model or not (root / model).is_dir():
         return model
     real = Path(os.path.realpath(root / model))
+    if root.resolve().is_relative_to(real):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
+        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
     for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
         if place.is_relative_to(top):
             return place.relative_to(top).as_posix()
