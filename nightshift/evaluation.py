@@ -10,21 +10,20 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from nightshift.engines import Message, ProgressCallback, Session
-from nightshift.environments import Environment, Episode, Example, Told, add_curve, game_figures, load
+from nightshift import environments
+from nightshift.engines import ProgressCallback, Session
+from nightshift.environments import Chat, Complete, Environment, Episode, Example
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.records import Completion, Evaluation, Part, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
-Chat = Sequence[Message]
-Complete = Callable[[Sequence[Chat]], Sequence[Completion]]
 Row = tuple[Posed, Sequence[Completion], Sequence[Episode], float, bool | None]  # of an example; None: no form asked
 NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
@@ -34,7 +33,7 @@ def selection_set(rules: Rules, root: Path) -> list[Posed]:
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    found = load(root, rules.environments)
+    found = environments.load(root, rules.environments)
     return [(environment, example) for environment in found for example in environment.examples("selection")]
 
 
@@ -49,10 +48,9 @@ def evaluate(
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
     Without `path` nothing is written that may hold an answer: no completion, and of what a reward raised only the type.
-    `eval_score` is the mean over examples, of several environments their weighted
-    mean; `strict_score` takes for wrong what is not written as asked. The first `num_again` questions are put once
-    more, alone: how many get the same answer. Raises EngineError when the policy cannot be loaded or answers another
-    number of questions than it was asked.
+    `eval_score` is the mean over examples, of several environments their weighted mean; `strict_score` takes for wrong
+    what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
+    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than it was asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
@@ -62,12 +60,9 @@ def evaluate(
     whose = [index for index, each in enumerate(played) for _ in each]  # the example of each episode
     said: list[list[Completion]] = [[] for _ in examples]
     once: list[tuple[Chat, Completion]] = []
-    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        completions = complete([chat for _, chat in asked])
-        once = once or [(chat, said) for (_, chat), said in zip(asked, completions, strict=True)][:num_again]
-        for (index, _), completion in zip(asked, completions, strict=True):
-            episodes[index].answer(completion.text)
-            said[whose[index]].append(completion)
+    for index, chat, completion in environments.play_out(episodes, complete):
+        said[whose[index]].append(completion)
+        once += [(chat, completion)] * (len(once) < min(num_again, len(episodes)))  # of their first turn
     repeated = _repeated(once, complete)
     scores, unscored = _scores(examples, played, is_secret=path is None)
     n, parts = len(scores), _parts(rules, examples, scores)
@@ -80,9 +75,9 @@ def evaluate(
     def ask(chats: Sequence[Chat]) -> list[str]:
         return [completion.text for completion in complete(chats)]
 
-    figures = game_figures(examples, played, ask)
+    figures = environments.game_figures(examples, played, ask)
     if figures and path is not None:
-        unscored += add_curve(figures, examples, session.earlier, ask)
+        unscored += environments.add_curve(figures, examples, session.earlier, complete)
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
@@ -110,7 +105,11 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
             **({} if is_formatted is None else {"formatted": is_formatted}),
             "answer": example.answer,
             "completion": "\n".join(turn.text for turn in turns),
-            **({"games": games} if (games := [e.details() for e in episodes if isinstance(e, Told)]) else {}),
+            **(
+                {"games": games}
+                if (games := [tell() for e in episodes if (tell := getattr(e, "details", None))])
+                else {}
+            ),
             "num_tokens": sum(turn.num_tokens for turn in turns),
             "truncated": any(turn.truncated for turn in turns),
         }

@@ -165,11 +165,8 @@ class Rules:
         steps = tuple(range(weights.step - self.score_last + 1, weights.step + 1))
         if self.score_last == 0 or weights.averaged == steps:
             return None
-        of = (
-            f"the mean of steps {', '.join(map(str, weights.averaged))} was"
-            if weights.averaged
-            else "the last alone were"
-        )
+        mean = ", ".join(map(str, weights.averaged))
+        of = f"the mean of steps {mean} was" if mean else "the last alone were"
         return f"score_last = {self.score_last}: of the weights of {weights.step} steps {of} scored"
 
     @property

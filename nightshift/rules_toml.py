@@ -252,9 +252,7 @@ def _check_model(root: Path, model: str, revision: str | None) -> None:
     is_folder = (root / model).is_dir()
     if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
         what = (
-            f"no folder here{', and has no revision' * (not revision)}"
-            if not is_folder
-            else "a folder, and has a revision"
+            "a folder, and has a revision" if is_folder else "no folder here" + ", and has no revision" * (not revision)
         )
         fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
         raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
