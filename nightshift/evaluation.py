@@ -50,7 +50,7 @@ def evaluate(
     Without `path` nothing is written that may hold an answer: no completion, and of what a reward raised only the type.
     `eval_score` is the mean over examples, of several environments their weighted mean; `strict_score` takes for wrong
     what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
-    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than it was asked.
+    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
