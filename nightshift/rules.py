@@ -225,11 +225,8 @@ def _digest(root: Path, paths: Sequence[str], elsewhere: Sequence[Path], constan
     """Hex digits over `constants` and every regular file that `paths` cover, or that lies in a place `elsewhere`, which
     may move: its name, its size, its bytes."""
     digest = hashlib.sha256(constants.encode())
-    covered = [
-        (root, paths),
-        *((place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere),
-    ]
-    for top, below in covered:
+    covered = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere]
+    for top, below in [(root, paths), *covered]:
         for name in covered_files(top, below):
             with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
                 digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())

@@ -52,19 +52,16 @@ _TRL = replace(
     evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
     decoding=Decoding(max_completion_tokens=1024, batch_size=128),
 )
-_TRL_ON_CPU = Rules(
-    name="trl",
-    engine="trl",
+_TRL_ON_CPU = replace(
+    _TRL,
     model="models/arithmetic-base",
     model_revision=None,
-    environments=(),
     num_gpus=0,
     budget_seconds=60.0,
     budget_clock="cpu",
     startup_seconds=120.0,
     evaluation_seconds=120.0,
     decoding=Decoding(max_completion_tokens=64),
-    decision=DecisionRules(),
     max_completion_tokens=64,
     learning_rate_scale=50.0,
 )
