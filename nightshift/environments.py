@@ -43,7 +43,6 @@ Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
 Chat = Sequence[Message]
 Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # what the policy says to chats
-Ask = Callable[[Sequence[Chat]], Sequence[str]]  # the same in texts
 
 
 class Example(Protocol):
@@ -165,9 +164,13 @@ def _games(posed: Sequence[tuple[Environment, Example]]) -> dict[str, Game]:
 
 
 def game_figures(
-    posed: Sequence[tuple[Environment, Example]], played: Sequence[Sequence[Episode]], ask: Ask
+    posed: Sequence[tuple[Environment, Example]], played: Sequence[Sequence[Episode]], complete: Complete
 ) -> dict[str, dict[str, float]]:
     """By environment, what the games among them show of all that was played."""
+
+    def ask(chats: Sequence[Chat]) -> list[str]:
+        return [completion.text for completion in complete(chats)]
+
     return {
         name: game.ratings.figures([each for (one, _), each in zip(posed, played, strict=True) if one is game], ask)
         for name, game in _games(posed).items()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 from nightshift import environments
 from nightshift.engines import ProgressCallback, Session
@@ -24,7 +25,8 @@ from nightshift.records import Completion, Evaluation, Part, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
-Row = tuple[Posed, Sequence[Completion], Sequence[Episode], float, bool | None]  # of an example; None: no form asked
+Played = Sequence[Sequence[Episode]]
+Row = tuple[Posed, Sequence[Completion], Sequence[Any], float, bool | None]  # of an example; None: no form asked
 NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
 
@@ -71,11 +73,7 @@ def evaluate(
     as_asked = _parts(rules, examples, [s * f for s, f in zip(scores, formatted, strict=True)]) if has_form else None
     if path is not None:
         _write(path, zip(examples, said, played, scores, formatted if has_form else [None] * n, strict=True))
-
-    def ask(chats: Sequence[Chat]) -> list[str]:
-        return [completion.text for completion in complete(chats)]
-
-    figures = environments.game_figures(examples, played, ask)
+    figures = environments.game_figures(examples, played, complete)
     if figures and path is not None:
         unscored += environments.add_curve(figures, examples, session.earlier, complete)
     return Evaluation(
@@ -105,11 +103,7 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
             **({} if is_formatted is None else {"formatted": is_formatted}),
             "answer": example.answer,
             "completion": "\n".join(turn.text for turn in turns),
-            **(
-                {"games": games}
-                if (games := [tell() for e in episodes if (tell := getattr(e, "details", None))])
-                else {}
-            ),
+            **({"games": [e.details() for e in episodes]} if hasattr(episodes[0], "details") else {}),
             "num_tokens": sum(turn.num_tokens for turn in turns),
             "truncated": any(turn.truncated for turn in turns),
         }
@@ -130,9 +124,7 @@ def _repeated(once: Sequence[tuple[Chat, Completion]], complete: Complete) -> fl
     return fmean(one.text == other.text for (_, one), other in zip(once, again, strict=True)) if once else None
 
 
-def _scores(
-    posed: Sequence[Posed], played: Sequence[Sequence[Episode]], is_secret: bool
-) -> tuple[tuple[float, ...], tuple[str, ...]]:
+def _scores(posed: Sequence[Posed], played: Played, is_secret: bool) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """The score of every example, the mean of its episodes; a line an environment of which some could not be scored."""
     scorers = {environment.name: environment.scorer for environment, _ in posed if environment.scorer}.values()
     try:
@@ -163,9 +155,7 @@ def _parts(rules: Rules, examples: Sequence[Posed], scores: Sequence[float]) -> 
     return tuple(parts)
 
 
-def _complete(
-    session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]
-) -> Sequence[Completion]:
+def _complete(session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
     completions = session.complete(chats, rules.decoding, progress)
     if len(completions) != len(chats):
         raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")
