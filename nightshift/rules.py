@@ -84,8 +84,8 @@ class EnvironmentRules:
 
     `weight`: its share of the score, among those of the other environments. `taskset`: somebody's package in place of
     that folder. `is_bounded`: its answers are scored in a process of their own. `args`: what its data is loaded by, or
-    the taskset's config. `versions`: of what its package requires, `name==version`; `versions_sha256`: of all that
-    these require in turn, too.
+    the taskset's config. `versions`: of what its package requires (ours: what they pin), `name==version`;
+    `versions_sha256`: of all that it requires, in turn, too.
     """
 
     name: str

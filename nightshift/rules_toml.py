@@ -198,7 +198,10 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
     sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
     needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
-    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, *versions(requires))
+    named, digest = versions(requires)
+    if taskset is None:  # another version elsewhere is no fault of what ours leave open
+        named = tuple(version for version in named if version in requires)
+    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, named, digest)
 
 
 def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:

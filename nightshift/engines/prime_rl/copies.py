@@ -67,7 +67,7 @@ def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
 
 
 def missing(rules: Rules, site_packages: Path) -> Iterator[str]:
-    """`name==version` of what environments require and one of Python does not have. Ours pin theirs."""
+    """`name==version` of what environments require and one of Python does not have; of ours in that version."""
     for one in rules.environments:
         for version in one.versions:
             name, _, wanted = version.partition("==")
