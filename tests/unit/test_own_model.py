@@ -92,6 +92,7 @@ def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has use_sliding_window = true, which"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
         ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),
+        ({"rope_scaling": ["odd"], "layer_types": 3, "rope_parameters": None}, None),
         ({"hidden_act": "gelu"}, "has hidden_act = 'gelu', which"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
     ],
