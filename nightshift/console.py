@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.results import figures
+from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.records import Phase, Progress, Record
 
@@ -74,7 +74,7 @@ def summary(record: Record, chain: str) -> str:
     lines = (
         ("eval_score", _number(values["eval_score"], ".6f")),
         ("eval_stderr", _number(values["eval_stderr"], ".6f")),
-        *((f"{name}_pass1", _number(score, ".6f")) for name, score in scores.items()),
+        *((column_of(name), _number(score, ".6f")) for name, score in scores.items()),
         ("strict_score", _number(values["strict_score"], ".6f")),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),

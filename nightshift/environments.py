@@ -27,20 +27,22 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.records import Completion
 from nightshift.rules import EnvironmentRules
 from nightshift.scorer import Scorer
 from nightshift.taskset_environment import PROCESS, Question, SomebodysTaskset
 
 Split = Literal["train", "selection", "sealed"]
 Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
-Ask = Callable[[Sequence[Sequence[Message]]], Sequence[str]]  # the policy's answers to chats
+CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
+Chat = Sequence[Message]
+Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # what the policy says to chats
 
 
 class Example(Protocol):
@@ -51,9 +53,9 @@ class Example(Protocol):
 
 
 class Episode(Protocol):
-    """One example in the hands of a policy."""
+    """One example in the hands of a policy. One with more to tell has `details()`: how it went, by name."""
 
-    def ask(self) -> Sequence[Message] | None:
+    def ask(self) -> Chat | None:
         """The chat that the policy shall continue; None once the episode is over."""
         ...
 
@@ -70,58 +72,12 @@ class Episode(Protocol):
         ...
 
 
-@runtime_checkable
-class Told(Protocol):
-    """An Episode with more to tell than a score."""
-
-    def details(self) -> Mapping[str, str]:
-        """How it went, by name."""
-        ...
-
-
-class Environment(Protocol):
-    """A task with its three sets of examples."""
-
-    name: str
-    package: str  # its name for Python and verifiers, and in every evaluation
-
-    @property
-    def scorer(self) -> Scorer | None:
-        """The process that scores its answers, where they are not scored here. Who had it score closes it."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Room that a prompt may need in the model's context."""
-        ...
-
-    def examples(self, split: Split) -> Sequence[Example]:
-        """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
-        official data. The sealed set is read through sealed.py only."""
-        ...
-
-    def episode(self, example: Example) -> Episode:
-        """A fresh episode of one of its examples."""
-        ...
-
-    def episodes(self, example: Example) -> Sequence[Episode]:
-        """All that score an example: its score is their mean."""
-        ...
-
-    def slices(self, example: Example) -> Mapping[str, str]:
-        """What the example is, by what is told of it: `{"events": "2"}`. For people; nothing is decided by it."""
-        ...
-
-    def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is
-        there. EngineError when it cannot be had."""
-        ...
-
-
 class SingleTurn:
     """An Environment of one question and one answer, over the modules `data` and `scoring` of its package.
 
     They are imported when they are first needed: a head compares their bytes with the agreed ones before that.
+    `package`: its name for Python and verifiers, and in every evaluation. `scorer`: the process that scores its
+    answers, where they are not scored here; who had it score closes it.
     """
 
     def __init__(self, rules: EnvironmentRules, scorer: Scorer | None = None) -> None:
@@ -138,11 +94,12 @@ class SingleTurn:
 
     @property
     def prompt_tokens(self) -> int:
-        """See Environment."""
+        """Room that a prompt may need in the model's context."""
         return int(self._data.PROMPT_TOKENS)
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """See Environment."""
+        """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
+        official data. The sealed set is read through sealed.py only."""
         size = self._rules.num_train if split == "train" else self._rules.num_selection
         examples: Sequence[Example] = _call(self._data.load, split, size, **self._rules.args)
         if len({example.key for example in examples}) != (size or len(examples)) or not examples:
@@ -152,34 +109,37 @@ class SingleTurn:
         return examples
 
     def episode(self, example: Example) -> Question:
-        """See Environment."""
+        """A fresh episode of one of its examples."""
         return Question(self._data.messages(example), example.answer, self._scoring, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
-        """See Environment."""
+        """All that score an example: its score is their mean."""
         return (self.episode(example),)
 
     def slices(self, example: Example) -> Mapping[str, str]:
-        """See Environment."""
+        """What the example is, by what is told of it: `{"events": "2"}`. For people; nothing is decided by it."""
         tell = getattr(self._data, "slices", None)
         return {str(name): str(value) for name, value in _call(tell, example).items()} if tell else {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """See Environment; generated data needs no preparation."""
+        """Fetch what `examples` reads, from the folder `source` or else from where it is published, unless it is there.
+        EngineError when it cannot be had. Generated data needs no preparation."""
         if hasattr(self._data, "prepare"):
             _call(self._data.prepare, source=source, progress=note)
             self.examples("selection")  # with the args of rules.toml
 
 
 class Game(SingleTurn):
-    """An Environment of several turns against an opponent, over `data`, `game` and `ratings` of its package."""
+    """An Environment of several turns against an opponent, over `data`, `game` and `ratings` of its package. Of the
+    games of all examples `ratings` makes what is shown; nothing is decided by it."""
 
     @cached_property
     def _game(self) -> Any:
         return importlib.import_module(f"{self.package}.game")
 
     @cached_property
-    def _ratings(self) -> Any:
+    def ratings(self) -> Any:
+        """See the module."""
         return importlib.import_module(f"{self.package}.ratings")
 
     def episode(self, example: Example) -> Any:
@@ -187,7 +147,7 @@ class Game(SingleTurn):
         return self.practice(example, "self", 0, 0)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
-        """See Environment: from each seat, against each of a fixed pool."""
+        """From each seat, against each of a fixed pool."""
         games: Sequence[Episode] = self._game.episodes(example)
         return games
 
@@ -195,15 +155,8 @@ class Game(SingleTurn):
         """A game to learn from, in an even or an odd seat; `opponent` `pool`: one of it by `seed`, else a policy."""
         return self._game.practice(example, opponent, seat, seed)
 
-    def figures(self, games: Sequence[Sequence[Episode]], ask: Ask) -> dict[str, float]:
-        """What is shown of the games of all examples, by name; nothing is decided by it."""
-        found: dict[str, float] = self._ratings.figures(games, ask)
-        return found
 
-    def rating(self, games: Sequence[Sequence[Episode]]) -> float | None:
-        """How good who played them is, in one number; None where that cannot be told."""
-        found: float | None = self._ratings.rating(games)
-        return found
+Environment = SingleTurn | SomebodysTaskset
 
 
 def _games(posed: Sequence[tuple[Environment, Example]]) -> dict[str, Game]:
@@ -211,37 +164,51 @@ def _games(posed: Sequence[tuple[Environment, Example]]) -> dict[str, Game]:
 
 
 def game_figures(
-    posed: Sequence[tuple[Environment, Example]], played: Sequence[Sequence[Episode]], ask: Ask
+    posed: Sequence[tuple[Environment, Example]], played: Sequence[Sequence[Episode]], complete: Complete
 ) -> dict[str, dict[str, float]]:
     """By environment, what the games among them show of all that was played."""
+
+    def ask(chats: Sequence[Chat]) -> list[str]:
+        return [completion.text for completion in complete(chats)]
+
     return {
-        name: game.figures([each for (one, _), each in zip(posed, played, strict=True) if one is game], ask)
+        name: game.ratings.figures([each for (one, _), each in zip(posed, played, strict=True) if one is game], ask)
         for name, game in _games(posed).items()
     }
 
 
-def play_out(episodes: Sequence[Episode], ask: Ask) -> None:
-    """To their ends, a turn of all that are open at a time."""
-    while asked := [(episode, chat) for episode in episodes if (chat := episode.ask()) is not None]:
-        for (episode, _), text in zip(asked, ask([chat for _, chat in asked]), strict=True):
-            episode.answer(text)
+def play_out(episodes: Sequence[Episode], complete: Complete) -> Iterator[tuple[int, Chat, Completion]]:
+    """To their ends, a turn of all that are open at a time: the place of each, what it was asked and what was said."""
+    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
+        for (index, chat), completion in zip(asked, complete([chat for _, chat in asked]), strict=True):
+            episodes[index].answer(completion.text)
+            yield index, chat, completion
 
 
 def add_curve(
     figures: Mapping[str, dict[str, float]],
     posed: Sequence[tuple[Environment, Example]],
     earlier: Mapping[int, Callable[[], None]],
-    ask: Ask,
-) -> None:
-    """How the games' ratings came about: those after earlier steps. It is for display: what fails costs no run."""
-    with suppress(EngineError):
+    complete: Complete,
+) -> tuple[str, ...]:
+    """How the games' ratings came about: those after earlier steps; a line where some of the CURVE_STEPS are lacking.
+    It is for display: what fails costs no run."""
+    names, lacking = " and ".join(figures), []
+    if len(earlier) < CURVE_STEPS:
+        lacking.append(f"{len(earlier)} earlier steps were kept, not {CURVE_STEPS}")
+    try:
         for step, load_weights in earlier.items():
             load_weights()
             for name, game in _games(posed).items():
                 games = [game.episodes(example) for one, example in posed if one is game]
-                play_out([episode for each in games for episode in each], ask)
-                if (rating := game.rating(games)) is not None:
+                list(play_out([episode for each in games for episode in each], complete))
+                if (rating := game.ratings.rating(games)) is None:
+                    lacking.append(f"after step {step} {name} has none: all won or all lost")
+                else:
                     figures[name][f"elo_step_{step}"] = rating
+    except EngineError as error:
+        lacking.append(f"it ends before step {step}: {error}")
+    return (f"{names}: the curve of ratings: {'; '.join(lacking)}",) if lacking else ()
 
 
 def load(root: Path, wanted: Sequence[EnvironmentRules]) -> tuple[Environment, ...]:

@@ -10,22 +10,23 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
-from nightshift.engines import Message, ProgressCallback, Session
-from nightshift.environments import Environment, Episode, Example, Told, add_curve, game_figures, load
+from nightshift import environments
+from nightshift.engines import ProgressCallback, Session
+from nightshift.environments import Chat, Complete, Environment, Episode, Example
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.records import Completion, Evaluation, Part, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
-Chat = Sequence[Message]
-Complete = Callable[[Sequence[Chat]], Sequence[Completion]]
-Row = tuple[Posed, Sequence[Completion], Sequence[Episode], float, bool | None]  # of an example; None: no form asked
+Played = Sequence[Sequence[Episode]]
+Row = tuple[Posed, Sequence[Completion], Sequence[Any], float, bool | None]  # of an example; None: no form asked
 NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding the same in another company?
 
 
@@ -34,7 +35,7 @@ def selection_set(rules: Rules, root: Path) -> list[Posed]:
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    found = load(root, rules.environments)
+    found = environments.load(root, rules.environments)
     return [(environment, example) for environment in found for example in environment.examples("selection")]
 
 
@@ -48,10 +49,10 @@ def evaluate(
 ) -> Evaluation:
     """Load the final weights, play an episode of every example to its end, score, and write `path` (JSON lines).
 
-    Without `path` no answer is written. `eval_score` is the mean over examples, of several environments their weighted
-    mean; `strict_score` takes for wrong what is not written as asked. The first `num_again` questions are put once
-    more, alone: how many get the same answer. Raises EngineError when the policy cannot be loaded or answers another
-    number of questions than it was asked.
+    Without `path` nothing is written that may hold an answer: no completion, and of what a reward raised only the type.
+    `eval_score` is the mean over examples, of several environments their weighted mean; `strict_score` takes for wrong
+    what is not written as asked. The first `num_again` questions are put once more, alone: how many get the same
+    answer. Raises EngineError when the policy cannot be loaded or answers another number of questions than asked.
     """
     began = time.monotonic()
     weights = session.load_final_weights()
@@ -61,27 +62,20 @@ def evaluate(
     whose = [index for index, each in enumerate(played) for _ in each]  # the example of each episode
     said: list[list[Completion]] = [[] for _ in examples]
     once: list[tuple[Chat, Completion]] = []
-    while asked := [(index, chat) for index, episode in enumerate(episodes) if (chat := episode.ask()) is not None]:
-        completions = complete([chat for _, chat in asked])
-        once = once or [(chat, said) for (_, chat), said in zip(asked, completions, strict=True)][:num_again]
-        for (index, _), completion in zip(asked, completions, strict=True):
-            episodes[index].answer(completion.text)
-            said[whose[index]].append(completion)
+    for index, chat, completion in environments.play_out(episodes, complete):
+        said[whose[index]].append(completion)
+        once += [(chat, completion)] * (len(once) < min(num_again, len(episodes)))  # of their first turn
     repeated = _repeated(once, complete)
-    scores, unscored = _scores(examples, played)
+    scores, unscored = _scores(examples, played, is_secret=path is None)
     n, parts = len(scores), _parts(rules, examples, scores)
     formatted = [answered for episode in episodes if (answered := episode.is_formatted()) is not None]
     has_form = len(formatted) == n == len(episodes)
     as_asked = _parts(rules, examples, [s * f for s, f in zip(scores, formatted, strict=True)]) if has_form else None
     if path is not None:
         _write(path, zip(examples, said, played, scores, formatted if has_form else [None] * n, strict=True))
-
-    def ask(chats: Sequence[Chat]) -> list[str]:
-        return [completion.text for completion in complete(chats)]
-
-    figures = game_figures(examples, played, ask)
+    figures = environments.game_figures(examples, played, complete)
     if figures and path is not None:
-        add_curve(figures, examples, session.earlier, ask)
+        unscored += environments.add_curve(figures, examples, session.earlier, complete)
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),
@@ -109,7 +103,7 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
             **({} if is_formatted is None else {"formatted": is_formatted}),
             "answer": example.answer,
             "completion": "\n".join(turn.text for turn in turns),
-            **({"games": games} if (games := [e.details() for e in episodes if isinstance(e, Told)]) else {}),
+            **({"games": [e.details() for e in episodes]} if hasattr(episodes[0], "details") else {}),
             "num_tokens": sum(turn.num_tokens for turn in turns),
             "truncated": any(turn.truncated for turn in turns),
         }
@@ -130,12 +124,18 @@ def _repeated(once: Sequence[tuple[Chat, Completion]], complete: Complete) -> fl
     return fmean(one.text == other.text for (_, one), other in zip(once, again, strict=True)) if once else None
 
 
-def _scores(posed: Sequence[Posed], played: Sequence[Sequence[Episode]]) -> tuple[tuple[float, ...], tuple[str, ...]]:
+def _scores(posed: Sequence[Posed], played: Played, is_secret: bool) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """The score of every example, the mean of its episodes; a line an environment of which some could not be scored."""
     scorers = {environment.name: environment.scorer for environment, _ in posed if environment.scorer}.values()
     try:
         scores = tuple(fmean(episode.score() for episode in each) for each in played)
-        return scores, tuple(scorer.failures for scorer in scorers if scorer.failures)
+        return scores, tuple(told for scorer in scorers if (told := scorer.failures(is_secret)))
+    except EngineError as error:
+        if not is_secret:
+            raise
+        kind = f": {type(error.__cause__).__name__}" if error.__cause__ else ""
+        cause = f"rewards of sealed examples fail or are refused{kind}"
+        raise EngineError(cause, "Look at others: uv run nightshift doctor --environment NAME.") from None
     finally:
         for scorer in scorers:
             scorer.close()
@@ -155,9 +155,7 @@ def _parts(rules: Rules, examples: Sequence[Posed], scores: Sequence[float]) -> 
     return tuple(parts)
 
 
-def _complete(
-    session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]
-) -> Sequence[Completion]:
+def _complete(session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
     completions = session.complete(chats, rules.decoding, progress)
     if len(completions) != len(chats):
         raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")

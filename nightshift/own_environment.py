@@ -54,7 +54,7 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
         sets = f"{len(examples)} examples to train on, {rules.num_selection} decide, as many are sealed"
         yield f"{name}: {sets}; loaded in {seconds:.1f} s"
         if rules.taskset is not None:
-            yield f"code: {rules.taskset.place(root)}, with {', '.join(rules.taskset.versions)}"
+            yield f"code: {rules.taskset.place(root)}, with {', '.join(rules.versions)}"
         looked_at = examples[:NUM_LOOKED_AT]
         chat = environment.episode(looked_at[0]).ask() or ()
         yield from (f"{message['role']}: {clean(message['content'], 300)}" for message in chat)
@@ -72,8 +72,8 @@ def look(root: Path, name: str, clock: Callable[[], float] = time.monotonic) -> 
             each = 1000 * (clock() - began) / len(scores)
             said = f" ({clean(texts[0], 60)!r})" if texts[0] else " (the task knows none)" * (what == "its answer")
             yield f"{what}{said}: score {fmean(scores):.3f} over {len(scores)} tasks, {each:.1f} ms each"
-        if scorer and scorer.failures:
-            yield f"PROBLEM: {scorer.failures}"
+        if scorer and (told := scorer.failures()):
+            yield f"PROBLEM: {told}"
     finally:
         if scorer:
             scorer.close()

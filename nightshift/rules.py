@@ -54,16 +54,12 @@ class TasksetRules:
     """Somebody's verifiers v1 package: the `module` in a `folder` of the checkout, or, where that is "", installed.
 
     `reward_range`: its lowest and highest reward, read as 0 and 1. `prompt_tokens`: room that a prompt may need.
-    `versions`: of verifiers and of what the package requires, `name==version`; `versions_sha256`: of all that these
-    require in turn.
     """
 
     module: str
     folder: str
     reward_range: tuple[float, float]
     prompt_tokens: int
-    versions: tuple[str, ...]
-    versions_sha256: str
 
     def place(self, root: Path) -> Path:
         """The package: a folder, or one file. UsageError where it is not there."""
@@ -89,7 +85,8 @@ class EnvironmentRules:
 
     `weight`: its share of the score, among those of the other environments. `taskset`: somebody's package in place of
     that folder. `is_bounded`: its answers are scored in a process of their own. `args`: what its data is loaded by, or
-    the taskset's config.
+    the taskset's config. `versions`: of what its package requires (ours: what they pin), `name==version`;
+    `versions_sha256`: of all that it requires, in turn, too.
     """
 
     name: str
@@ -101,6 +98,8 @@ class EnvironmentRules:
     is_game: bool = False  # of several turns, against an opponent
     is_bounded: bool = False
     args: dict[str, Any] = field(default_factory=dict)
+    versions: tuple[str, ...] = ()
+    versions_sha256: str = ""
 
     @property
     def package(self) -> str:
@@ -167,11 +166,8 @@ class Rules:
         steps = tuple(range(weights.step - self.score_last + 1, weights.step + 1))
         if self.score_last == 0 or weights.averaged == steps:
             return None
-        of = (
-            f"the mean of steps {', '.join(map(str, weights.averaged))} was"
-            if weights.averaged
-            else "the last alone were"
-        )
+        mean = ", ".join(map(str, weights.averaged))
+        of = f"the mean of steps {mean} was" if mean else "the last alone were"
         return f"score_last = {self.score_last}: of the weights of {weights.step} steps {of} scored"
 
     @property
@@ -230,11 +226,8 @@ def _digest(root: Path, paths: Sequence[str], elsewhere: Sequence[Path], constan
     """Hex digits over `constants` and every regular file that `paths` cover, or that lies in a place `elsewhere`, which
     may move: its name, its size, its bytes."""
     digest = hashlib.sha256(constants.encode())
-    covered = [
-        (root, paths),
-        *((place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere),
-    ]
-    for top, below in covered:
+    covered = [(place.parent, [f"{place.name}/" * place.is_dir() or place.name]) for place in elsewhere]
+    for top, below in [(root, paths), *covered]:
         for name in covered_files(top, below):
             with (top / name).open("rb") as file:  # a part at a time: a model has gigabytes
                 digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())

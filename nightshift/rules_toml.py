@@ -25,7 +25,7 @@ from nightshift.errors import UsageError
 from nightshift.files import read_file
 from nightshift.records import Decoding, Fraction
 from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
-from nightshift.tasksets import Name, Table, check, check_args, taskset_rules
+from nightshift.tasksets import Name, Table, check, check_args, taskset_rules, versions
 
 MODELS = "models/"  # what lies there knows the formats of a few environments only
 ANY_MODEL = "any"
@@ -53,19 +53,16 @@ _TRL = replace(
     evaluation_seconds=600.0,  # transformers completes more slowly than vLLM
     decoding=Decoding(max_completion_tokens=1024, batch_size=128),
 )
-_TRL_ON_CPU = Rules(
-    name="trl",
-    engine="trl",
+_TRL_ON_CPU = replace(
+    _TRL,
     model="models/arithmetic-base",
     model_revision=None,
-    environments=(),
     num_gpus=0,
     budget_seconds=60.0,
     budget_clock="cpu",
     startup_seconds=120.0,
     evaluation_seconds=120.0,
     decoding=Decoding(max_completion_tokens=64),
-    decision=DecisionRules(),
     max_completion_tokens=64,
     learning_rate_scale=50.0,
 )
@@ -91,6 +88,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     is_bounded: bool = False
     max_completion_tokens: int = 0  # room that an answer needs, where that is more than the set-up's
     args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
+    requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
 
     def accepts(self, model: str) -> bool:
@@ -198,10 +196,13 @@ def environments_named(root: Path, names: Sequence[str]) -> tuple[EnvironmentRul
 
 def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     declared = _declared(root, name, table)
-    taskset = taskset_rules(root, name, table) if table.package else None
-    sizes = (declared.num_selection, declared.num_train)
+    taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
+    sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
     needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
-    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, declared.args | table.args)
+    named, digest = versions(requires)
+    if taskset is None:  # another version elsewhere is no fault of what ours leave open
+        named = tuple(version for version in named if version in requires)
+    return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, named, digest)
 
 
 def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> Rules:
@@ -233,10 +234,14 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
 
 
 def _placed(root: Path, model: str) -> str:
-    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked."""
+    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked.
+    UsageError for one that holds the checkout."""
     if not model or not (root / model).is_dir():
         return model
     real = Path(os.path.realpath(root / model))
+    if root.resolve().is_relative_to(real):
+        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
+        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
     for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
         if place.is_relative_to(top):
             return place.relative_to(top).as_posix()
@@ -248,9 +253,7 @@ def _check_model(root: Path, model: str, revision: str | None) -> None:
     is_folder = (root / model).is_dir()
     if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
         what = (
-            f"no folder here{', and has no revision' * (not revision)}"
-            if not is_folder
-            else "a folder, and has a revision"
+            "a folder, and has a revision" if is_folder else "no folder here" + ", and has no revision" * (not revision)
         )
         fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
         raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
@@ -270,7 +273,8 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     path = root / "environments" / name / "pyproject.toml"
     try:
         tables: Any = msgspec.toml.decode(read_file(path))
-        declared = msgspec.convert(tables["tool"]["nightshift"], _Declared)
+        requires = {"requires": tables.get("project", {}).get("dependencies", [])}
+        declared = msgspec.convert(tables["tool"]["nightshift"] | requires, _Declared)
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         cause = f"{path}: [tool.nightshift]: {error}"
         raise UsageError(cause, "docs/environments.md says what it holds.") from None

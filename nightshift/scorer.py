@@ -104,16 +104,17 @@ class Scorer:
         self._lost_seconds += time.monotonic() - began
         if self._lost_seconds > LOST_SECONDS or MIN_ALL_FAILED <= self.num_scored == self.num_failed:
             self.close()
-            raise EngineError(f"{self.failures} ({self._lost_seconds:.0f} s lost)", f"{_FIX} {self._name}.")
+            raise EngineError(f"{self.failures()} ({self._lost_seconds:.0f} s lost)", f"{_FIX} {self._name}.")
         return 0.0
 
-    @property
-    def failures(self) -> str:
-        """One line on the answers that scored 0 because they could not be scored; "" where there are none."""
+    def failures(self, is_secret: bool = False) -> str:
+        """One line on the answers that scored 0 because they could not be scored; "" where there are none. Secret: of
+        the first cause only the type of its exception, whose text may hold the right answer."""
         if not self.num_failed:
             return ""
         share = f"{self.num_failed} of {self.num_scored} answers"
-        return f"{self._name}: the reward of {share} failed and counts 0; the first: {self.first_cause}"
+        first = self.first_cause.partition(":")[0] if is_secret else self.first_cause
+        return f"{self._name}: the reward of {share} failed and counts 0; the first: {first}"
 
     def close(self) -> None:
         """End it and all that it started. Safe to call twice. EngineError if something survives SIGKILL."""

@@ -33,27 +33,27 @@ class SomebodysTaskset:
         self.scorer = Scorer(rules.name, root / PROCESS, spec)
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """See Environment. Only who trains goes on to score at once; for others the process waits for nothing."""
+        """As of any. Only who trains goes on to score at once; for others the process waits for nothing."""
         examples = self.scorer.load(split)
         if split != "train":
             self.scorer.close()
         return examples
 
     def episode(self, example: Example) -> Question:
-        """See Environment. The scorer knows the right answer by the example's key."""
+        """As of any. The scorer knows the right answer by the example's key."""
         assert isinstance(example, TaskExample)
         return Question(example.messages, example.key, self.scorer)
 
     def episodes(self, example: Example) -> Sequence[Episode]:
-        """See Environment."""
+        """As of any."""
         return (self.episode(example),)
 
     def slices(self, example: Example) -> Mapping[str, str]:
-        """See Environment: nothing is known of it."""
+        """Nothing is known of it."""
         return {}
 
     def prepare(self, source: Path | None, note: Callable[[str], None]) -> None:
-        """See Environment: whatever the taskset fetches when it is loaded, it fetches now."""
+        """Whatever the taskset fetches when it is loaded, it fetches now."""
         self.scorer.load("selection", is_online=True)
         self.scorer.close()
 

@@ -70,8 +70,9 @@ def check_args(where: str, args: dict[str, Any]) -> None:
         raise UsageError(f"{where}: args: {error}", "Write text, numbers, true or false, and lists of them.") from None
 
 
-def taskset_rules(root: Path, name: str, table: Table) -> TasksetRules:
-    """The package that `table` names, a folder relative to the checkout or an installed one, as the rules hold it.
+def taskset_rules(root: Path, name: str, table: Table) -> tuple[TasksetRules, list[str]]:
+    """The package that `table` names, a folder relative to the checkout or an installed one, as the rules hold it; and
+    what it requires.
 
     UsageError where there is none, where a part of it lies elsewhere, or without verifiers.
     """
@@ -98,15 +99,20 @@ def taskset_rules(root: Path, name: str, table: Table) -> TasksetRules:
         requires = [line for owner in owners for line in metadata.requires(owner) or ()]
     if not _MODULE.fullmatch(module):
         raise UsageError(f"{where} is no folder of this checkout", "Name a folder in it, or an installed package.")
-    versions = list(_versions(["verifiers", *requires]))
-    named = tuple(version for depth, version in versions if depth == 0)
-    digest = hashlib.sha256(" ".join(sorted(version for _, version in versions)).encode()).hexdigest()
-    found = TasksetRules(module, place, table.reward_range, table.prompt_tokens, named, digest)
+    found = TasksetRules(module, place, table.reward_range, table.prompt_tokens)
     if not found.place(root).is_dir():
         raise UsageError(f"{where} is one file", f"Make it a package: {module}/__init__.py.")
-    if not any(version.startswith("verifiers==") for version in named):
+    if not any(metadata.distributions(name="verifiers")):
         raise UsageError(f"{where} needs verifiers, which is not installed", f"Run: {EXTRA}")
-    return found
+    return found, ["verifiers", *requires]
+
+
+def versions(requirements: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """Of the installed distributions that they name, `name==version`; and sha256 over those and all that these require
+    in turn, "" for none."""
+    found = list(_versions(requirements))
+    digest = hashlib.sha256(" ".join(sorted(version for _, version in found)).encode()).hexdigest() if found else ""
+    return tuple(version for depth, version in found if depth == 0), digest
 
 
 def _versions(requirements: Sequence[str]) -> Iterator[tuple[int, str]]:

@@ -23,10 +23,8 @@ def prepare_model(root: Path, rules: Rules, note: Note) -> Path:
 
 
 def _model(root: Path, rules: Rules, note: Note) -> Path:
-    if is_own_model(rules) and rules.model_revision is None:
-        return root / rules.model
     if rules.model_revision is None:
-        if not (root / rules.model / "model.safetensors").is_file():
+        if not (is_own_model(rules) or (root / rules.model / "model.safetensors").is_file()):
             raise EngineError(f"{rules.model} is missing", "Restore it: git checkout models, or --rebuild-base.")
         return root / rules.model
     from huggingface_hub import snapshot_download

@@ -57,7 +57,11 @@ def line_in(config: Config, path: str) -> int | None:
     return line_of(config.source.decode(), tuple(path.split(".")))
 
 
+def where(config: Config, path: str) -> str:
+    """A key's value with its line, as refusals begin."""
+    return f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"
+
+
 def above_cap(config: Config, memory: str, path: str, allowed: str, fix: str) -> ConfigError:
     """The refusal of a value that train.toml writes, of which the preset allows only so much."""
-    cause = f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"
-    return ConfigError(f"{cause}: the memory preset {memory} allows {allowed}", fix)
+    return ConfigError(f"{where(config, path)}: the memory preset {memory} allows {allowed}", fix)

@@ -6,25 +6,30 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from nightshift.engines.memory import line_in
+from nightshift.engines.memory import line_in, where
 from nightshift.errors import ConfigError
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.locks import OPPONENT, RATIO
-from nightshift.train_toml.values import value_text
+
+LEAST_RATIO = 1e-6
 
 
 def ratios(config: Config, rules: Rules) -> dict[str, float]:
     """The ratio of every environment of the rules: 1 where train.toml says nothing. Empty for one environment.
 
-    ConfigError for an environment that is none of theirs, or that is alone.
+    ConfigError for an environment that is none of theirs, or that is alone, and for less than LEAST_RATIO.
     """
     names = rules.environment_names
     for path, name in _written(config, RATIO):
         if name not in names or len(names) == 1:
             near = get_close_matches(name, names, 1) if len(names) > 1 else []
             fix = f"Did you mean {near[0]}?" if near else "Delete it; which environments there are rules.toml says."
-            raise ConfigError(f"{_where(config, path)}: these rules train on {' and '.join(names)}", fix)
+            raise ConfigError(f"{where(config, path)}: these rules train on {' and '.join(names)}", fix)
+        if config.get(path) < LEAST_RATIO:  # shares of what is next to nothing overflow; the most is 1e6
+            raise ConfigError(
+                f"{where(config, path)}: too small to share by", f"Write {name} = {LEAST_RATIO:g} or more."
+            )
     return {name: config.get(f"{RATIO}.{name}") or 1.0 for name in names} if len(names) > 1 else {}
 
 
@@ -34,7 +39,7 @@ def opponent(config: Config, rules: Rules) -> dict[str, Any]:
     if any(environment.is_game for environment in rules.environments):
         return {leaf: config.get(f"{OPPONENT}.{leaf}") for leaf in ("type", "temperature", "interval")}
     for path, _ in _written(config, OPPONENT):
-        cause = f"{_where(config, path)}: these rules train on {' and '.join(rules.environment_names)}, no game"
+        cause = f"{where(config, path)}: these rules train on {' and '.join(rules.environment_names)}, no game"
         raise ConfigError(cause, "Delete it.")
     return {}
 
@@ -48,7 +53,3 @@ def _written(config: Config, table: str) -> list[tuple[str, str]]:
     """What stands in the file itself, whatever its values were filled up with."""
     split = ((path, path.rpartition(".")) for path in config.values)
     return [(path, leaf) for path, (found, _, leaf) in split if found == table and line_in(config, path) is not None]
-
-
-def _where(config: Config, path: str) -> str:
-    return f"train.toml:{line_in(config, path)}: {path} = {value_text(config.get(path))}"

@@ -38,7 +38,21 @@ def folder_problem(rules: Rules, folder: Path) -> str | None:
     if rules.engine == "trl" and config.get("model_type") != "qwen2":
         kind = config.get("model_type")
         return f"{folder} is of type {kind!r}, and the embedded engine samples from qwen2 only. Use --engine prime-rl"
+    if rules.engine == "trl" and (found := _unsampled(config)):
+        return f"{folder} has {found}, which the embedded engine's sampler does not compute. Use --engine prime-rl"
     return None
+
+
+def _unsampled(config: dict[str, Any]) -> str:
+    """What transformers' Qwen2 would do and trl/sampler.py does not, which reads every position alike; "" for nothing.
+    Rotary embeddings it takes from the model once: other kinds are right, but for those that change with the length."""
+    if config.get("use_sliding_window") or "sliding_attention" in str(config.get("layer_types")):
+        return "use_sliding_window = true"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else rope
+    if kind in ("dynamic", "longrope"):
+        return f"rope_type = {kind!r}"
+    return "" if (act := config.get("hidden_act", "silu")) == "silu" else f"hidden_act = {act!r}"
 
 
 def local_problem(rules: Rules, root: Path) -> EngineError | None:

@@ -53,20 +53,12 @@ class Gpu:
 
 
 def num_gpus(environ: Mapping[str, str], nvml: Any = None) -> int:
-    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver.
-
-    `nvml` is the pynvml module or a stand-in.
-    """
-    if nvml is None:
-        import pynvml
-
-        nvml = pynvml
-    try:
-        nvml.nvmlInit()
-        count = int(nvml.nvmlDeviceGetCount())
-        nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return 0
+    """NVIDIA GPUs that a program started here would see: CUDA_VISIBLE_DEVICES hides the others. 0 without a driver."""
+    with nvml_session(nvml) as session:
+        try:
+            count = int(session.nvmlDeviceGetCount()) if session else 0
+        except session.NVMLError:
+            return 0
     devices = visible_devices(environ)
     return count if devices is None else min(count, len(devices))
 

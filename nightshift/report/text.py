@@ -56,14 +56,13 @@ def headline(morning: Morning) -> Headline:
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
-    low, high = standing.difference_interval
     sentence = f"Expected gain of the incumbent over the baseline: {points(standing.difference)} "
-    sentence += f"(95 % interval {signed(100 * low)} to {points(high)})."
+    sentence += f"(95 % interval {_span(standing.difference_interval)})."
     form = compare(morning.chain[-1].record, morning.chain[0].record)
     if form and form.conclusion:
         strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
-    if low > 0:
+    if standing.difference_interval[0] > 0:
         return Headline(f"Better: {change}", sentence, "good")
     if standing.difference > 0:
         return Headline(f"Perhaps better: {change}", f"{sentence} The interval includes no gain at all.", "open")
@@ -74,16 +73,12 @@ def certificate_line(morning: Morning) -> str:
     """One sentence: what the sealed set says of baseline and incumbent."""
     if (c := morning.certificate) is None:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
-    low, high = c.interval
     strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
-    apart = "".join(
-        f"; {d.environment} alone {points(d.difference)}, {signed(100 * d.interval[0])} to {points(d.interval[1])}"
-        for d in c.environments
-    )
+    apart = "".join(f"; {d.environment} alone {points(d.difference)}, {_span(d.interval)}" for d in c.environments)
     line = (
         f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
         f"{c.num_seeds['incumbent']} fresh seeds: {score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
-        f"{points(c.difference)}, 95 % interval {signed(100 * low)} to {points(high)}{strict}{apart}. "
+        f"{points(c.difference)}, 95 % interval {_span(c.interval)}{strict}{apart}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
@@ -93,15 +88,18 @@ def transfer_lines(morning: Morning) -> list[str]:
     """A sentence for each question that was asked of the campaign's incumbents elsewhere."""
     lines = []
     for a in morning.transfers:
-        (low, high), (here_low, here_high) = a.interval, a.here_interval
         models = f" Two models: {a.model} there, {a.model_here} here." if a.model != a.model_here else ""
         lines.append(
             f"Elsewhere: {a.to}, {a.budget_seconds:g} s of training: {a.verdict}, experiment {a.incumbent:04d} "
-            f"{points(a.difference)} over the baseline, 95 % interval {signed(100 * low)} to {points(high)}; here "
-            f"{points(a.here)}, {signed(100 * here_low)} to {points(here_high)} (believed).{models}"
+            f"{points(a.difference)} over the baseline, 95 % interval {_span(a.interval)}; here "
+            f"{points(a.here)}, {_span(a.here_interval)} (believed).{models}"
             + "".join(f" {note[:1].upper()}{note[1:]}." for note in a.notes)
         )
     return lines
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"{signed(100 * interval[0])} to {points(interval[1])}"
 
 
 def score(value: float | None) -> str:

@@ -164,8 +164,8 @@ def test_results_and_summary_have_a_score_for_each(tmp_path: Path) -> None:
     assert row(plain, header).endswith("\t\t")
     said = summary(replace(record, rules_name="a+b-trl"), "")
     assert "\neval_score:       0.812500\n" in said
-    assert "\na_pass1:          0.250000\nb_pass1:          1.000000\n" in said
-    assert "\narithmetic_pass1: 0.500000\n" in summary(plain, "")
+    assert "\na_score:          0.250000\nb_score:          1.000000\n" in said
+    assert "\narithmetic_score: 0.500000\n" in summary(plain, "")
     ledger = Ledger(tmp_path)
     (tmp_path / "runs").mkdir()
     for each in (plain, record):  # the second has more columns than the first was written with
@@ -246,6 +246,8 @@ def test_training_takes_the_environments_by_their_ratio() -> None:
         (chosen("gsm8k", "arithmetic"), "arithmetik = 2", ":4: orchestrator.train.ratio.arithmetik = 2.0: these rules "
          "train on gsm8k and arithmetic. Did you mean arithmetic?"),
         (chosen("gsm8k", "arithmetic"), "maths = 2", "Delete it; which environments there are rules.toml says."),
+        (chosen("gsm8k", "arithmetic"), "arithmetic = 5e-324", ":4: orchestrator.train.ratio.arithmetic = 5e-324: too "
+         "small to share by. Write arithmetic = 1e-06 or more"),
         (ARITHMETIC_TRL, "arithmetic = 2", "these rules train on arithmetic. Delete it"),
     ],
 )  # fmt: skip

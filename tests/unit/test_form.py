@@ -192,6 +192,26 @@ def test_an_evaluation_scores_both_ways_and_an_environment_without_a_form_only_o
     assert "formatted" not in json.loads(path.read_text().splitlines()[0])
 
 
+def test_of_what_a_reward_raises_nothing_but_its_type_is_kept_where_no_answer_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealed examples have no file of answers, and a cause stands in runs/certify."""
+    (environment,) = load(ROOT, ARITHMETIC_TRL.environments)
+    examples = [(environment, example) for example in environment.examples("selection")[:1]]
+
+    def fails(text: str, answer: str) -> float:
+        raise LookupError(f"the answer is {answer}")
+
+    monkeypatch.setattr("nightshift_arithmetic.scoring.score", fails)
+    said = {}
+    for path in (None, tmp_path / "evaluation.jsonl"):
+        with pytest.raises(EngineError) as raised:
+            evaluate(Parrot(["7"]), examples, ARITHMETIC_TRL, path, lambda reading: None)
+        said[path is None] = str(raised.value)
+    assert f"LookupError: the answer is {examples[0][1].answer}" in said[False]
+    assert said[True].startswith("rewards of sealed examples fail or are refused: LookupError. Look at others")
+
+
 class Fickle(Parrot):
     """It says the second answer in another way, the second time."""
 

@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -42,9 +44,19 @@ EQUAL = [
     ("#### 42", "42"), ("\\boxed{ab}", "ba"),
     ("\\boxed{42\\ \\text{cm}}", "42"), ("\\boxed{42~\\text{cm}}", "42"), ("\\boxed{\\frac 12}", "\\frac{1}{2}"),
     ("\\boxed{1\\frac12}", "\\frac{3}{2}"), ("\\boxed{+42}", "42"), ("\\boxed{AB = 42}", "42"), ("so x = 42", "42"),
+    ("\\boxed{10}", "10\\text{ cm}"), ("\\boxed{10\\text{ centimeters}}", "10\\text{ cm}"),
+    ("\\boxed{10\\text{ square inches}}", "10\\mbox{ in}^2"), ("\\boxed{3\\sqrt{2}}", "3\\sqrt{2}\\text{ m}"),
+    ("\\boxed{18\\text{ people}}", "18\\text{ students}"), ("\\boxed{\\left(1,2\\right)}", "(1,2)"),
+    ("\\boxed{90}", "90^\\circ"), ("\\boxed{10cm}", "10\\text{ cm}"),
+    ("\\boxed{x \\in [1,2]}", "[1,2]"), ("\\boxed{(1,2),(3,4)}", "(1,2),(3,4)"), ("\\boxed{(x+1)(x+2)}", "(x+2)(x+1)"),
     ("\\boxed{4210_5}", "4210_{5}"), ("\\boxed{\\sqrt{18}}", "3\\sqrt{2}"),
 ]  # fmt: skip
 OTHER = [
+    ("\\boxed{10\\text{ cm}}", "10\\text{ m}"), ("10 cm", "10\\text{ m}"),
+    ("\\boxed{10\\text{ million}}", "10\\text{ m}"),
+    ("\\boxed{3\\sqrt{2}\\text{ cm}}", "3\\sqrt{2}\\text{ m}"), ("\\boxed{10\\text{ cm}^2}", "10\\text{ cm}^3"),
+    ("\\boxed{2:30\\text{ p.m.}}", "2:30\\text{ a.m.}"), ("\\boxed{1,2}", "(1,2)"), ("\\boxed{x=1,y=2}", "(1,2)"),
+    ("\\boxed{(1,2)}", "[1,2]"), ("\\boxed{0,1}", "[0,1)"), ("\\boxed{\\{1,2\\}}", "(1,2)"),
     ("\\boxed{5 or six}", "5"), ("\\boxed{5 dozen}", "5"), ("\\boxed{\\text{not }5}", "5"),
     ("\\boxed{3\\text{ million}}", "3"),
     ("\\boxed{\\text{-}5}", "5"), ("\\boxed{4.242641}", "3\\sqrt{2}"), ("\\boxed{3.141593}", "\\pi"),
@@ -225,6 +237,20 @@ def test_another_math_verify_is_refused(copy: Path, monkeypatch: pytest.MonkeyPa
         data.prepare(copy)
 
 
+def test_what_math_verify_requires_is_part_of_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sympy decides, too. Nothing is installed anew: one package says that it has another version."""
+    before, gsm8k = math(), rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2)
+    assert before.environments[0].versions == (f"math-verify=={data.MATH_VERIFY}",)
+    distribution = metadata.distribution
+
+    def other(name: str) -> Any:
+        return SimpleNamespace(version="0", requires=[]) if name == "sympy" else distribution(name)
+
+    monkeypatch.setattr(metadata, "distribution", other)
+    assert math().hash(ROOT) != before.hash(ROOT)
+    assert rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2) == gsm8k
+
+
 def test_the_pins_agree() -> None:
     for path in (ROOT / "pyproject.toml", ROOT / "environments" / "math" / "pyproject.toml"):
         assert f'"math-verify=={data.MATH_VERIFY}"' in path.read_text()
@@ -252,7 +278,7 @@ def test_hostile_answers_score_0_in_the_bounded_process_and_the_next_is_scored(c
         told = (
             f"math: the reward of {failed} of {scored} answers failed and counts 0; the first: TimeoutError: not told"
         )
-        assert scorer.failures.startswith(told)
+        assert scorer.failures().startswith(told)
     assert not Path("/tmp/owned").exists()
 
 

@@ -82,6 +82,30 @@ def test_another_kind_of_model_is_for_prime_rl(folder: Path) -> None:
     assert folder_problem(under(folder, GSM8K_PRIME_RL), folder) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (
+            {"use_sliding_window": True, "sliding_window": 16},
+            "has use_sliding_window = true, which the embedded engine's",
+        ),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "has use_sliding_window = true, which"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "has rope_type = 'dynamic', which"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "has rope_type = 'longrope', which"),
+        ({"rope_scaling": ["odd"], "layer_types": 3, "rope_parameters": None}, None),
+        ({"hidden_act": "gelu"}, "has hidden_act = 'gelu', which"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "sliding_window": 16}, None),
+    ],
+)
+def test_what_the_sampler_would_compute_otherwise_is_for_prime_rl(
+    folder: Path, values: dict[str, Any], found: str | None
+) -> None:
+    write(folder / "config.json", **values)
+    problem = folder_problem(under(folder), folder)
+    assert problem is None if found is None else found in str(problem)
+    assert folder_problem(under(folder, GSM8K_PRIME_RL), folder) is None
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '"x"', "null", "[" * 100_000])
 def test_a_config_that_is_none_is_one_line(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)

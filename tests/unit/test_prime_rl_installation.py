@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines.downloads import data_problem
+from nightshift.engines.prime_rl import copies
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
+from nightshift.rules_toml import Chosen, rules_of
 from tests.prime_rl_plans import GPU
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
@@ -150,6 +152,20 @@ def test_environments_are_a_copy_that_any_changed_byte_spoils(installation: Inst
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is None
     (folder / "nightshift_gsm8k" / "extra.py").write_text("")
     assert checks.environments_problem(installation, root, ARITHMETIC_TRL) is not None
+
+
+def test_what_math_requires_is_missed_in_prime_rls_environment_with_the_command(installation: Installation) -> None:
+    environment(installation)
+    rules = rules_of(ROOT, Chosen(environments=["math"]), "prime-rl", 2)
+    copies.write_copy(installation.state_dir / "environments", ROOT, rules)
+    command = f"Run: uv pip install --python {installation.bin_dir / 'python'} math-verify==0.9.0"
+    assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
+    there = installation.site_packages / "math_verify-0.8.0.dist-info"
+    there.mkdir()
+    (there / "METADATA").write_text("Name: math-verify\nVersion: 0.8.0\n")
+    assert str(checks.environments_problem(installation, ROOT, rules)).endswith(command)
+    (there / "METADATA").write_text("Name: math-verify\nVersion: 0.9.0\n")
+    assert checks.environments_problem(installation, ROOT, rules) is None
 
 
 def test_two_checkouts_with_other_environments_share_an_installation(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nightshift_tictactoe import ratings
 
 from nightshift.campaign import replay as replays
 from nightshift.campaign.ledger import Ledger
@@ -189,6 +190,37 @@ def test_the_slope_of_countdown() -> None:
     assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
     assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {slower['mean']:.3f} with a third" in told
     assert f"of the learning rate ({slower['sd']:.3f})" in told
+
+
+def test_the_mean_of_the_last_weights() -> None:
+    data, told = result("score_last"), " ".join(MEASURED.split())
+    of = {each["score_last"]: each for each in data["settings"]}
+    assert {each["seeds"] for each in of.values()} == {10}
+    less = {count: f"{-100 * each['gain']:.2f}" for count, each in of.items()}
+    assert (
+        f"over ten seeds the mean of the last 5 steps' weights scores {less[5]} pp less than the last weights" in told
+    )
+    assert (
+        f"alone, of 10 steps {less[10]}, of 20 {less[20]}; seeds differ by {100 * of[1]['sd']:.2f} pp for the" in told
+    )
+    assert f"for the last alone and {100 * of[5]['sd']:.2f} for 5 (" in told
+
+
+def test_the_ratings_of_a_game_and_what_another_would_cost() -> None:
+    data, told = result("game"), " ".join((ROOT / "docs" / "environments.md").read_text(encoding="utf-8").split())
+    assert f"by bootstrap over the openings, is about {data['elo_stderr_mean']:.0f}; one policy's ratings over" in told
+    assert len(data["sets"]) == 8
+    assert f"eight other sets of 100 openings had a standard deviation of {data['elo_sd_over_sets']:.0f} (" in told
+    assert f"On a CPU it costs {data['seconds_a_set']:.1f} s a step" in told
+    ours, other = (data["tokens_of_a_board"][name] for name in ("tic-tac-toe", "connect four"))
+    assert (
+        f"A board is {other} of the tiny model's tokens, not {ours}, so a seat's game grows to {21 * other:,};" in told
+    )
+    late, early = (data["turn_milliseconds"][place] for place in ("750", "20"))
+    assert f"a turn after 750 tokens costs {late:.0f} ms of one core, not {early:.1f}." in told
+    assert f"{data['num_games']:,} are ten minutes of evaluation, not {data['seconds_a_set']:.0f} s," in told
+    assert data["num_games"] * 21 * late / 1000 == pytest.approx(600, rel=0.05)
+    assert f"random = {ratings.ELO['random']:,}, perfect = {ratings.ELO['perfect']:,})" in told
 
 
 def test_the_clock_of_the_embedded_budget() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -126,6 +128,20 @@ def test_constants_of_the_decision_are_such_that_a_record_can_be_read(root: Path
         rules_of(root, Chosen(environments=["gsm8k"]), "trl", 1)
     assert f"$.decision.{expected}" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_what_an_environment_requires_is_hashed_and_only_what_it_pins_is_asked_of_prime_rl(root: Path) -> None:
+    path, found = root / "environments" / "countdown" / "pyproject.toml", []
+    text = path.read_text()
+    assert 'dependencies = ["nightshift-gsm8k"]' in text
+    pinned = f"msgspec=={metadata.version('msgspec')}"
+    for requires in ([], ["msgspec"], ["numpy>=1"], [pinned, "numpy"]):
+        path.write_text(text.replace('["nightshift-gsm8k"]', json.dumps(requires)))
+        (environment,) = rules_of(root, Chosen(environments=["countdown"]), "trl", 0).environments
+        found.append((environment.versions, environment.versions_sha256))
+    assert [versions for versions, _ in found] == [(), (), (), (pinned,)]
+    assert len({digest for _, digest in found}) == 4
+    assert found[0][1] == ""
 
 
 def test_elsewhere_only_the_model_of_here_keeps_its_revision_and_scale(root: Path) -> None:
@@ -251,6 +267,10 @@ def test_the_mean_of_the_last_steps_is_another_metric(root: Path) -> None:
             "models/arithmetic-base (prime-rl, GPUs needed: 2) cannot answer gsm8k",
         ),
         (f'environments = ["gsm8k"]\nmodel = "{ROOT}/models/arithmetic-base"', "cannot answer gsm8k"),
+        ('model = "."', "which holds this checkout. Put the model into a folder of its own, and name that."),
+        ('model = "models/.."', 'rules.toml: model = "models/.." is '),
+        ('model = ".."', "which holds this checkout"),
+        ('model = "/"', 'rules.toml: model = "/" is /, which holds this checkout'),
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
         ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
         ("[environment.gms8k]\nweight = 2.0", 'environments/ has no "gms8k"'),

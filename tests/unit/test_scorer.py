@@ -70,7 +70,7 @@ def test_it_loads_and_scores_in_one_process_that_is_not_this_one(make: Callable[
     assert scorer.load("train") == [TaskExample("key", "forty-two", [{"role": "user", "content": "?"}])]
     assert scorer.score("#one", "key") == 1.0
     assert scorer.score("import os\nassert os.getppid() == " + str(os.getpid()), "key") == 0.5
-    assert (scorer.failures, scorer.num_scored, scorer.cpu_seconds > 0) == ("", 2, True)
+    assert (scorer.failures(), scorer.num_scored, scorer.cpu_seconds > 0) == ("", 2, True)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,9 @@ def test_a_reward_that_fails_scores_0_is_counted_and_the_next_is_scored(
     assert scorer.score("#one", "key") == 1.0
     assert scorer.score(text, "key") == 0.0
     assert scorer.score("#one", "key") == 1.0
-    assert scorer.failures.startswith("mine: the reward of 1 of 3 answers failed and counts 0; the first: " + cause)
-    assert scorer.failures.isprintable()
+    assert scorer.failures().startswith("mine: the reward of 1 of 3 answers failed and counts 0; the first: " + cause)
+    assert scorer.failures().isprintable()
+    assert scorer.failures(is_secret=True).endswith("; the first: " + cause.partition(":")[0])
 
 
 def test_a_reward_that_hangs_is_ended_with_all_that_it_started(
@@ -109,7 +110,7 @@ def test_a_reward_that_hangs_is_ended_with_all_that_it_started(
     monkeypatch.undo()
     wait_for(lambda: not psutil.pid_exists(int(note.read_text())), "the end of what a hanging reward started")
     assert scorer.score("#one", "key") == 1.0
-    assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 1 s" in scorer.failures
+    assert "the reward of 1 of 3 answers failed and counts 0; the first: no reply within 1 s" in scorer.failures()
 
 
 def test_a_process_that_does_not_read_is_not_waited_for(
@@ -120,7 +121,7 @@ def test_a_process_that_does_not_read_is_not_waited_for(
     psutil.Process(scorer._child.pid).suspend()
     monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
     assert scorer.score("#" + "x" * 1_000_000, "key") == 0.0  # more than a pipe takes
-    assert "no reply within 1 s" in scorer.failures
+    assert "no reply within 1 s" in scorer.failures()
     monkeypatch.undo()
     assert scorer.score("#one" + " " * 1_000_000, "key") == 0.5
 
@@ -166,7 +167,7 @@ def test_what_a_reward_prints_reads_or_forks_reaches_no_reply(make: Callable[...
     ):
         assert scorer.score(text, "key") == 0.5, text
     assert scorer.score("#one", "key") == 1.0
-    assert scorer.failures == ""
+    assert scorer.failures() == ""
 
 
 def test_where_everything_fails_or_much_time_is_lost_the_run_ends_with_the_cause(
@@ -215,4 +216,4 @@ def test_it_gets_no_secret_and_no_network_of_the_hub(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     scorer = make()
     assert scorer.score("assert 'secret' not in os.environ.values() and os.environ['HF_HUB_OFFLINE'] == '1'", "key")
-    assert scorer.failures == ""
+    assert scorer.failures() == ""

@@ -48,7 +48,7 @@ def test_a_folder_of_the_checkout_is_hashed_and_frozen_as_a_whole(root: Path, pl
     (environment,) = before.environments
     assert environment.taskset is not None
     assert (environment.taskset.place(root), environment.taskset.module) == (found, "their_env")
-    assert "verifiers==0.3.1.dev62" in environment.taskset.versions
+    assert "verifiers==0.3.1.dev62" in environment.versions
     hashes = [(before.hash(root), before.harness_tree(root))]
     for change in ("their_env/rows.jsonl", f"{place}/__init__.py", "environments/taskset/nightshift_taskset/tasks.py"):
         with (root / change).open("a") as file:

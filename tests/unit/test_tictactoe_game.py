@@ -134,7 +134,7 @@ def test_every_opening_is_practised_from_both_seats_against_the_whole_pool() -> 
 
 
 class Player:
-    """A stand-in for a session: the final policy is perfect, the one after step 3 is random, that after 7 forfeits."""
+    """A stand-in for a session: the final policy is perfect, the one after step 7 forfeits, those before are random."""
 
     def __init__(self, earlier_steps: Sequence[int] = (3, 7)) -> None:
         self.earlier = {step: partial(self.load_step, step) for step in earlier_steps}
@@ -146,7 +146,7 @@ class Player:
     def load_step(self, step: int) -> None:
         if step == 8:
             raise EngineError("the trainer is gone")
-        self.say = of_pool("random") if step == 3 else lambda match: "pass"
+        self.say = of_pool("random") if step != 7 else lambda match: "pass"
 
     def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
         boards = ["".join(chat[-1]["content"].rpartition(": ")[2].split()) for chat in chats]
@@ -155,22 +155,25 @@ class Player:
 
 
 @pytest.mark.parametrize(
-    ("session", "is_told", "found"),
+    ("session", "is_told", "found", "lacking"),
     [
-        (Player(), True, {"elo_step_3"}),
-        (Player((3, 8)), True, {"elo_step_3"}),
-        (Player(()), True, set()),
-        (Player(), False, set()),
+        (Player((1, 3, 4, 5)), True, {f"elo_step_{step}" for step in (1, 3, 4, 5)}, ""),
+        (Player(), True, {"elo_step_3"}, "2 earlier steps were kept, not 4; after step 7 tictactoe has none: all won"),
+        (Player((3, 8)), True, {"elo_step_3"}, "not 4; it ends before step 8: the trainer is gone"),
+        (Player(()), True, set(), "tictactoe: the curve of ratings: 0 earlier steps were kept, not 4"),
+        (Player(), False, set(), ""),
     ],
 )
-def test_a_curve_of_earlier_steps_stands_beside_the_rating(
-    session: Any, is_told: bool, found: set[str], tmp_path: Path
+def test_a_curve_of_earlier_steps_stands_beside_the_rating_and_what_it_lacks_is_said(
+    session: Any, is_told: bool, found: set[str], lacking: str, tmp_path: Path
 ) -> None:
     rules = rules_of(ROOT, Chosen(environments=["tictactoe"]), "trl", 0)
     path = tmp_path / "evaluation.jsonl" if is_told else None
     evaluation = evaluate(session, selection_set(rules, ROOT), rules, path, lambda reading: None)
     shown = evaluation.figures["tictactoe"]
     assert {name for name in shown if name.startswith("elo_step")} == found
+    assert lacking in " ".join(evaluation.unscored)
+    assert bool(lacking) is bool(evaluation.unscored)
     assert abs(shown["elo"] - ratings.ELO["perfect"]) < 50
     assert shown["worst_X"] == 0.5
     if found:

@@ -1,10 +1,11 @@
 """Whether a completion's answer equals the right one, as math-verify reads LaTeX: 1.0 or 0.0.
 
 The answer is the content of the last `\\boxed{}`, else the last line. Where the right answer is a plain number, the
-given one must be that number, exactly and computed to its end, whatever its unit: 0.333 is no 1/3, and 2+3 or 4/8 would
-pay for copying the question. Everything else sympy decides, which hostile LaTeX (`9^{9^{9}}`) keeps busy for ever, so
-there is a limit, of CPU time: a busy machine makes no answer wrong. For the hard cases, code that no signal reaches,
-the harness scores in a process of its own and ends that.
+given one must be that number, exactly and computed to its end: 0.333 is no 1/3, and 2+3 or 4/8 would pay for copying
+the question. A unit may be left out, and may be no other. A pair or an interval needs its brackets, as for MATH's own
+grader. Everything else sympy decides, which hostile LaTeX (`9^{9^{9}}`) keeps busy for ever, so there is a limit, of
+CPU time: a busy machine makes no answer wrong. For the hard cases, code that no signal reaches, the harness scores in a
+process of its own and ends that.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ _SPACE = re.compile(
 _WORDS = r"(?![^{}]*\b(?:or|and|not|dozen|hundred|thousand|million|billion|trillion)\b)[a-zA-Z. ]*"
 _UNIT = re.compile(
     rf"^[^=0-9]*=|(?<=[0-9}}])\\(?:text|mathrm|mbox)\{{{_WORDS}\}}(?:\^\{{?[0-9]\}}?)?$|\^\{{?\\circ\}}?$|\\[$%]"
-    rf"| (?=[a-zA-Z]{{2}}){_WORDS}$"
+    rf"| (?=[a-zA-Z]{{2}}){_WORDS}$|(?<=[0-9}}])(?:cm|mm|km|kg|ft|feet|inches)(?:\^\{{?[23]\}}?)?$"
 )
+# What tells units apart, each by its names; the words of a count, such as students, do not.
+_WORDED = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}(?:\^\{?[23])?|(?<=[0-9}]) ?[a-zA-Z][a-zA-Z. ]*(?:\^\{?[23])?$")
+_MEASURES = """cm centimeter|mm millimeter|km kilometer|m meter|ft foot feet|in inch inche|mi mile|yd yard|kg kilogram|
+    g gram|s sec second|min minute|h hr hour|day|week|year|am|pm|cent|dollar|^2 ^{2 square sq|^3 ^{3 cubic"""
+_MEASURE = {name: one.split()[0] for one in _MEASURES.split("|") for name in one.split()}
+_BRACKETS = re.compile(r"([(\[]).*,.*([)\]])")
 _DECIMAL, _SUBSCRIPT = re.compile(r"\.[0-9]"), re.compile(r"_\{?(\w+)")
 _BEFORE = re.compile(r"\$|\\[\[\]()]|\bis\b|:|####")  # the answer in a last line
 _NUMBER = re.compile(
@@ -58,7 +65,12 @@ def score(completion: str, answer: str) -> float:
     plain, right = _printed(given), _printed(answer)
     if plain == right:
         return 1.0
-    wanted = _value(right)
+    units, brackets = [_units(text) for text in (plain, right)], _BRACKETS.fullmatch(right)
+    if all(units) and units[0] != units[1]:
+        return 0.0
+    if brackets and not (brackets[1] in plain and plain.endswith(brackets[2])):
+        return 0.0
+    wanted = _value(right if "=" in right else _UNIT.sub("", right).strip())
     if wanted is not None:
         return float(_value(_UNIT.sub("", _UNIT.sub("", plain)).strip()) == wanted)
     if len({bool(_DECIMAL.search(text)) for text in (plain, right)}) > 1:
@@ -119,6 +131,12 @@ def _braced(text: str) -> str | None:
 
 def _printed(answer: str) -> str:
     return _SPACE.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("{,}", ","))
+
+
+def _units(answer: str) -> set[str]:
+    """The measures that stand beside what `answer` writes; other words tell nothing."""
+    words = re.findall(r"[a-z]+|\^\{?[23]", " ".join(_WORDED.findall(answer)).lower().replace(".", ""))
+    return {_MEASURE[name] for word in words for name in (word, word.rstrip("s")) if name in _MEASURE}
 
 
 def _value(answer: str) -> Fraction | None:

@@ -67,8 +67,10 @@ def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
 
 
 def missing(rules: Rules, site_packages: Path) -> Iterator[str]:
-    """`name==version` of what tasksets require and an environment of Python does not have."""
-    needed = {version for one in rules.environments if one.taskset for version in one.taskset.versions}
-    for version in sorted(needed):
-        if not any(metadata.distributions(name=version.partition("==")[0], path=[str(site_packages)])):
-            yield version
+    """`name==version` of what environments require and one of Python does not have; of ours in that version."""
+    for one in rules.environments:
+        for version in one.versions:
+            name, _, wanted = version.partition("==")
+            there = {found.version for found in metadata.distributions(name=name, path=[str(site_packages)])}
+            if not there or not (one.taskset or wanted in there):
+                yield version

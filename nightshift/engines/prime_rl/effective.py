@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nightshift.engines.memory import line_in
+from nightshift.engines.memory import line_in, where
 from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
@@ -54,10 +54,8 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"
     shares, other = ratios(config, rules), opponent(config, rules)
     if other.get("type") == "previous":
-        cause = (
-            f'train.toml:{line_in(config, f"{OPPONENT}.type")}: {OPPONENT}.type = "previous": the server of prime-rl'
-        )
-        raise ConfigError(f"{cause} holds one policy, that of now", 'Write type = "self" or "pool".')
+        cause = f"{where(config, f'{OPPONENT}.type')}: the server of prime-rl holds one policy, that of now"
+        raise ConfigError(cause, 'Write type = "self" or "pool".')
     games = {one.name for one in rules.environments if one.is_game}
     values = without(values)
     below = f"{SOURCE}."  # the agent's curriculum, which stands in every entry of the list
@@ -154,6 +152,5 @@ def _check_length(config: Config, rules: Rules) -> None:
     """A rollout that the server's context cannot hold would be refused there, one request at a time."""
     length, cap = config.get(_LENGTH), rules.max_completion_tokens
     if length is not None and length > cap:
-        where = f"train.toml:{line_in(config, _LENGTH)}: {_LENGTH} = {length}"
-        cause = f"{where}: these rules serve completions of up to {cap} tokens"
+        cause = f"{where(config, _LENGTH)}: these rules serve completions of up to {cap} tokens"
         raise ConfigError(cause, f"Write max_completion_tokens = {cap} or less")

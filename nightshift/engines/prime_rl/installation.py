@@ -195,13 +195,13 @@ def packages_problem(installation: Installation, *, has_gpus: bool) -> EngineErr
 
 
 def environments_problem(installation: Installation, root: Path, rules: Rules) -> EngineError | None:
-    """The copy of the rules' environments is missing or was changed; a taskset requires what is not there."""
+    """The copy of the rules' environments is missing or was changed; one requires what is not there."""
     folder = installation.environments_dir(root, rules)
     if environments_hash(files_of([path for path in folder.glob("*") if path.is_dir()])) != folder.name:
         return EngineError(f"{folder} is not the copy of {root / 'environments'}", PREPARE)
-    if lacking := list(missing(rules, installation.site_packages)):
+    if lacking := sorted({*missing(rules, installation.site_packages)}):
         fix = f"Run: uv pip install --python {installation.bin_dir / 'python'} {' '.join(lacking)}"
-        return EngineError("prime-rl's environment lacks what a taskset of rules.toml requires", fix)
+        return EngineError("prime-rl's environment lacks what an environment of rules.toml requires", fix)
     return None
 
 

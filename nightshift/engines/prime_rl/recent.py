@@ -15,6 +15,7 @@ from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.proof import ask_child
 from nightshift.engines.prime_rl.weights import link_weights, stable_steps, whole_files
 from nightshift.entry import isolated
+from nightshift.environments import CURVE_STEPS
 from nightshift.rules import Rules
 
 RECENT_DIR = "recent"  # in prime-rl's folder; remains.py removes it
@@ -25,7 +26,7 @@ AVERAGE_SECONDS = 180.0
 
 def num_kept(rules: Rules) -> int:
     """Of how many steps a run may hold the weights beside the trainer's own two, the mean counted in."""
-    return max(0, rules.score_last - 1) + 4 * any(environment.is_game for environment in rules.environments)
+    return max(0, rules.score_last - 1) + CURVE_STEPS * any(environment.is_game for environment in rules.environments)
 
 
 class Recent:

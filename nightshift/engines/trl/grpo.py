@@ -140,13 +140,12 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "all_right_share": (groups == 1).all(1).float().mean().item(),
             "all_wrong_share": (groups == 0).all(1).float().mean().item(),
         }
-        by_name: dict[str, list[float]] = {name: [] for name in self._names}
-        for reward, i in zip(rewards.tolist(), index, strict=True):
-            by_name[self._set[i][0].name].append(reward)
         if self._scorers:
             failed = sum(scorer.num_failed for scorer in self._scorers) - failed
             self._row["error_share"] = failed / len(rewards)
-        if len(by_name) > 1:
+        if len(self._names) > 1:
+            each = [(self._set[i][0].name, reward) for i, reward in zip(index, rewards.tolist(), strict=True)]
+            by_name = {name: [reward for of, reward in each if of == name] for name in self._names}
             self._row["rewards"] = {name: fmean(found) for name, found in by_name.items() if found}
         if self._settings["algo"]["type"] == "max_rl":
             mean = groups.mean(1, keepdim=True)
