@@ -4,9 +4,11 @@
     uv run benchmarks/aa.py --folder FOLDER                                      60 decisions as shipped, 70 minutes
     uv run benchmarks/aa.py --folder FOLDER --decisions 20 --budget-seconds 6
 
-Runs run.py in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds.
-Then simulates the same number of decisions with nightshift/campaign/decision.py, from the run-to-run spread and
-the per-example agreement that the real runs showed, and prints both. Resumable: give the same --folder.
+Runs run.py in a throw-away clone on a campaign branch: one baseline, then `--again` with new seeds. Equal settings are
+booked as runs of the incumbent, and never kept; so each run is decided here once more as if its settings had another
+hash, as a change has that does nothing (tests/integration/test_harmless_change.py shows one: the same weights).
+Then simulates as many decisions with nightshift/campaign/decision.py, from the run-to-run spread and the per-example
+agreement that the real runs showed, and prints both. Resumable: give the same --folder.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -30,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from arithmetic import ARITHMETIC_TRL  # noqa: E402
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.replay import replay  # noqa: E402
 from nightshift.decision_rules import DecisionRules  # noqa: E402
 from nightshift.records import Record  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
@@ -107,12 +111,13 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 @click.option("--decisions", default=60, show_default=True)
 @click.option("--budget-seconds", default=60.0, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Where the clone lives, or will.")
-@click.option("--repetitions", default=200, show_default=True, help="Simulated campaigns.")
+@click.option("--repetitions", default=2000, show_default=True, help="Simulated campaigns.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "aa.json")
 def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, output: Path) -> None:
     """Run, simulate, print, write."""
     kind = machine()
-    records = real_decisions(folder, decisions, budget_seconds)
+    recorded = real_decisions(folder, decisions, budget_seconds)
+    records = list(replay([replace(record, effective_hash=str(record.number)) for record in recorded], {}).decided)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
     rows = [run.evaluation.example_scores for record in records for run in record.runs if run.evaluation]
@@ -122,6 +127,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
     result = {
         "decisions": len(records) - 1,
         "kept": kept,
+        "kept_as_equal_settings": sum(record.status == "keep" for record in recorded[1:]),
         "kept_share": kept / (len(records) - 1),
         "interval_95": [low, high],
         "predicted_share": predicted,

@@ -22,6 +22,7 @@ class DecisionRules:
     the shares of those kinds may be, `noises` by what `seed_sd` may be wrong, each after its own weight. A keep is
     taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more
     gain. `calibration` draws p_better towards a half, for luck on the examples that no run of the same ones can see.
+    `agreement`: the correlation of two configs' answers to one example, until pairs tell (benchmarks/agreement.py).
     """
 
     prior_sd: Scale = 0.0100
@@ -48,6 +49,7 @@ class DecisionRules:
     seed_df: Scale = 8.0
     take_back: float = 0.0010
     calibration: Scale = 0.8
+    agreement: _Share = 0.60
     baseline_runs: int = 2
 
     @property

@@ -75,6 +75,7 @@ class _Measured(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     prior_sd: Scale = DecisionRules().prior_sd
     seed_sd: Scale = DecisionRules().seed_sd
     take_back: Fraction = DecisionRules().take_back
+    agreement: Fraction = DecisionRules().agreement
 
 
 class _Declared(msgspec.Struct, forbid_unknown_fields=True):

@@ -30,7 +30,6 @@ Array = NDArray[np.float64]
 Floats = Array | float  # one a campaign, (...)
 Index = NDArray[np.int_] | int  # as well
 Bools = NDArray[np.bool_] | bool  # as well
-_INITIAL_E2 = 0.4  # of a binomial variance, before any pair was seen: 1 - the correlation of two configs' answers
 _SMOOTHING = 0.9  # of e2, an experiment
 _NONE = 1e-9  # the share of a kind that has none, and the least weight of a world: none is ever ruled out
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -130,7 +129,8 @@ def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra
     """
     runs = np.asarray(scores, dtype=np.float64)
     mean = runs.mean(axis=-1, keepdims=True)
-    squares, e2 = ((runs - mean) ** 2).sum(axis=-1), _INITIAL_E2 * (mean * (1 - mean))[..., 0] / num_examples
+    squares = ((runs - mean) ** 2).sum(axis=-1)
+    e2 = (1 - rules.agreement) * (mean * (1 - mean))[..., 0] / num_examples  # before any pair was seen
     shares = [prior * noise for prior, _ in rules.priors for noise, _ in rules.noises]
     weights = np.broadcast_to(np.array(shares) / sum(shares), (*mean.shape[:-1], len(shares)))
     means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
