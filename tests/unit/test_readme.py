@@ -28,7 +28,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
-RULE = " ".join((ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8").split())
+RULE_LINES = (ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8").splitlines()
+RULE = " ".join(" ".join(RULE_LINES).split())
 
 
 def result(name: str) -> Any:
@@ -84,8 +85,13 @@ def test_the_rule_is_told_with_its_constants() -> None:
         told = re.findall(rf"\| {name}{unit} \| ([\d.]+) pp \| ([\d.]+) pp \|", RULE)
         assert [float(value) for value in told[0]] == [float(value) for value in values]
     assert GSM8K_PRIME_RL.decision.seed_df == 8
-    kinds = [f"{100 * share:.0f} % N({mean:g}, {sd:g})" for share, mean, sd in GSM8K_PRIME_RL.decision.ideas]
-    assert re.findall(r"\d+ % N\([^)]+\)", RULE) == kinds
+    rules = GSM8K_PRIME_RL.decision
+    weights, *kinds = (line.split("|")[1:-1] for line in RULE_LINES if re.match(r"\| (kind|\w+ N\()", line))
+    assert [float(re.findall(r"[\d.]+", cell)[0]) / 100 for cell in weights[1:]] == [one for one, _ in rules.priors]
+    for (kind, *shares), told, *expected in zip(kinds, rules.kinds, *(of for _, of in rules.priors), strict=True):
+        assert f"N({told[0]:g}, {told[1]:g})" in kind
+        assert [float(share.strip(" %")) for share in shares] == pytest.approx([100 * one for one in expected])
+    assert len(rules.priors) * len(rules.noises) == 18
 
 
 def test_cheats() -> None:
