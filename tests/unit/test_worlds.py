@@ -18,7 +18,7 @@ RULES = DecisionRules()
 OF_VERSION_1 = DECISION["gsm8k-prime-rl"]
 NUM, START = 1319, 0.475
 E2 = 0.4 * 0.25 / NUM
-NUM_CAMPAIGNS = 800
+NUM_CAMPAIGNS = 2000
 
 
 def start(*scores: float, rules: DecisionRules = RULES) -> Belief:
