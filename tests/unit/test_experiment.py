@@ -118,6 +118,7 @@ def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
     assert setup.repo.config_at("HEAD") == source
     assert record.kept_commit == setup.repo.head().commit
     assert setup.ledger.read(record.number) == record
+    assert record.judgement.why in git(setup.root, "log", "-1", "--format=%b")
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
     assert record.judgement.why.endswith("after 1 run: provisional; a gain in form only")
     assert any(line.startswith("form: ") for line in (record.health or "").splitlines())

@@ -139,7 +139,8 @@ def test_all_that_shows_records_shows_a_repeat_without_numbers_it_does_not_have(
     assert "why:              the settings of 0001: one more run of it" in lines
     assert one_line(again[1]).split()[:2] == ["0002", "discard"]
     assert describe(again[1]).startswith("0002 discard (the settings of 0001: one more run of it): ")
-    sources = {1: BASELINE, 2: BASELINE + b"# again\n", 3: BASELINE.replace(b"6e-7", b"3e-6")}
+    unused = BASELINE.replace(b"group_size", b"max_off_policy_steps = 2\ngroup_size")  # by this engine
+    sources = {1: BASELINE, 2: unused, 3: BASELINE.replace(b"6e-7", b"3e-6")}
     keys = history(folded(again), {number: parse(source) for number, source in sources.items()})
     assert [[trial.number for trial in key.trials] for key in keys] == [[3]], "nothing was tried by it"
     view = view_of(ledger, BRANCH, datetime(2026, 11, 22, tzinfo=UTC), None)
