@@ -52,6 +52,11 @@ class DecisionRules:
     agreement: _Share = 0.60
     baseline_runs: int = 2
 
+    def __post_init__(self) -> None:
+        """ValueError for shares that are not one a kind: records lie where agents can write."""
+        if counts := {len(shares) for _, shares in self.priors} - {len(self.kinds)}:
+            raise ValueError(f"priors have {min(counts)} shares of {len(self.kinds)} kinds")
+
     @property
     def of_a_repeat(self) -> DecisionRules:
         """The same for one more run of a config: no idea, no effect."""

@@ -27,14 +27,17 @@ from nightshift.records import Decoding, Weights
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
+    "nightshift/campaign/busy.py",
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/composite.py",
     "nightshift/campaign/decision.py",
     "nightshift/campaign/index.py",
+    "nightshift/decision_rules.py",
     "nightshift/engines/__init__.py",
     "nightshift/engines/mixture.py",
     "nightshift/environments.py",
     "nightshift/evaluation.py",
+    "nightshift/processes/load.py",
     "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
     "nightshift/worker.py",

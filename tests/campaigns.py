@@ -109,6 +109,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
             started="2026-11-21T22:00:00+00:00",
             rules_hash="rules",
             config_hash=candidate.hash,
+            effective_hash=candidate.hash,
             runs=(a_result(score, 100),),
             judgement=judgement,
             settled="settled",

@@ -3,6 +3,8 @@
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
 to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
+The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
+Neighbours in stand_ins.py.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from nightshift.command import in_one_line  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
+from nightshift.processes.load import Taken  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
 from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
@@ -54,7 +57,9 @@ def main() -> None:
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
     install("night")
-    begin.Night = partial(begin.Night, pauses=tuple(pauses))
+    busy = Path(sys.argv[1]) / "stand-in-busy"
+    look = lambda: Taken(by_others=1.0 if busy.exists() else 0.0, stolen=0.0)  # noqa: E731
+    begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)
     sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked)))
 
 

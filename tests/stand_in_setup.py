@@ -23,6 +23,7 @@ from nightshift.rules import Rules
 from nightshift.setup import Setup
 from tests.conftest import git
 from tests.stand_in_pool import StandInPool
+from tests.stand_ins import Neighbours
 
 TESTS = Path(__file__).resolve().parent
 TRAINER = TESTS / "stand_in_trainer.py"
@@ -62,6 +63,7 @@ def make_setup(
     """`trainer` None: the real one; `engine`: another than TRL."""
     engine = engine or TrlEngine(rules, checkout, dict(os.environ), trainer=trainer)
     monkeypatch.setattr(worker, "open_engine", lambda *arguments: engine)
+    monkeypatch.setattr(worker, "Watch", Neighbours)  # tests run beside each other
     return Setup(
         root=checkout,
         rules=rules,

@@ -9,6 +9,7 @@ rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `r
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.guard.surroundings import Surroundings  # noqa: E402
+from nightshift.processes.load import Taken, Watch  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 from nightshift.rules_toml import rules_here  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
@@ -32,6 +34,19 @@ NUM_SELECTION = 400
 def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
     """The rules with fewer examples than the thousand that every process would draw and answer."""
     return replace(rules, environments=(replace(rules.environments[0], num_selection=num_selection),))
+
+
+class Neighbours(Watch):
+    """A stand-in for what others take: nothing, whatever tests run beside; or what `stand-in-load.json` lists, of each
+    run in turn."""
+
+    asked: Path | None = None
+
+    def taken(self) -> Taken:
+        shares = json.loads(self.asked.read_text()) if self.asked and self.asked.exists() else []
+        if self.asked and shares:
+            self.asked.write_text(json.dumps(shares[1:]))
+        return Taken(by_others=shares[0] if shares else 0.0, stolen=0.0)
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
@@ -94,4 +109,6 @@ if __name__ == "__main__":
     from nightshift import worker
 
     _put_into(worker, sys.argv[1])
+    Neighbours.asked = Path(sys.argv[2]) / "stand-in-load.json"
+    worker.Watch = Neighbours  # type: ignore[misc]
     sys.exit(worker.main(Path(sys.argv[2]), Path(sys.argv[3])))

@@ -99,6 +99,9 @@ class Campaign:
         if len(candidate) != runs.shape[1]:
             cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
             raise UsageError(cause, _without(record))
+        if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
+            cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
+            raise UsageError(cause, _without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         rules = record.decision.of_a_repeat if self.is_repeat(record) else record.decision
         noise = extra_variance(record)

@@ -120,8 +120,9 @@ def load_configs(ledger: Ledger, records: Sequence[Record]) -> dict[int, Config]
 
 
 def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list[KeyHistory]:
-    """The decided experiments of one campaign, grouped by key: the most tried first."""
-    records = campaign.decided
+    """The decided experiments of one campaign, grouped by key: the most tried first. One more run of its parent tried
+    nothing, whatever keys its file has that the engine does not use."""
+    records = [record for record in campaign.decided if record.is_keep or not campaign.is_repeat(record)]
     trials: dict[str, list[Trial]] = {}
     since = campaign.since
     for record in records:

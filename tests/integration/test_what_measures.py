@@ -23,6 +23,7 @@ EXCEPTIONS = {
     "nightshift/campaign/form.py": "words about a gain, beside the verdict",
     "nightshift/campaign/ledger.py": "stores records, and reads them as they are",
     "nightshift/campaign/results.py": "results.tsv, a view of the records",
+    "nightshift/campaign/support.py": "words about keeps, beside the verdict",
     "nightshift/campaign/verify.py": "compares records with their chain",
     "nightshift/campaign/version_1.py": "reads records that are never continued",
     "nightshift/command.py": "flags and exit codes",

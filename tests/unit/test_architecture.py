@@ -37,7 +37,7 @@ LINE = """
     tasksets
     rules
     records request
-    files
+    decision_rules files
     entry errors
     text
 """

@@ -47,7 +47,7 @@ def by_regression(records: list[Record]) -> Standing:
     precision, information = np.eye(size), np.zeros(size)
     first = [evaluation.eval_score for evaluation in records[0].evaluations]
     belief = decision.baseline(first, run_scores(records[0]).shape[1], ONE_KIND)
-    precision[1, 1], information[1] = 1 / belief.variance, belief.mean / belief.variance
+    precision[1, 1], information[1] = 1 / belief.sd**2, belief.mean / belief.sd**2
     campaign = Campaign().step(records[0])
     for record in records[1:]:
         if record.evaluations:
@@ -56,7 +56,7 @@ def by_regression(records: list[Record]) -> Standing:
             precision[i, i] = 0
             precision += np.outer(child, child) / ONE_KIND.prior_sd**2
             information += child * -0.01 / ONE_KIND.prior_sd**2
-            s2 = campaign.test(record).belief.run_variance(ONE_KIND)
+            (s2,) = campaign.test(record).belief.run_variance(ONE_KIND)
             precision[i, i] += 1 / s2
             information[i] += record.evaluations[0].eval_score / s2
         campaign = campaign.step(record)
@@ -202,6 +202,13 @@ def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]
         caught.value.cause,
     )
     assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_of_other_worlds_is_one_line() -> None:
+    records = judged(STORY[:3])
+    records[2] = replace(records[2], decision=replace(records[2].decision, noises=((1.0, 1.0),)))
+    with pytest.raises(UsageError, match=r"^experiment 0003 has other priors and noises .*\. Move runs/0003 out of"):
+        folded(records)
 
 
 def test_a_baseline_whose_runs_differ_in_their_examples_is_one_line() -> None:

@@ -113,7 +113,7 @@ def test_the_verdict_follows_the_weights() -> None:
     for weight in (1.0, 9.0):
         baseline = measured({"a": (worse * 4, 1.0), "b": (better, weight)})
         child = measured({"a": (better * 4, 1.0), "b": (worse, weight)}, parent=1)
-        child = replace(child, number=2, decided=2)
+        child = replace(child, number=2, decided=2, effective_hash="2")
         verdicts[weight] = Campaign().step(replace(baseline, status="keep")).judge(child)
     assert verdicts[1.0].delta == pytest.approx(0.0, abs=0.01)
     assert cast(float, verdicts[9.0].delta) < -0.1

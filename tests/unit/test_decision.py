@@ -1,10 +1,14 @@
-"""The decision rule with GSM8K's constants on 1,319 examples; its belief against the textbook."""
+"""The decision rule with GSM8K's constants, of today and of version 1, on 1,319 examples; its belief and the textbook.
+
+What several worlds are for: test_worlds.py.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -20,64 +24,89 @@ from nightshift.decision_rules import DecisionRules
 from nightshift.records import Verdict
 
 RULES = DecisionRules()
+OF_VERSION_1 = DECISION["gsm8k-prime-rl"]  # one world: what is expected of it is what always was
+BOTH = pytest.mark.parametrize("rules", [RULES, OF_VERSION_1], ids=["today", "version 1"])
 CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "campaigns"
+Floats = NDArray[np.float64]
 E2 = 0.4 * 0.25 / 1319  # what `pairing` sees in two ordinary runs
 
 
-def after(*scores: float, start: Belief | None = None) -> Belief:
+def after(*scores: float, start: Belief | None = None, rules: DecisionRules = RULES) -> Belief:
     """The belief after children of the incumbents that scored so, on a baseline of 0.475 twice."""
-    belief = start or decision.baseline([0.475, 0.475], 1319, RULES)
+    belief = start or decision.baseline([0.475, 0.475], 1319, rules)
     for score in scores:
-        tested = decision.observe(belief, belief.incumbent, score, E2, RULES)
-        belief = decision.settle(tested, tested.keep, RULES)
+        tested = decision.observe(belief, belief.incumbent, score, E2, rules)
+        belief = decision.settle(tested, tested.keep, rules)
     return belief
 
 
-def first_run(score: float) -> decision.Tested:
-    return decision.observe(after(), 0, score, E2, RULES)
+def first_run(score: float, rules: DecisionRules = RULES) -> decision.Tested:
+    return decision.observe(after(rules=rules), 0, score, E2, rules)
 
 
+def in_one_world(means: list[float]) -> Belief:
+    """Scores that are known."""
+    k = len(means)
+    return replace(after(rules=OF_VERSION_1), means=np.array([means]), covariance=np.zeros((1, k, k)))
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("gain_pp", "keep"), [(-3.0, False), (-0.5, False), (0.0, False), (0.9, True), (2.4, True), (9.0, True)]
 )
-def test_reading_of_a_first_run(gain_pp: float, keep: bool) -> None:
-    assert first_run(0.475 + gain_pp / 100).keep == keep
+def test_reading_of_a_first_run(gain_pp: float, keep: bool, rules: DecisionRules) -> None:
+    assert first_run(0.475 + gain_pp / 100, rules).keep == keep
 
 
-def test_a_tie_with_the_parent_is_no_keep() -> None:
-    tested = first_run(0.480)
-    assert not replace(tested, belief=replace(tested.belief, means=np.array([0.475, 0.475]))).keep
+@BOTH
+def test_a_tie_with_the_parent_is_no_keep(rules: DecisionRules) -> None:
+    tested = first_run(0.480, rules)
+    assert not replace(tested, belief=replace(tested.belief, means=np.full_like(tested.belief.means, 0.475))).keep
 
 
-def test_a_lucky_score_is_shrunk_to_the_tested_value() -> None:
+@BOTH
+def test_a_lucky_score_is_shrunk_to_the_tested_value(rules: DecisionRules) -> None:
     # docs/history/decision-rule.md, section 7 step 7: "after a 51.0 on 47.5 the tested m was 49.1".
-    assert 100 * after(0.51).mean == pytest.approx(49.1, abs=0.25)
+    assert 100 * after(0.51, rules=rules).mean == pytest.approx(49.1, abs=0.25)
 
 
-def test_a_discard_moves_the_incumbent_belief_and_is_forgotten() -> None:
-    belief = after(0.465)
+@BOTH
+def test_a_discard_moves_the_incumbent_belief_and_is_forgotten(rules: DecisionRules) -> None:
+    belief = after(0.465, rules=rules)
     assert belief.mean < 0.475
-    assert belief.variance < after().variance
-    assert belief.means.shape == (1,)
+    assert belief.sd < after(rules=rules).sd
+    assert belief.means.shape[-1] == 1
 
 
-def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once() -> None:
-    collapse, leap = first_run(0.05), first_run(0.575)
-    assert collapse.belief.mean == pytest.approx(0.475, abs=0.004)
+@pytest.mark.parametrize(("rules", "moved", "p_better"), [(RULES, 0.002, 0.98), (OF_VERSION_1, 0.004, 0.99)])
+def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once(
+    rules: DecisionRules, moved: float, p_better: float
+) -> None:
+    collapse, leap = first_run(0.05, rules), first_run(0.575, rules)
+    assert collapse.belief.mean == pytest.approx(0.475, abs=moved)
     assert collapse.delta == pytest.approx(-0.42, abs=0.02)
     assert leap.delta == pytest.approx(0.10, abs=0.01)
-    assert leap.p_better > 0.99
+    assert leap.p_better > p_better
 
 
-def test_the_baseline_s_runs_inform_the_run_variance() -> None:
-    wild, calm = (decision.baseline(scores, 1319, RULES) for scores in ([0.40, 0.55], [0.475, 0.475]))
+@BOTH
+def test_the_baseline_s_runs_inform_the_run_variance_of_every_world(rules: DecisionRules) -> None:
+    wild, calm = (decision.baseline(scores, 1319, rules) for scores in ([0.40, 0.55], [0.475, 0.475]))
     assert wild.mean == pytest.approx(calm.mean)
     assert wild.squares == pytest.approx(0.15**2 / 2)
-    prior = RULES.seed_sd**2 + 0.4 * 0.475 * 0.525 / 1319
-    assert wild.run_variance(RULES) == pytest.approx((RULES.seed_df * prior + wild.squares) / (RULES.seed_df + 1))
-    assert calm.variance == pytest.approx(calm.run_variance(RULES) / 2)
+    seeds = rules.seed_sd * np.tile([noise for _, noise in rules.noises], len(rules.priors))
+    prior = seeds**2 + 0.4 * 0.475 * 0.525 / 1319
+    np.testing.assert_allclose(wild.run_variance(rules), (rules.seed_df * prior + wild.squares) / (rules.seed_df + 1))
+    np.testing.assert_allclose(calm.covariance[:, 0, 0], calm.run_variance(rules) / 2)
     noisy = replace(calm, pairing_variance=0.01)
-    assert noisy.run_variance(replace(RULES, seed_sd=0.0)) == 0.01, "the examples alone bound it from below"
+    assert (noisy.run_variance(replace(rules, seed_sd=0.0)) == 0.01).all(), "the examples alone bound it from below"
+
+
+def test_more_noise_of_a_run_is_believed_less() -> None:
+    calm, busy = (decision.observe(after(), 0, 0.51, E2, RULES, extra) for extra in (0.0, 0.02**2))
+    assert 0 < busy.delta < calm.delta
+    assert busy.belief.mean == pytest.approx(0.475, abs=float(calm.belief.mean) - 0.475)
+    assert decision.baseline([0.475, 0.475], 1319, RULES, 0.02**2).sd > 1.2 * after().sd
 
 
 def test_pairing_is_the_variance_of_one_run_from_the_spread_of_differences() -> None:
@@ -86,16 +115,17 @@ def test_pairing_is_the_variance_of_one_run_from_the_spread_of_differences() -> 
     assert decision.pairing([1.0], [0.0], 1) == 0.0
 
 
-def test_a_keep_whose_children_disappoint_is_taken_back() -> None:
-    belief = after(0.495)
+@BOTH
+def test_a_keep_whose_children_disappoint_is_taken_back(rules: DecisionRules) -> None:
+    belief = after(0.495, rules=rules)
     assert belief.incumbent == 1
     children = 0
     while belief.incumbent == 1 and children < 20:
-        belief = after(0.462, start=belief)
+        belief = after(0.462, start=belief, rules=rules)
         children += 1
     assert 2 <= children < 15
     assert belief.incumbent == 0
-    assert len(belief.means) == 2
+    assert belief.means.shape[-1] == 2
 
 
 def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
@@ -106,14 +136,14 @@ def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
     assert decision.settle(between, between.keep, RULES).incumbent == 1, "the parent does not become the incumbent"
     judgement = decision.judge(between, np.ones(4), np.zeros(4), [1, 7], RULES)
     assert (judgement.verdict, judgement.taken_back_to) == (Verdict.DISCARD, None)
-    assert judgement.incumbent_score == between.belief.means[0]
+    assert judgement.incumbent_score == between.belief.expected[0]
     assert judgement.why == f"expected {100 * between.delta:+.1f} pp over 0001 after 1 run"
 
 
 @pytest.mark.parametrize(("third", "incumbent"), [(0.5005, 1), (0.5015, 2)])
 def test_a_discard_goes_back_to_what_beats_the_incumbent_by_a_margin(third: float, incumbent: int) -> None:
-    means, zeros = np.array([0.475, 0.500, third, 0.400]), np.zeros((4, 4))
-    tested = decision.Tested(replace(after(), means=means, covariance=zeros, incumbent=1), 0, np.array(0.5))
+    known = replace(in_one_world([0.475, 0.500, third, 0.400]), incumbent=1)
+    tested = decision.Tested(known, 0, np.array(0.5))
     assert decision.settle(tested, tested.keep, RULES).incumbent == incumbent
 
 
@@ -128,65 +158,102 @@ def test_nothing_is_divided_by_where_all_answers_are_the_same() -> None:
     assert judgement.diagnostics == {"paired_delta": 0.0}
 
 
-@pytest.mark.parametrize("parent", [0, 1, 2])
-def test_a_run_is_conditioned_on_kind_by_kind(parent: int) -> None:
-    """Against the textbook: each kind's joint Gaussian conditioned on the run, then the moments of the mixture."""
-    belief, score = after(0.490, 0.510), 0.520
-    assert (len(belief.means), belief.incumbent) == (3, 2)
-    tested = decision.observe(belief, parent, score, E2, RULES)
-    s2, run = float(tested.belief.run_variance(RULES)), np.zeros(4)
-    run[[parent, 3]] = 1  # a run sees its parent plus the effect
-    configs = np.vstack([np.eye(4)[:3], run])
+@dataclass(frozen=True)
+class World:
+    """What the textbook says of one of them after a run; moments are of the configs with the candidate."""
+
+    evidence: float
+    mean: Floats
+    covariance: Floats
+    p_better: float
+
+
+def conditioned(
+    belief: Belief, world: int, parent: int, score: float, s2: float, shares: Sequence[float], rules: DecisionRules
+) -> World:
+    """Each kind's joint Gaussian of configs and effect conditioned on the run, then the moments of the mixture."""
+    k = belief.means.shape[-1]
+    run = np.zeros(k + 1)
+    run[[parent, k]] = 1  # a run sees its parent plus the effect
+    configs = np.vstack([np.eye(k + 1)[:k], run])
     weights, means, covariances, better = [], [], [], []
-    for share, effect, sd in RULES.ideas:
-        m, v = np.append(belief.means, effect * RULES.prior_sd), np.zeros((4, 4))
-        v[:3, :3], v[3, 3] = belief.covariance, (sd * RULES.prior_sd) ** 2
+    for share, (effect, sd) in zip(shares, rules.kinds, strict=True):
+        m, v = np.append(belief.means[world], effect * rules.prior_sd), np.zeros((k + 1, k + 1))
+        v[:k, :k], v[k, k] = belief.covariance[world], (sd * rules.prior_sd) ** 2
         innovation, surprise = run @ v @ run + s2, score - run @ m
         weights.append(share * NormalDist(0, math.sqrt(innovation)).pdf(surprise))
         m, v = m + v @ run * surprise / innovation, v - np.outer(v @ run, run @ v) / innovation
         means.append(configs @ m)
         covariances.append(configs @ v @ configs.T)
-        better.append(1 - NormalDist(m[3], math.sqrt(v[3, 3])).cdf(0))
+        better.append(1 - NormalDist(m[k], math.sqrt(v[k, k])).cdf(0))
     w = np.array(weights) / sum(weights)
-    expected = w @ np.array(means)
-    spread = [c + np.outer(m - expected, m - expected) for m, c in zip(means, covariances, strict=True)]
-    covariance = np.tensordot(w, np.array(spread), axes=1)
+    mean = w @ np.array(means)
+    spread = [c + np.outer(m - mean, m - mean) for m, c in zip(means, covariances, strict=True)]
+    return World(sum(weights), mean, np.tensordot(w, np.array(spread), axes=1), float(w @ better))
+
+
+@BOTH
+@pytest.mark.parametrize("parent", [0, 1, 2])
+def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(parent: int, rules: DecisionRules) -> None:
+    """Against the textbook: conditioned in each world, and the worlds weighed by what they said of the run."""
+    belief, score = after(0.490, 0.510, rules=rules), 0.520
+    assert (belief.means.shape[-1], belief.incumbent) == (3, 2)
+    tested = decision.observe(belief, parent, score, E2, rules)
+    close = 1e-12 if rules is OF_VERSION_1 else 1e-7  # a share of 0 is one of 1e-9
+    shares = [shares for _, shares in rules.priors for _ in rules.noises]
+    assert len(shares) == len(belief.weights)
+    s2 = tested.belief.run_variance(rules)
+    worlds = [conditioned(belief, i, parent, score, float(s2[i]), each, rules) for i, each in enumerate(shares)]
+    weights = belief.weights * [world.evidence for world in worlds]
+    weights /= weights.sum()
+    np.testing.assert_allclose(tested.belief.weights, weights, atol=close)
+    np.testing.assert_allclose(tested.belief.means, [world.mean for world in worlds], atol=close)
+    np.testing.assert_allclose(tested.belief.covariance, [world.covariance for world in worlds], atol=close)
+    mean = sum(w * world.mean for w, world in zip(weights, worlds, strict=True))
+    apart = [world.mean - mean for world in worlds]
+    spread = [world.covariance + np.outer(m, m) for world, m in zip(worlds, apart, strict=True)]
+    covariance = np.tensordot(weights, np.array(spread), axes=1)
+    np.testing.assert_allclose(tested.belief.expected, mean, atol=close)
+    assert tested.belief.sd == pytest.approx(math.sqrt(covariance[2, 2]), abs=close), "of the incumbent, 2"
     difference = np.eye(4)[3] - np.eye(4)[parent]
-    np.testing.assert_allclose(tested.belief.means, expected, atol=1e-12)
-    np.testing.assert_allclose(tested.belief.covariance, covariance, atol=1e-12)
-    assert tested.delta == pytest.approx(difference @ expected, abs=1e-12)
-    assert tested.delta_stderr == pytest.approx(math.sqrt(difference @ covariance @ difference), abs=1e-12)
-    calibrated = NormalDist().cdf(0.9 * NormalDist().inv_cdf(float(w @ better)))
-    assert tested.p_better == pytest.approx(calibrated, abs=1e-12)
+    assert tested.delta == pytest.approx(difference @ mean, abs=close)
+    assert tested.delta_stderr == pytest.approx(math.sqrt(difference @ covariance @ difference), abs=close)
+    better = float(weights @ [world.p_better for world in worlds])
+    calibrated = NormalDist().cdf(rules.calibration * NormalDist().inv_cdf(better))
+    assert tested.p_better == pytest.approx(calibrated, abs=close)
 
 
-def test_a_batch_is_the_same_campaigns_one_by_one() -> None:
+@BOTH
+def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
     rng, size = np.random.default_rng(0), 12
     runs = rng.normal(0.475, 0.02, (size, 3))
-    batch, alone = decision.baseline(runs, 1319, RULES), [decision.baseline(one, 1319, RULES) for one in runs]
+    batch, alone = decision.baseline(runs, 1319, rules), [decision.baseline(one, 1319, rules) for one in runs]
     for _ in range(15):
         score, e2 = rng.normal(0.485, 0.02, size), rng.uniform(0, 2 * E2, size)
-        parent = np.array([rng.integers(len(belief.means)) for belief in alone])
-        tested = decision.observe(batch, parent, score, e2, RULES)
-        batch = decision.settle(tested, tested.keep, RULES)
+        parent = np.array([rng.integers(belief.means.shape[-1]) for belief in alone])
+        tested = decision.observe(batch, parent, score, e2, rules)
+        batch = decision.settle(tested, tested.keep, rules)
         for i, belief in enumerate(alone):
-            one = decision.observe(belief, int(parent[i]), score[i], e2[i], RULES)
+            one = decision.observe(belief, int(parent[i]), score[i], e2[i], rules)
             for value in ("delta", "delta_stderr", "p_better", "keep"):
                 assert getattr(tested, value)[i] == pytest.approx(getattr(one, value), abs=1e-12), value
-            alone[i] = decision.settle(one, one.keep, RULES)
-    sizes = [len(belief.means) for belief in alone]
-    assert min(sizes) < max(sizes) == batch.means.shape[1], "no campaign is shorter than another"
+            alone[i] = decision.settle(one, one.keep, rules)
+    sizes = [belief.means.shape[-1] for belief in alone]
+    assert min(sizes) < max(sizes) == batch.means.shape[-1], "no campaign is shorter than another"
     for i, (k, belief) in enumerate(zip(sizes, alone, strict=True)):
-        np.testing.assert_allclose(batch.means[i], [*belief.means, *[-np.inf] * (max(sizes) - k)], atol=1e-12)
-        np.testing.assert_allclose(batch.covariance[i, :k, :k], belief.covariance, atol=1e-12)
-        assert not batch.covariance[i, k:].any() | batch.covariance[i, :, k:].any()
+        np.testing.assert_allclose(batch.weights[i], belief.weights, atol=1e-12)
+        np.testing.assert_allclose(batch.means[i, :, :k], belief.means, atol=1e-12)
+        assert (batch.means[i, :, k:] == -np.inf).all()
+        np.testing.assert_allclose(batch.covariance[i, :, :k, :k], belief.covariance, atol=1e-12)
+        assert not batch.covariance[i, :, k:].any() | batch.covariance[i, :, :, k:].any()
         assert batch.incumbent[i] == belief.incumbent
+        assert (batch.mean[i], batch.sd[i]) == pytest.approx((belief.mean, belief.sd), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
 def test_the_recorded_judgements_are_made_again(name: str) -> None:
     """Version 0.1.0 wrote them with all digits, by another program."""
-    rules, belief, kept, runs_of = DECISION["arithmetic-trl"], None, [], list[NDArray[np.float64]]()
+    rules, belief, kept, runs_of = DECISION["arithmetic-trl"], None, [], list[Floats]()
     records = [json.loads(path.read_text()) for path in sorted((CAMPAIGNS / name).glob("*/record.json"))]
     for record in records:
         recorded: dict[str, Any] = record["judgement"]

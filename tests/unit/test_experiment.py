@@ -118,8 +118,9 @@ def test_a_helpful_change_is_kept_and_committed(setup: Setup) -> None:
     assert setup.repo.config_at("HEAD") == source
     assert record.kept_commit == setup.repo.head().commit
     assert setup.ledger.read(record.number) == record
+    assert record.judgement.why in git(setup.root, "log", "-1", "--format=%b")
     # All that is not right says "#### no": the stand-in learns nothing but to write a number.
-    assert record.judgement.why.endswith("after 1 run; a gain in form only")
+    assert record.judgement.why.endswith("after 1 run: provisional; a gain in form only")
     assert any(line.startswith("form: ") for line in (record.health or "").splitlines())
     assert record.evaluations[0].strict_score == record.score
 
@@ -142,7 +143,7 @@ def test_what_an_agent_committed_first_is_adopted_or_undone_by_a_commit(setup: S
 
 def test_a_keep_is_taken_back_when_its_children_disappoint(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are told to be so noisy that a single good one is doubted as soon as everything tried on it is poor."""
-    noisy = replace(RULES.decision, seed_sd=0.3, prior_sd=0.1, ideas=((1.0, 0.0, 1.0),))
+    noisy = replace(RULES.decision, seed_sd=0.3, prior_sd=0.1, kinds=((0.0, 1.0),), priors=((1.0, (1.0,)),))
     setup = make_setup(setup.root, replace(RULES, decision=noisy), monkeypatch)
     source = baseline(setup, POOR)
     good = write(setup, GOOD)

@@ -14,13 +14,14 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.form import compare
 from nightshift.campaign.replay import replay
 from nightshift.campaign.results import COLUMNS, figures, row
+from nightshift.campaign.support import Support
 from nightshift.console import summary
 from nightshift.environments import load
 from nightshift.errors import EngineError
 from nightshift.evaluation import evaluate
 from nightshift.health import Conditions, examine
 from nightshift.metrics import Step
-from nightshift.records import Completion, Decoding, Progress, Record, Training, Weights
+from nightshift.records import Completion, Decoding, Progress, Record, Training, Verdict, Weights
 from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
@@ -73,8 +74,11 @@ NOT_AFTER = ((0.40, 0.10, 0.12), (0.50, None, None), None)
 def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after: Scores, said: str | None) -> None:
     found = compare(measured(2, after), measured(1, before))
     assert (found.conclusion if found else None) == said
-    why = pair(before, after)[1].judgement.why  # type: ignore[union-attr]
-    assert why.endswith(f"after 1 run; {said}" if said else "after 1 run")
+    judgement = pair(before, after)[1].judgement
+    assert judgement
+    kept = {Verdict.KEEP: f": {Support.of(judgement.p_better or 0)}"}.get(judgement.verdict, "")
+    assert judgement.why.endswith(f"after 1 run{kept}; {said}" if said else f"after 1 run{kept}")
+    assert (judgement.verdict is Verdict.KEEP) == (after[0] >= before[0])  # an even one by the prior
 
 
 def test_the_parts_of_a_gain_add_up_to_it() -> None:

@@ -49,7 +49,7 @@ def plain(ledger: Ledger) -> Campaign:
 def is_same(one: Campaign, other: Campaign) -> bool:
     assert one.belief is not None
     assert other.belief is not None
-    arrays = ((getattr(x.belief, name) for name in ("means", "covariance")) for x in (one, other))
+    arrays = ((getattr(x.belief, name) for name in ("means", "covariance", "weights")) for x in (one, other))
     return (
         one.decided == other.decided
         and one.kept == other.kept
@@ -99,15 +99,19 @@ def test_the_scores_of_what_an_index_holds_are_not_decoded(ledger: Ledger, monke
     assert len(decoded) > 4 + 10
 
 
-def a_record_changed(ledger: Ledger) -> None:
+def a_record_changed(ledger: Ledger, now: str = "[1.0,1.0", then: str = "[0.0,0.0") -> None:
     path = ledger.run_dir(4) / "record.json"
-    before = path.stat()
-    path.write_text(path.read_text().replace("[1.0,1.0", "[0.0,0.0", 1))
+    before, text = path.stat(), path.read_text()
+    assert now in text
+    path.write_text(text.replace(now, then, 1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not is_same(plain(ledger), Campaign.of(judged(STORY), BRANCH, judged(STORY)[0].rules_hash))
 
 
 CHANGES: dict[str, Callable[[Ledger], object]] = {
     "a record, its times restored": a_record_changed,
+    "its settings": lambda x: a_record_changed(x, '"effective_hash":"4"', '"effective_hash":"2"'),
+    "its load": lambda x: a_record_changed(x, '"load":null', '"load":{"num_cores":2,"others_share":0.9}'),
     "a record deleted": lambda x: x.run_dir(3).rename(x.runs_dir.parent / "gone"),
     "forged": lambda x: path_of(x).write_bytes(forged(x)),
     "torn": lambda x: os.truncate(path_of(x), 100),
@@ -141,7 +145,9 @@ def test_an_index_that_was_forged_with_its_line_of_the_chain_is_named(ledger: Le
     ]
 
 
-@pytest.mark.parametrize("change", [{"kept": (0, 99)}, {"incumbent": 50}, {"means": b"x"}, {"covariance": b""}])
+@pytest.mark.parametrize(
+    "change", [{"kept": (0, 99)}, {"incumbent": 50}, {"means": b"x"}, {"covariance": b""}, {"weights": b""}]
+)
 def test_an_index_of_nonsense_with_its_line_of_the_chain_is_not_used(ledger: Ledger, change: dict[str, object]) -> None:
     index = msgspec.msgpack.decode(path_of(ledger).read_bytes(), type=Index)
     data = msgspec.msgpack.encode(replace(index, **change))  # type: ignore[arg-type]

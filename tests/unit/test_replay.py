@@ -92,9 +92,8 @@ def test_the_command(recorded: Path) -> None:
     assert len([line for line in stdout.splitlines() if "idea " in line]) == len(STORY)
     _, shown, _ = nightshift(recorded, "replay", "--help")
     for field in fields(DecisionRules):
-        if field.name == "ideas":  # not a number
-            continue
-        assert f"--{field.name.replace('_', '-')} " in shown
+        is_number = field.name not in ("kinds", "priors", "noises")
+        assert (f"--{field.name.replace('_', '-')} " in shown) == is_number, field.name
 
 
 def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Whole nights on a machine that others use: a busy run is repeated once, when it is calm, and never for being slow.
+
+What others took of each run, and whether the machine is calm, is what a stand-in says: see stand_in_night.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.campaign.busy import taken
+from nightshift.campaign.campaign import Campaign
+from nightshift.records import Record
+from tests.conftest import CAMPAIGN
+from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
+from tests.waiting import wait_for
+
+ASKED = {"agent": "lr", "proposer": "lr"}
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout)
+    for process in leftovers(checkout):
+        process.kill()
+
+
+def others_take(root: Path, *shares: float) -> None:
+    """Of the runs to come, in turn; a baseline has two."""
+    (root / "stand-in-load.json").write_text(json.dumps(shares))
+
+
+def state(root: Path) -> dict[str, Any]:
+    return json.loads((root / "runs" / "night.json").read_text())
+
+
+def believed(root: Path) -> Campaign:
+    ours = records(root)
+    return Campaign.of(ours, CAMPAIGN, ours[0].rules_hash)
+
+
+def is_running(root: Path, number: int) -> bool:
+    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
+
+
+def seeds(record: Record) -> list[int]:
+    return [run.seed for run in record.runs]
+
+
+def test_a_busy_run_is_repeated_once_and_both_are_believed(root: Path) -> None:
+    others_take(root, 0.0, 0.0, 0.6, 0.0)
+    code, _, stderr = whole_night(root, experiments=4, **ASKED)
+    assert code == 0, stderr
+    assert problems(root) == []
+    first, busy, again, last = records(root)
+    assert [taken(record) for record in (first, busy, again, last)] == [0.0, 0.6, 0.0, 0.0]
+    assert "busy machine: 60% of the processors' time went to other processes" in (busy.health or "")
+    assert "experiment 0002 was run on a busy machine: once more, it is calm" in stderr
+    assert again.description == "0002 again, which was run on a busy machine: lr 1e-06"
+    assert (again.config_hash, again.effective_hash) == (busy.config_hash, busy.effective_hash)
+    assert seeds(busy) != seeds(again), "another seed"
+    assert (root / "runs" / "0003" / "train.toml").read_bytes() == (root / "runs" / "0002" / "train.toml").read_bytes()
+    assert last.description == "lr 6e-06", "the proposer goes on, and nothing is repeated twice"
+    campaign = believed(root)
+    assert [record.number for record in campaign.decided] == [1, 2, 3, 4]
+    assert campaign.num_runs_of(busy.effective_hash) == 2
+    assert busy.status == "keep"
+    assert again.judgement
+    assert again.judgement.why.startswith("the settings of 0002: one more run of it")
+
+
+def test_a_busy_baseline_is_repeated_and_told_as_one_more_run_of_it(root: Path) -> None:
+    others_take(root, 0.0, 0.9)
+    code, _, stderr = whole_night(root, experiments=3, **ASKED)
+    assert code == 0, stderr
+    first, again, _ = records(root)
+    assert again.judgement
+    assert (again.parent, again.status) == (1, "discard")
+    assert again.judgement.why.startswith("the settings of 0001: one more run of it")
+    assert seeds(first) + seeds(again) == [1000, 1001, 1002]
+    assert problems(root) == []
+
+
+def test_nothing_is_repeated_while_the_machine_is_busy(root: Path) -> None:
+    others_take(root, 0.0, 0.0, 0.6)
+    (root / "stand-in-busy").touch()
+    code, _, stderr = whole_night(root, experiments=4, **ASKED)
+    assert code == 0, stderr
+    assert [record.description for record in records(root)] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06"]
+    assert "once more" not in stderr
+    assert problems(root) == []
+
+
+def test_a_machine_that_has_become_calm_has_it_repeated_then(root: Path) -> None:
+    others_take(root, 0.0, 0.0, 0.6)
+    sign = root / "stand-in-busy"
+    sign.touch()
+    night = start(root, experiments=6, **ASKED)
+    wait_for(lambda: len(records(root)) >= 3)  # 0002 is decided, and was not repeated
+    sign.unlink()
+    code, _, stderr = finish(night)
+    assert code == 0, stderr
+    told = [record.description for record in records(root)]
+    assert told[2] == "lr 3e-05"
+    assert [line.startswith("0002 again") for line in told].count(True) == 1, told
+
+
+def test_a_config_that_is_slow_by_itself_is_not_repeated(root: Path) -> None:
+    """It trains for as long as it is held, and others take what they always do: not enough to be called busy."""
+    assert whole_night(root, experiments=1, **ASKED)[0] == 0
+    others_take(root, 0.2)
+    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    night = start(root, experiments=2, **ASKED)
+    wait_for(lambda: is_running(root, 2))
+    metrics = next((root / "runs" / "0002").glob("run-1/**/metrics.jsonl"))
+    wait_for(lambda: metrics.read_bytes().count(b"\n") > 30)  # the baseline took three steps
+    (root / "stand-in.json").unlink()
+    code, _, stderr = finish(night)
+    assert code == 0, stderr
+    _, slow, last = records(root)
+    assert taken(slow) == 0.2
+    assert (slow.runs[0].training.num_steps or 0) > 30
+    assert "busy machine" not in (slow.health or "")
+    assert last.description == "lr 3e-05"
+
+
+def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(root: Path) -> None:
+    """Its config was decided by the busy run; that decides nothing of the proposal that waits."""
+    others_take(root, 0.0, 0.0, 0.6)
+    (root / "stand-in-busy").touch()
+    assert whole_night(root, experiments=2, **ASKED)[0] == 0
+    (root / "stand-in-busy").unlink()
+    night_json = state(root)
+    night_json |= {"cause": None, "request": {**night_json["request"], "experiments": 3}}
+    (root / "runs" / "night.json").write_text(json.dumps(night_json))  # not over: one more was asked for
+    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    night = start(root, experiments=3, **ASKED)
+    wait_for(lambda: is_running(root, 3))
+    assert state(root)["pending"]["repeats"] == 2
+    night.kill()
+    finish(night)
+    (root / "stand-in.json").unlink()
+    wait_for(lambda: not leftovers(root))
+    assert state(root)["pending"]["repeats"] == 2
+    code, _, stderr = whole_night(root, experiments=3, **ASKED)
+    assert code == 0, stderr
+    assert "going on with the night of" in stderr
+    ours = records(root)
+    assert [record.failure for record in ours] == [None, None, "interrupted", None]
+    assert ours[3].description.startswith("0002 again")
+    assert state(root)["pending"] is None
+    assert problems(root) == []

@@ -1,0 +1,254 @@
+"""What others take of the machine: real processes, and a stand-in for NVML. Other tests run beside these, so all is
+compared within one test, and by margins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from nightshift.processes.load import Watch, watching
+from nightshift.records import Load
+from tests.waiting import HANG_SECONDS, wait_for
+
+SPIN_SECONDS = 1.0  # of processor time
+# Waits for a file, works for so long by its own processor time, says so, and waits to be ended.
+SPIN = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+while time.process_time() < float(sys.argv[1]):
+    pass
+print(time.process_time(), flush=True)
+time.sleep(60)
+"""
+# Starts the above in a session of its own and is gone: nobody of ours is its parent.
+DETACH = """
+import os, subprocess, sys
+stdout, null = open(sys.argv[1], "w"), subprocess.DEVNULL
+child = subprocess.Popen(sys.argv[2:], stdin=null, stdout=stdout, stderr=null, start_new_session=True)
+print(child.pid, flush=True)
+os._exit(0)
+"""
+
+
+class Clock:
+    """A machine's time that a test sets: what is a share of is not measured."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def seconds_of_others(work: Callable[[], float]) -> tuple[float, float]:
+    """(processor seconds that others used meanwhile, those that `work` says it used); on a clock of 1,000 s a core."""
+    clock = Clock()
+    watch = Watch(clock=clock)
+    worked = work()
+    clock.now = 1000.0
+    return watch.taken().by_others * 1000.0 * len(os.sched_getaffinity(0)), worked
+
+
+def spin_command(sign: Path) -> list[str]:
+    return [sys.executable, "-c", SPIN, str(SPIN_SECONDS), str(sign)]
+
+
+@contextmanager
+def detached(folder: Path) -> Iterator[Callable[[], float]]:
+    """A process that is nobody's child of ours; call to have it work, for the seconds that it did."""
+    said, sign = folder / "said", folder / "sign"
+    command = [sys.executable, "-c", DETACH, str(said), *spin_command(sign)]
+    pid = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    def work() -> float:
+        sign.touch()
+        return float(wait_for(lambda: said.read_text().endswith("\n") and said.read_text()))
+
+    try:
+        stranger = psutil.Process(pid)
+        assert os.getpid() not in [parent.pid for parent in stranger.parents()]
+        yield work
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def spin_here() -> float:
+    began = time.process_time()
+    while time.process_time() - began < SPIN_SECONDS:
+        pass
+    return time.process_time() - began
+
+
+@contextmanager
+def child(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def seconds_of_all() -> float:
+    times = psutil.cpu_times(percpu=True)
+    return sum(times[core].user + times[core].nice + times[core].system for core in os.sched_getaffinity(0))
+
+
+def test_what_a_process_of_somebody_else_uses_is_taken_by_others(tmp_path: Path) -> None:
+    with detached(tmp_path) as work:
+        others, worked = seconds_of_others(work)
+    assert worked >= SPIN_SECONDS
+    assert others > 0.8 * SPIN_SECONDS
+
+
+def test_our_own_work_is_no_other_s() -> None:
+    """What all used while we worked, less what the watch says of others, holds our own work."""
+    before = seconds_of_all()
+    others, worked = seconds_of_others(spin_here)
+    assert seconds_of_all() - before - others > 0.8 * worked
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["alive", "waited for"])
+def test_the_work_of_what_we_started_is_ours_too(tmp_path: Path, is_ended: bool) -> None:
+    sign = tmp_path / "sign"
+    with child(spin_command(sign)) as process:
+
+        def work() -> float:
+            sign.touch()
+            assert process.stdout
+            worked = float(process.stdout.readline())
+            if is_ended:
+                process.kill()
+                process.wait(HANG_SECONDS)
+            return worked
+
+        before = seconds_of_all()
+        others, worked = seconds_of_others(work)
+        assert seconds_of_all() - before - others > 0.8 * worked
+
+
+def test_a_share_is_of_all_cores_that_we_may_use_and_never_above_one() -> None:
+    clock = Clock()
+    watch = Watch(clock=clock)
+    spin_in = psutil.cpu_times(percpu=True)
+    assert len(spin_in) >= len(os.sched_getaffinity(0))
+    taken = watch.taken()  # no time has passed: whatever was used is too much
+    assert 0 <= taken.by_others <= 1
+    assert 0 <= taken.stolen <= 1
+    assert (taken.gpu_shared, taken.throttled) == (None, None), "without GPUs there is nothing to tell"
+
+
+class NvmlError(Exception):
+    """The stand-in's NVMLError."""
+
+
+@dataclass
+class StandInNvml:
+    """The functions of pynvml that load.py calls, for one GPU, number 3. `looks`: (clock event reasons, pids) in turn,
+    or an error."""
+
+    looks: list[tuple[int, Sequence[int]] | NvmlError]
+    asked: list[int] = field(default_factory=list)
+
+    NVMLError = NvmlError
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> tuple[int, Sequence[int]]:
+        self.asked.append(index)
+        look = self.looks[len(self.asked) - 1]
+        if isinstance(look, NvmlError):
+            raise look
+        return look
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, look: tuple[int, Sequence[int]]) -> int:
+        return look[0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, look: tuple[int, Sequence[int]]) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in look[1]]
+
+
+US, STRANGER = os.getpid(), os.getppid()
+IDLE, APPLICATION_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
+HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+
+
+def looked(*looks: tuple[int, Sequence[int]] | NvmlError) -> tuple[float | None, float | None]:
+    nvml = StandInNvml([*looks])
+    watch = Watch((3, 3), nvml)
+    for _ in looks:
+        watch.look()
+    assert nvml.asked == [3] * len(looks), "a GPU that holds both sides is looked at once"
+    taken = watch.taken()
+    return taken.gpu_shared, taken.throttled
+
+
+def test_a_process_of_somebody_else_on_our_gpu_is_a_share_of_the_looks() -> None:
+    assert looked((0, [US]), (0, [US])) == (0.0, 0.0)
+    assert looked((0, [US]), (0, [US, STRANGER]), (0, [US]), (0, [STRANGER, US])) == (0.5, 0.0)
+
+
+def test_a_process_that_we_started_is_ours() -> None:
+    with child([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        assert looked((0, [US, process.pid])) == (0.0, 0.0)
+
+
+def test_numbers_of_another_namespace_tell_nothing() -> None:
+    assert looked((0, [STRANGER]), (HW_THERMAL, [])) == (None, 0.5)
+    assert looked((0, [STRANGER]), (0, [US, STRANGER])) == (1.0, 0.0), "of the looks that tell"
+
+
+@pytest.mark.parametrize("reason", [HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE, HW_THERMAL | POWER_CAP])
+def test_clocks_that_heat_or_power_hold_down_count(reason: int) -> None:
+    assert looked((reason, [US]), (0, [US]), (0, [US]), (0, [US])) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize("reason", [IDLE, APPLICATION_CLOCKS, POWER_CAP, IDLE | APPLICATION_CLOCKS | POWER_CAP])
+def test_a_power_cap_is_how_cards_run(reason: int) -> None:
+    assert looked((reason, [US])) == (0.0, 0.0)
+
+
+def test_a_gpu_that_cannot_be_read_adds_nothing() -> None:
+    assert looked(NvmlError("GPU is lost")) == (None, None)
+    assert looked(NvmlError("GPU is lost"), (HW_THERMAL, [US])) == (0.0, 1.0)
+    watch = Watch((3,), None)  # no driver at all
+    watch.look()
+    assert watch.taken().throttled is None
+
+
+def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.processes.load._SAMPLE_SECONDS", 0.01)
+    nvml = StandInNvml([(0, [US])] * 100_000)
+    with watching(Watch((3,), nvml)) as watch:
+        wait_for(lambda: len(nvml.asked) >= 3)
+    count = len(nvml.asked)
+    time.sleep(0.05)
+    assert len(nvml.asked) == count
+    assert watch.taken().gpu_shared == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "taken"),
+    [
+        ({}, 0.0),
+        ({"others_share": 0.3, "stolen_share": 0.2}, 0.5),
+        ({"others_share": 0.9, "stolen_share": 0.9}, 1.0),
+        ({"others_share": 0.1, "gpu_shared": 0.4, "throttled": 0.7}, 0.7),
+        ({"gpu_shared": 0.4, "throttled": None}, 0.4),
+        ({"load_average": 40.0, "step_seconds": 900.0}, 0.0),  # slow by itself is nobody's load
+    ],
+)
+def test_the_largest_share_is_what_was_taken(shares: dict[str, float | None], taken: float) -> None:
+    assert Load(2, **shares).taken == pytest.approx(taken)
