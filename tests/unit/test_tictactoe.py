@@ -41,4 +41,4 @@ def test_documents_are_legal_games_asked_as_a_conversation() -> None:
             wins = {won for _, won in threats(board, mover(board))}
             threatened, overlooked = threatened + bool(wins), overlooked + bool(wins and cell not in wins)
     assert threatened > 300
-    assert 0.5 < overlooked / threatened < 0.95, "what is left to find out"
+    assert 0.6 < overlooked / threatened < 0.95, "what is left to find out"
