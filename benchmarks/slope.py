@@ -27,10 +27,11 @@ import click
 from machine import RESULTS, machine, table, write_result
 
 from nightshift import environments
-from nightshift.engines import Message, Session
+from nightshift.engines import Session
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.environments import Environment, Example
 from nightshift.evaluation import evaluate
+from nightshift.records import Completion
 from nightshift.rules import Rules
 from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import load, parse
@@ -79,10 +80,10 @@ def scores_of(
     decoding = replace(rules.decoding, temperature=temperature)
     played = [environment.episodes(example) for example in examples]
 
-    def ask(chats: Sequence[Sequence[Message]]) -> list[str]:
-        return [completion.text for completion in session.complete(chats, decoding, lambda progress: None)]
+    def complete(chats: Sequence[environments.Chat]) -> Sequence[Completion]:
+        return session.complete(chats, decoding, lambda progress: None)
 
-    environments.play_out([episode for episodes in played for episode in episodes], ask)
+    list(environments.play_out([episode for episodes in played for episode in episodes], complete))
     return [statistics.fmean(episode.score() for episode in episodes) for episodes in played]
 
 
