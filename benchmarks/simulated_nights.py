@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
+from nightshift.campaign.belief import Belief
 from nightshift.decision_rules import DecisionRules
 
 Floats = NDArray[np.float64]
@@ -96,7 +97,7 @@ class ShippedRule:
 
     def __init__(self, rules: DecisionRules) -> None:
         self.rules = rules
-        self.belief: decision.Belief
+        self.belief: Belief
 
     def begin(self, scores: Floats, num_examples: int) -> None:
         """The baselines."""

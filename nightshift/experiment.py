@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.campaign import baseline_of, require_same_setup
+from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.campaign.campaign import Campaign, baseline_of
+from nightshift.campaign.agreed import baseline_of
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine

@@ -7,22 +7,20 @@ only place where a belief changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from nightshift.campaign import decision
+from nightshift.campaign.belief import Array, Belief
 from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, weighted
-from nightshift.campaign.decision import Array, Belief, Tested
+from nightshift.campaign.decision import Tested
 from nightshift.campaign.form import Form, compare
-from nightshift.campaign.support import Support, supports
-from nightshift.campaign.version_1 import FINISH
-from nightshift.entry import FIXED_VARIABLES
+from nightshift.campaign.support import fresh, supports
 from nightshift.errors import UsageError
-from nightshift.git.repo import Head
 from nightshift.records import Judgement, Record, Verdict
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
@@ -126,7 +124,7 @@ class Campaign:
             why = told + found.why.removeprefix(found.why.partition(";")[0])
             return replace(found, why=why, delta=None, delta_stderr=None, p_better=None)
         if found.verdict == Verdict.KEEP and found.p_better is not None:
-            found = replace(found, why=f"{found.why}: {Support.of(found.p_better)}")
+            found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
         return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
 
@@ -215,32 +213,3 @@ def run_scores(record: Record) -> Array:
 
 def _without(record: Record) -> str:
     return f"Move runs/{record.number:04d} out of runs/ to go on without it."
-
-
-def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
-    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness.
-
-    UsageError where Nightshift 0.1.0 made it: nothing of this version can go on with that campaign.
-    """
-    first = next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
-    if first is not None and first.version == 1:
-        cause = f"campaign {first.branch} was begun by Nightshift 0.1.0, this is another version"
-        raise UsageError(cause, f"{FINISH}, or start a new branch autoresearch/<tag>.")
-    return first
-
-
-def require_same_setup(
-    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
-) -> None:
-    """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
-    fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
-    for what, then, now in (
-        ("engine", first.engine, engine),
-        ("rules", first.rules_hash, rules_hash),
-        ("hardware", first.hardware, hardware),
-        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
-    ):
-        if then != now:
-            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
-            cause += f" {now or 'unset'}"
-            raise UsageError(cause, fix)

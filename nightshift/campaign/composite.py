@@ -15,7 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
-from nightshift.campaign.decision import Array
+from nightshift.campaign.belief import Array
 from nightshift.records import Evaluation, Part, Record, packed
 
 FALL = 2.0  # standard errors

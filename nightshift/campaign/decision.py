@@ -23,77 +23,15 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nightshift.campaign.belief import Array, Belief, Floats, Index, at, column_of
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Judgement, Verdict
 
-Array = NDArray[np.float64]
-Floats = Array | float  # one a campaign, (...)
-Index = NDArray[np.int_] | int  # as well
 Bools = NDArray[np.bool_] | bool  # as well
 _SMOOTHING = 0.9  # of e2, an experiment
 _NONE = 1e-9  # the share of a kind that has none, and the least weight of a world: none is ever ruled out
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Belief:
-    """What is believed of the k configs that were kept, in that order, the baseline first.
-
-    In a batch the shorter campaigns' last slots are not in use: mean -inf, covariance 0.
-    """
-
-    means: Array  # (..., h, k)
-    covariance: Array  # (..., h, k, k)
-    weights: Array  # (..., h) of the worlds, 1 together
-    incumbent: Index  # (...) index of the config that is believed best
-    squares: Floats  # (...) of the baseline's runs around their mean
-    num_baseline_runs: int
-    pairing_variance: Floats  # (...) e2
-
-    @property
-    def expected(self) -> Array:
-        """True scores of the configs, over all worlds, (..., k)."""
-        found: Array = (self.weights[..., None] * self.means).sum(axis=-2)
-        return found
-
-    @property
-    def mean(self) -> Array:
-        """Expected true score of the incumbent, (...)."""
-        return _at(self.expected, self.incumbent)
-
-    @property
-    def sd(self) -> Array:
-        """Standard deviation of the incumbent's true score, (...)."""
-        at = self.in_worlds(self.incumbent)
-        return self._spread(_at(self.means, at), _at(_column(self.covariance, at), at))
-
-    def difference(self, one: Index, other: Index) -> tuple[Array, Array]:
-        """Config `one` minus config `other`: posterior mean and standard deviation, (...) both."""
-        a, b = self.in_worlds(one), self.in_worlds(other)
-        of_a, of_b = _column(self.covariance, a), _column(self.covariance, b)
-        apart = _at(self.means, a) - _at(self.means, b)
-        spread = self._spread(apart, np.maximum(_at(of_a, a) + _at(of_b, b) - 2 * _at(of_a, b), 0.0))
-        return (self.weights * apart).sum(axis=-1), spread
-
-    def in_worlds(self, config: Index) -> Index:
-        """Which config it is in each world, (..., 1)."""
-        found: Index = np.broadcast_to(config, np.shape(self.pairing_variance))[..., None]
-        return found
-
-    def _spread(self, means: Array, variances: Array) -> Array:
-        """The standard deviation over all worlds of what has such moments in each, (..., h)."""
-        mean = (self.weights * means).sum(axis=-1, keepdims=True)
-        spread: Array = np.sqrt((self.weights * (variances + (means - mean) ** 2)).sum(axis=-1))
-        return spread
-
-    def run_variance(self, rules: DecisionRules) -> Array:
-        """s2 of one run's score around its config's true score, (..., h): `seed_df` degrees of freedom are prior."""
-        e2, squares = (np.asarray(value)[..., None] for value in (self.pairing_variance, self.squares))
-        seeds = np.array([noise * rules.seed_sd for _ in rules.priors for _, noise in rules.noises])
-        total = rules.seed_df * (seeds**2 + e2) + squares
-        pooled: Array = np.maximum(total / (rules.seed_df + self.num_baseline_runs - 1), e2)
-        return pooled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,9 +109,9 @@ def observe(
     belief = replace(belief, pairing_variance=e2)
     prior, sd = np.array(rules.kinds).T * rules.prior_sd
     share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
-    spread, at = sd**2, belief.in_worlds(parent)
-    mean, column = _at(belief.means, at), _column(belief.covariance, at)
-    variance = _at(column, at)
+    spread, there = sd**2, belief.in_worlds(parent)
+    mean, column = at(belief.means, there), column_of(belief.covariance, there)
+    variance = at(column, there)
     s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
     innovation = (variance + s2)[..., None] + spread  # (..., h, kinds), as the next six
     pull = ((np.asarray(score)[..., None] - mean)[..., None] - prior) / innovation
@@ -217,7 +155,7 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     covariance = np.where(live[..., :, None] & live[..., None, :], covariance, 0.0)
     settled = replace(belief, means=means, covariance=covariance)
     best = settled.expected.argmax(axis=-1)
-    best = np.where(_at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)
+    best = np.where(at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)
     return replace(settled, incumbent=np.where(keep, count, best)[()])
 
 
@@ -275,14 +213,3 @@ def _normalised(log: Array) -> tuple[Array, Array]:
     weights = np.exp(log - top)
     total = weights.sum(axis=-1, keepdims=True)
     return weights / total, (top + np.log(total))[..., 0]
-
-
-def _at(values: Array, index: Index) -> Array:
-    """Element `index`, (...), of the last axis of `values`, (..., k)."""
-    found: Array = np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0][()]
-    return found
-
-
-def _column(covariance: Array, index: Index) -> Array:
-    """Covariance of all configs with config `index`, (..., k)."""
-    return _at(covariance, np.asarray(index)[..., None])

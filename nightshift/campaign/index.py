@@ -16,9 +16,9 @@ from functools import reduce
 import msgspec
 import numpy as np
 
+from nightshift.campaign.belief import Belief
 from nightshift.campaign.campaign import Campaign, Standing, ordered
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.decision import Belief
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically

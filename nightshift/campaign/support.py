@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from statistics import NormalDist
 
-from nightshift.campaign.decision import Belief
+from nightshift.campaign.belief import Belief
 from nightshift.records import Record, Verdict
 
 DECIDED = 0.6  # what is better with less is undecided: no change at all is thought so about every third time
+SURE = 0.9
 _SMALL = 1e-12
 
 
@@ -25,9 +26,11 @@ class Support(StrEnum):
     SUPPORTED = "supported"
 
     @classmethod
-    def of(cls, p_better: float, is_run_since: bool = False) -> Support:
-        """Undecided where the odds are nearly even."""
-        return cls.UNDECIDED if p_better < DECIDED else cls.SUPPORTED if is_run_since else cls.PROVISIONAL
+    def of(cls, p_better: float, p_at_verdict: float) -> Support:
+        """Undecided where the odds are nearly even; supported where later runs left them at what they were."""
+        if p_better < DECIDED:
+            return cls.UNDECIDED
+        return cls.SUPPORTED if p_better >= min(p_at_verdict, SURE) else cls.PROVISIONAL
 
 
 def supports(
@@ -36,19 +39,32 @@ def supports(
     """By number, of every keep of the lineage but the baseline; `kept` in the order of the belief's configs.
 
     Each run of a keep, or of what was made from it, tells something of it: after one it is judged by what is believed
-    now of the difference to what it was made from.
+    now of the difference to what it was made from, against what its verdict said of that.
     """
     told = _ancestors_of_runs(kept, decided)
     places = {record.number: place for place, record in enumerate(kept)}
     found = {}
     for parent, record in itertools.pairwise(lineage):
+        judged = record.judgement
+        if judged is None or judged.p_better is None or judged.delta is None or judged.delta_stderr is None:
+            continue
         if record.number in told:
-            delta, sd = belief.difference(places[record.number], places[parent.number])
-            p_better = NormalDist(0, max(float(sd), _SMALL)).cdf(record.decision.calibration * float(delta))
-            found[record.number] = Support.of(p_better, is_run_since=True)
-        elif record.judgement is not None and record.judgement.p_better is not None:
-            found[record.number] = Support.of(record.judgement.p_better)
+            now = belief.difference(places[record.number], places[parent.number])
+            then = judged.delta, judged.delta_stderr
+            found[record.number] = Support.of(*(_chance(*each, record.decision.calibration) for each in (now, then)))
+        else:
+            found[record.number] = fresh(judged.p_better)
     return found
+
+
+def fresh(p_better: float) -> Support:
+    """Of a keep that no later run told anything of."""
+    return Support.UNDECIDED if p_better < DECIDED else Support.PROVISIONAL
+
+
+def _chance(delta: float, sd: float, calibration: float) -> float:
+    """That a difference is above 0, as p_better is drawn towards a half."""
+    return NormalDist(0, max(float(sd), _SMALL)).cdf(calibration * float(delta))
 
 
 def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nightshift.campaign.campaign import baseline_of, require_same_setup
+from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.chain import sha256
 from nightshift.campaign.composite import split, weighted
 from nightshift.certify import certificate

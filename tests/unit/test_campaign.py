@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import decision
-from nightshift.campaign.campaign import Campaign, Standing, baseline_of, run_scores
+from nightshift.campaign.agreed import baseline_of
+from nightshift.campaign.campaign import Campaign, Standing, run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules

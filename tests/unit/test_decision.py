@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.decision import Belief
+from nightshift.campaign.belief import Belief
 from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Verdict

@@ -1,0 +1,40 @@
+"""What the first experiment of a campaign fixes for all that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nightshift.campaign.version_1 import FINISH
+from nightshift.entry import FIXED_VARIABLES
+from nightshift.errors import UsageError
+from nightshift.git.repo import Head
+from nightshift.records import Record
+
+
+def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
+    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness.
+
+    UsageError where Nightshift 0.1.0 made it: nothing of this version can go on with that campaign.
+    """
+    first = next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
+    if first is not None and first.version == 1:
+        cause = f"campaign {first.branch} was begun by Nightshift 0.1.0, this is another version"
+        raise UsageError(cause, f"{FINISH}, or start a new branch autoresearch/<tag>.")
+    return first
+
+
+def require_same_setup(
+    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
+) -> None:
+    """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
+    fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
+    for what, then, now in (
+        ("engine", first.engine, engine),
+        ("rules", first.rules_hash, rules_hash),
+        ("hardware", first.hardware, hardware),
+        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
+    ):
+        if then != now:
+            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+            cause += f" {now or 'unset'}"
+            raise UsageError(cause, fix)
