@@ -49,9 +49,10 @@ def supports(
         if judged is None or judged.p_better is None or judged.delta is None or judged.delta_stderr is None:
             continue
         if record.number in told:
-            now = belief.difference(places[record.number], places[parent.number])
-            then = judged.delta, judged.delta_stderr
-            found[record.number] = Support.of(*(_chance(*each, record.decision.calibration) for each in (now, then)))
+            delta, sd = belief.difference(places[record.number], places[parent.number])
+            scale = record.decision.calibration
+            then = _chance(judged.delta, judged.delta_stderr, scale)
+            found[record.number] = Support.of(_chance(float(delta), float(sd), scale), then)
         else:
             found[record.number] = fresh(judged.p_better)
     return found
@@ -64,7 +65,7 @@ def fresh(p_better: float) -> Support:
 
 def _chance(delta: float, sd: float, calibration: float) -> float:
     """That a difference is above 0, as p_better is drawn towards a half."""
-    return NormalDist(0, max(float(sd), _SMALL)).cdf(calibration * float(delta))
+    return NormalDist(0, max(sd, _SMALL)).cdf(calibration * delta)
 
 
 def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set[int]:
