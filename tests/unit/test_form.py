@@ -14,7 +14,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.form import compare
 from nightshift.campaign.replay import replay
 from nightshift.campaign.results import COLUMNS, figures, row
-from nightshift.campaign.support import Support
+from nightshift.campaign.support import fresh
 from nightshift.console import summary
 from nightshift.environments import load
 from nightshift.errors import EngineError
@@ -76,7 +76,7 @@ def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after:
     assert (found.conclusion if found else None) == said
     judgement = pair(before, after)[1].judgement
     assert judgement
-    kept = {Verdict.KEEP: f": {Support.of(judgement.p_better or 0)}"}.get(judgement.verdict, "")
+    kept = {Verdict.KEEP: f": {fresh(judgement.p_better or 0)}"}.get(judgement.verdict, "")
     assert judgement.why.endswith(f"after 1 run{kept}; {said}" if said else f"after 1 run{kept}")
     assert (judgement.verdict is Verdict.KEEP) == (after[0] >= before[0])  # an even one by the prior
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.support import DECIDED, Support
+from nightshift.campaign.support import DECIDED, Support, fresh
 from nightshift.proposers.brief import compose
 from nightshift.proposers.history import history
 from nightshift.records import Failure, Judgement, Record, Verdict
@@ -46,12 +46,24 @@ def test_a_keep_is_provisional_or_undecided_by_its_own_run() -> None:
     assert folded(sure[:1]).since == {}, "a baseline is nothing to support"
 
 
+@pytest.mark.parametrize(("p_better", "support"), [(0.599, "undecided"), (0.6, "provisional"), (0.999, "provisional")])
+def test_a_fresh_keep_is_never_supported(p_better: float, support: str) -> None:
+    assert fresh(p_better) == support
+
+
 @pytest.mark.parametrize(
-    ("p_better", "is_run_since", "support"),
-    [(0.599, False, "undecided"), (0.6, False, "provisional"), (0.599, True, "undecided"), (0.6, True, "supported")],
+    ("now", "then", "support"),
+    [
+        (0.599, 0.55, "undecided"),
+        (0.60, 0.55, "supported"),
+        (0.79, 0.80, "provisional"),
+        (0.80, 0.80, "supported"),
+        (0.90, 0.999, "supported"),
+        (0.89, 0.999, "provisional"),
+    ],
 )
-def test_the_bound_is_the_same_before_and_after_a_later_run(p_better: float, is_run_since: bool, support: str) -> None:
-    assert Support.of(p_better, is_run_since) == support
+def test_later_runs_support_what_they_leave_as_likely(now: float, then: float, support: str) -> None:
+    assert Support.of(now, then) == support
 
 
 def test_a_later_run_supports_it_by_what_is_believed_then() -> None:
@@ -93,7 +105,7 @@ def test_a_keep_that_was_taken_back_is_only_that() -> None:
     assert records[-1].judgement.taken_back_to == 1
     assert [folded(records[:n]).since[2] for n in (2, 3, 4, 5)] == [
         "provisional",
-        "supported",
+        "provisional",
         "undecided",
         "taken back",
     ]
