@@ -48,7 +48,9 @@ def test_the_belief_is_the_textbook_s(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = np.array([[1, 0, 0, 0], *rows])
     assert rule.incumbent == [(runs @ means).argmax()]
     assert rule.reported == pytest.approx((runs @ means).max(), abs=1e-12)
-    assert rule.gain[0] == pytest.approx((runs @ means).max() - means[0], abs=1e-12)
+    best = runs[rule.incumbent[0]] - runs[0]
+    assert rule.gain[0] == pytest.approx(best @ means, abs=1e-12)
+    assert rule.gain[1] == pytest.approx((best @ covariance @ best) ** 0.5, abs=1e-12)
 
 
 def test_on_the_first_idea_it_believes_what_the_chain_believes() -> None:
@@ -102,7 +104,7 @@ def test_the_command_prints_the_table_and_goes_on_where_it_stopped(
     monkeypatch.setattr(idea_effects, "JUDGED", {name: idea_effects.JUDGED[name] for name in ("default", "hard")})
     monkeypatch.setattr(idea_effects, "MORE", {"interactions": World()})
     output = tmp_path / "result.json"
-    arguments = ["--nights", "4", "--output", str(output)]
+    arguments = ["--nights", "16", "--output", str(output)]
     done = CliRunner().invoke(idea_effects.main, arguments)
     assert done.exit_code == 0, done.output
     result = json.loads(output.read_text())
@@ -113,4 +115,4 @@ def test_the_command_prints_the_table_and_goes_on_where_it_stopped(
     again = CliRunner().invoke(idea_effects.main, arguments)
     assert "hard: " in again.stderr
     assert "default: " not in again.stderr
-    assert json.loads(output.read_text())["worlds"]["hard"][BEST]["nights"] == 4
+    assert json.loads(output.read_text())["worlds"]["hard"][BEST]["nights"] == 16
