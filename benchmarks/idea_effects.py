@@ -204,7 +204,7 @@ def judge(world: str, nights: int, seed: int) -> dict[str, Any]:
         row: dict[str, Any] = {"nights": number}
         for of, values in (("gain", true), ("lead", true - chain[:number]), ("overclaim", believed - true)):
             row |= {of: float(values.mean()), f"{of}_stderr": float(values.std(ddof=1)) / number**0.5}
-        row |= {"interval_holds": float((np.abs(believed - true) < 1.96 * sd).mean()), "sd": float(sd.mean())}
+        row |= {"interval_holds": float((np.abs(believed - true) <= 1.96 * sd).mean()), "sd": float(sd.mean())}
         if fit and name in (CHAIN, BEST):
             was, said, _ = play(name, world, min(nights, BATCH), seed + 1000)
             row["moments"] = [float((said * was).mean()), float((said**2).mean())]
