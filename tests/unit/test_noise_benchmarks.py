@@ -10,11 +10,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import agreement  # noqa: E402
-import seeds  # noqa: E402
+import agreement
+import seeds
 
-from nightshift.records import packed  # noqa: E402
-from tests.campaigns import a_record, a_result  # noqa: E402
+from nightshift.records import packed
+from tests.campaigns import a_record, a_result
 
 
 def scores_of(common: float, num_seeds: int) -> list[dict[int, float]]:
