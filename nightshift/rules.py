@@ -27,6 +27,7 @@ from nightshift.records import Decoding, Weights
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
+    "nightshift/campaign/belief.py",
     "nightshift/campaign/busy.py",
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/composite.py",

@@ -3,6 +3,7 @@ compared within one test, and by margins."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from nightshift.processes.load import Watch, watching
+from nightshift.processes.watchdog import PR_SET_CHILD_SUBREAPER
 from nightshift.records import Load
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -41,6 +43,8 @@ child = subprocess.Popen(sys.argv[2:], stdin=null, stdout=stdout, stderr=null, s
 print(child.pid, flush=True)
 os._exit(0)
 """
+
+PR_GET_CHILD_SUBREAPER = 37  # linux/prctl.h
 
 
 class Clock:
@@ -71,7 +75,11 @@ def detached(folder: Path) -> Iterator[Callable[[], float]]:
     """A process that is nobody's child of ours; call to have it work, for the seconds that it did."""
     said, sign = folder / "said", folder / "sign"
     command = [sys.executable, "-c", DETACH, str(said), *spin_command(sign)]
+    libc, is_subreaper = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(is_subreaper), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)  # supervised groups make pytest one: it would adopt the orphan
     pid = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, is_subreaper, 0, 0, 0)
 
     def work() -> float:
         sign.touch()
