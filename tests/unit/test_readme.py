@@ -87,7 +87,9 @@ def test_the_worlds_of_the_rule() -> None:
     data = result("decision_rules")
     one, rules = "ours, one world", ("ours", "ours, one world", "oracle")
     told = {
-        row.split("|")[1].strip(): re.findall(r"-?[\d.]+", row.split("|", 2)[2]) for row in RULE_LINES if "%" in row
+        row.split("|")[1].strip(): re.findall(r"-?[\d.]+", row.split("|", 2)[2])
+        for row in RULE_LINES
+        if row.startswith("| ")
     }
     worlds = [world for world in data["gains"]["ours"] if world in told]
     assert len(worlds) == 13
