@@ -37,7 +37,7 @@ def remark(record: Record) -> str | None:
         "of the looks at its GPUs found somebody else there": load.gpu_shared,
         "of them found their clocks held down": load.throttled,
     }
-    told = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share)
+    told = ", ".join(f"{share:.0%} {what}" for what, share in shares.items() if share and share >= 0.005)
     return f"busy machine: {told}; the run counts for less"
 
 
