@@ -167,10 +167,10 @@ class Load:
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
     step_seconds: float | None = None  # median, on the budget's clock
-    others_share: Fraction | None = None  # of the cores' time
-    stolen_share: Fraction | None = None  # of it, by other virtual machines
-    gpu_shared: Fraction | None = None  # of the looks at its GPUs
-    throttled: Fraction | None = None  # as well
+    others_share: Fraction | None = None  # of the time of its cores: processes that are not ours
+    stolen_share: Fraction | None = None  # of it: other virtual machines
+    gpu_shared: Fraction | None = None  # of the looks at its GPUs: another process computed there
+    throttled: Fraction | None = None  # of them: heat or power held a clock down
 
     @property
     def taken(self) -> float:

@@ -31,9 +31,9 @@ from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
-from nightshift.processes.load import Taken, Watch, watching
+from nightshift.processes.load import Watch, watching
 from nightshift.processes.supervise import interruptible
-from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Load, Outcome, Phase, Progress, Result, Training
+from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
@@ -137,7 +137,8 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
                 result = replace(result, training=session.train(rules.budget_seconds, progress))
             steps = read_steps(attempt / METRICS_NAME)
-            result = replace(result, load=_load(steps, watch.taken()), curve=curve(steps, rules.budget_seconds))
+            load = replace(watch.taken(), step_seconds=_step_seconds(steps))
+            result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
             if result.training.outcome.is_success:
                 _require_step(result.training, rules)
                 num_again = NUM_AGAIN if job.incumbent is None and job.look is None else 0
@@ -202,19 +203,11 @@ def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
-def _load(steps: list[Step], taken: Taken) -> Load:
-    """How busy the machine was: call when training has ended."""
+def _step_seconds(steps: list[Step]) -> float | None:
+    """The median, on the budget's clock; None without a step."""
     times = [0.0, *(step.time for step in steps if step.time is not None)]
     seconds = [after - before for before, after in itertools.pairwise(times)]
-    return Load(
-        num_cores=len(os.sched_getaffinity(0)),
-        load_average=os.getloadavg()[0],
-        step_seconds=median(seconds) if seconds else None,
-        others_share=taken.by_others,
-        stolen_share=taken.stolen,
-        gpu_shared=taken.gpu_shared,
-        throttled=taken.throttled,
-    )
+    return median(seconds) if seconds else None
 
 
 def _reporter(path: Path) -> ProgressCallback:

@@ -24,8 +24,8 @@ from nightshift.command import in_one_line  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
-from nightshift.processes.load import Taken  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
+from nightshift.records import Load  # noqa: E402
 from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
@@ -58,7 +58,7 @@ def main() -> None:
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
     install("night")
     busy = Path(sys.argv[1]) / "stand-in-busy"
-    look = lambda: Taken(by_others=1.0 if busy.exists() else 0.0, stolen=0.0)  # noqa: E731
+    look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
     begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)
     sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked)))
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.guard.surroundings import Surroundings  # noqa: E402
-from nightshift.processes.load import Taken, Watch  # noqa: E402
+from nightshift.processes.load import Watch  # noqa: E402
+from nightshift.records import Load  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 from nightshift.rules_toml import rules_here  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
@@ -42,11 +43,11 @@ class Neighbours(Watch):
 
     asked: Path | None = None
 
-    def taken(self) -> Taken:
+    def taken(self) -> Load:
         shares = json.loads(self.asked.read_text()) if self.asked and self.asked.exists() else []
         if self.asked and shares:
             self.asked.write_text(json.dumps(shares[1:]))
-        return Taken(by_others=shares[0] if shares else 0.0, stolen=0.0)
+        return Load(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:

@@ -107,7 +107,7 @@ class Campaign:
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
-        parent = self.kept[self._index_of(record.parent)] if self.kept else None
+        parent = self._parent_of(record)
         return record.version > 1 and parent is not None and record.effective_hash == parent.effective_hash
 
     def judge(self, record: Record) -> Judgement:
@@ -118,11 +118,10 @@ class Campaign:
             return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         candidate = run_scores(record).mean(axis=0)
-        found = decision.judge(self.test(record), candidate, run_scores(parent), numbers, record.decision)
-        if self.is_repeat(record):
-            told = f"the settings of {parent.number:04d}: one more run of it"
-            why = told + found.why.removeprefix(found.why.partition(";")[0])
-            return replace(found, why=why, delta=None, delta_stderr=None, p_better=None)
+        is_repeat, scores = self.is_repeat(record), run_scores(parent)
+        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
+        if is_repeat:
+            return found
         if found.verdict == Verdict.KEEP and found.p_better is not None:
             found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
@@ -130,14 +129,22 @@ class Campaign:
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see form.py."""
-        return compare(record, self.kept[self._index_of(record.parent)]) if self.kept else None
+        parent = self._parent_of(record)
+        return compare(record, parent) if parent else None
 
     def remarks(self, record: Record) -> list[str]:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
-        parent = self.kept[self._index_of(record.parent)] if self.kept else None
         form = self.form(record)
         busy = [line] if (line := remark(record)) else []
-        return [*busy, *([str(form)] if form and form.conclusion else []), *remarks(record, parent)]
+        return [
+            *busy,
+            *([str(form)] if form and form.conclusion else []),
+            *remarks(record, self._parent_of(record)),
+        ]
+
+    def _parent_of(self, record: Record) -> Record | None:
+        """What it is compared with; None before the baseline."""
+        return self.kept[self._index_of(record.parent)] if self.kept else None
 
     def _index_of(self, number: int | None) -> int:
         """Of a kept experiment in the belief; of the incumbent, if that record is gone."""

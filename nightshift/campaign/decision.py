@@ -132,7 +132,8 @@ def observe(
     covariance[..., :-1, -1] = covariance[..., -1, :-1]
     covariance[..., -1, -1] += variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
     worlds, _ = _normalised(np.log(belief.weights) + evidence)
-    worlds = np.maximum(worlds, _NONE) / np.maximum(worlds, _NONE).sum(axis=-1, keepdims=True)
+    worlds = np.maximum(worlds, _NONE)
+    worlds /= worlds.sum(axis=-1, keepdims=True)
     p_better = (worlds[..., None] * weight * _cdf(effect / np.sqrt(np.maximum(rest, _NONE**2)))).sum(axis=(-2, -1))
     p_better = _cdf(rules.calibration * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))
     return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), parent, p_better)
@@ -165,20 +166,24 @@ def judge(
     parent_scores: ArrayLike,
     kept_numbers: Sequence[int],
     rules: DecisionRules,
+    is_repeat: bool = False,
 ) -> Judgement:
     """The verdict on one campaign's candidate with its numbers, and the earlier config that a discard goes back to.
 
     `candidate_scores` (n,); `parent_scores` (n,) or those of the parent's runs, (r, n); `kept_numbers`: the
-    experiments of the belief's configs, the baseline first.
+    experiments of the belief's configs, the baseline first. `is_repeat`: of no idea, so that nothing is compared.
     """
-    before, parent, delta = int(tested.belief.incumbent), int(tested.parent), tested.delta
+    before, parent = int(tested.belief.incumbent), int(tested.parent)
+    compared = tested.delta, tested.delta_stderr, tested.p_better
+    delta, delta_stderr, p_better = (None if is_repeat else float(value) for value in compared)
     over = "the incumbent" if parent == before else f"{kept_numbers[parent]:04d}"
+    why = f"the settings of {kept_numbers[parent]:04d}: one more run of it"
     judgement = Judgement(
         verdict=Verdict.KEEP if tested.keep else Verdict.DISCARD,
-        why=f"expected {100 * delta:+.1f} pp over {over} after 1 run",
-        delta=float(delta),
-        delta_stderr=float(tested.delta_stderr),
-        p_better=float(tested.p_better),
+        why=why if delta is None else f"expected {100 * delta:+.1f} pp over {over} after 1 run",
+        delta=delta,
+        delta_stderr=delta_stderr,
+        p_better=p_better,
         incumbent_score=float(tested.belief.expected[parent]),
         diagnostics=_diagnostics(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
     )

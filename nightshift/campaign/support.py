@@ -13,7 +13,7 @@ from statistics import NormalDist
 from nightshift.campaign.belief import Belief
 from nightshift.records import Record, Verdict
 
-DECIDED = 0.6  # what is better with less is undecided: no change at all is thought so about every third time
+DECIDED = 0.6  # with less the odds are nearly even
 SURE = 0.9
 _SMALL = 1e-12
 

@@ -22,10 +22,10 @@ from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule
 from nightshift.night.text import write_summary
-from nightshift.processes.load import Taken, taken_now
+from nightshift.processes.load import taken_now
 from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
-from nightshift.records import Failure, Record
+from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
@@ -48,7 +48,7 @@ class Night:
         proposer: Proposer,
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
-        look: Callable[[], Taken] = taken_now,
+        look: Callable[[], Load] = taken_now,
     ) -> None:
         """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
         tells what others take of the machine now."""
@@ -169,8 +169,7 @@ class Night:
         return None
 
     def _is_calm(self) -> bool:
-        now = self._look()
-        return now.by_others + now.stolen < BUSY
+        return self._look().taken < BUSY
 
     def _repeat(self, record: Record) -> None:
         """Run a busy experiment's train.toml once more, with another seed."""

@@ -10,30 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+from nightshift.records import Load
 
 _SAMPLE_SECONDS = 2.0
 # Of nvidia-ml's clock event reasons: hardware slowdown, software and hardware thermal, power brake. A power cap is
 # how cards run under full load. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 _THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Shares 0..1 of a span of time; None where this machine does not tell.
-
-    `by_others`: of all cores' time that this process may use, what processes used that are not ours, and `stolen` by
-    other virtual machines. `gpu_shared`: of the looks at our GPUs, those at which another process computed there;
-    `throttled`: those at which heat or power held a clock down.
-    """
-
-    by_others: float
-    stolen: float
-    gpu_shared: float | None = None
-    throttled: float | None = None
 
 
 class Watch:
@@ -49,6 +35,8 @@ class Watch:
 
     def look(self) -> None:
         """At the GPUs, once. One that cannot be read (lost, not supported) adds nothing."""
+        if not self._gpu_ids:
+            return
         ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         for index in self._gpu_ids:
             with suppress(self._nvml.NVMLError):
@@ -59,14 +47,16 @@ class Watch:
                 if pids & ours:  # else these are numbers of another namespace, and tell nothing
                     self._shared.append(bool(pids - ours))
 
-    def taken(self) -> Taken:
+    def taken(self) -> Load:
         """What others took since this was made."""
         seconds = max(self._clock() - self._began, 1e-9) * len(self._cores)
         busy, stolen = (now - before for now, before in zip(self._used(), self._machine, strict=True))
         others = busy - (_own_seconds() - self._ours)
-        return Taken(
-            by_others=min(max(others / seconds, 0.0), 1.0),
-            stolen=min(max(stolen / seconds, 0.0), 1.0),
+        return Load(
+            num_cores=len(self._cores),
+            load_average=os.getloadavg()[0],
+            others_share=min(max(others / seconds, 0.0), 1.0),
+            stolen_share=min(max(stolen / seconds, 0.0), 1.0),
             gpu_shared=sum(self._shared) / len(self._shared) if self._shared else None,
             throttled=sum(self._looks) / len(self._looks) if self._looks else None,
         )
@@ -98,7 +88,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
         thread.join()
 
 
-def taken_now(seconds: float = _SAMPLE_SECONDS) -> Taken:
+def taken_now(seconds: float = _SAMPLE_SECONDS) -> Load:
     """What others take of the processors for so long from now."""
     watch = Watch()
     time.sleep(seconds)

@@ -98,6 +98,12 @@ def test_the_worlds_of_the_rule() -> None:
         gains = [f"{data['gains'][rule][world]:.2f}" for rule in rules]
         shares = [f"{100 * each['coverage']:.1f}" for each in (ours, single)]
         assert told[world] == [*gains, *shares, *(f"{each['width']:.2f}" for each in (ours, single))], world
+    holds = {world: round(100 * each["coverage"]) for world, each in data["interval"]["ours"].items()}
+    none = holds.pop("helpful 0%")
+    low, high = min(holds.values()), max(holds.values())
+    assert f"holds in {none} % of nights**; in every other world of the command in {low} to {high} %" in RULE
+    page = (ROOT / "nightshift" / "report" / "templates" / "report.html.j2").read_text(encoding="utf-8")
+    assert f"held the truth in {low} to {high} % of cases, but in {none} % where no idea helps" in page
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
