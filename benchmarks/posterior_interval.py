@@ -50,7 +50,7 @@ class Campaigns:
         tested = decision.observe(self.belief, self.incumbent, scores.mean(axis=1), e2, self.rules)
         keep = np.asarray(tested.keep)
         self.belief = decision.settle(tested, keep, self.rules)
-        if self.belief.means.shape[-1] > self.right.shape[1]:
+        if self.belief.sets.shape[-2] > self.right.shape[1]:
             self.right = np.pad(self.right, ((0, 0), (0, 1), (0, 0)))
         self.right[keep, self.num_kept[keep]] = scores[keep]
         self.num_kept += keep

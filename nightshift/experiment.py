@@ -21,6 +21,7 @@ from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.recombine import start_from
 from nightshift.engines import Engine, used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
@@ -141,12 +142,12 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
-    incumbent = setup.ledger.stored_config(campaign.incumbent) if campaign.incumbent else None
-    changes = tuple(change.line for change in diff(incumbent, candidate)) if incumbent else ()
+    base, made_from = start_from(campaign, request.base, setup.ledger.source)
+    changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))
-        if incumbent and changes and setup.engine.validate(incumbent).settings == validated.settings:
+        if made_from and changes and setup.engine.validate(made_from).settings == validated.settings:
             keys = shorten("; ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {keys}"
             raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
@@ -155,7 +156,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         status=STARTED,
         branch=head.branch,
         parent=campaign.incumbent.number if campaign.incumbent else None,
-        description=request.description or "; ".join(changes) or ("again" if incumbent else "baseline"),
+        description=request.description or "; ".join(changes) or ("again" if made_from else "baseline"),
         started=setup.now().isoformat(timespec="milliseconds"),
         engine=setup.engine.name,
         rules_name=setup.rules.name,
@@ -173,6 +174,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         scaled=validated.scaled,
         prediction=request.prediction,
         notes=request.notes,
+        base=base,
     )
 
 

@@ -219,7 +219,7 @@ class Record:
     number: int
     status: str  # keep, discard, crash; `started` before: the next start closes what a dead process left
     branch: str  # "" when HEAD is detached
-    parent: int | None  # experiment number of the incumbent it was built on and compared with
+    parent: int | None  # experiment number of the incumbent that it was compared with
     description: str
     started: str  # ISO 8601, UTC
     engine: str
@@ -227,7 +227,7 @@ class Record:
     rules_hash: str
     config_hash: str
     effective_hash: str
-    diff: tuple[str, ...]  # key-level, against the parent
+    diff: tuple[str, ...]  # key-level: its own idea, against what it was made from
     unused_keys: tuple[str, ...]
     commit: str | None  # HEAD when the experiment started
     versions: dict[str, str]
@@ -247,6 +247,7 @@ class Record:
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
     health: str | None = None  # what the curves of its run say is wrong (health/), in a few lines
+    base: tuple[int, ...] | None = None  # the ideas that it was made from, by experiment; None: its parent's
     version: Literal[1, 2] = 2
 
     @property

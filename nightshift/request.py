@@ -11,7 +11,7 @@ from nightshift.text import clean
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prediction` and `notes` come from a night's proposer (see Record)."""
+    """`prediction` and `notes` come from a night's proposer, `base` from the night (see Record)."""
 
     description: str = ""
     engine: str | None = None
@@ -26,6 +26,7 @@ class Request:
     keys: bool = False
     prediction: str | None = None
     notes: tuple[str, ...] = ()
+    base: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """The front door of all that people and agents say: nothing that records it has to clean it again."""

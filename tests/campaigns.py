@@ -128,5 +128,6 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     records = campaign(ledger, rates)
     incumbent = [record for record in records if record.is_keep][-1]
     told = Campaign(tuple(records))
-    context = Context(len(records) + 1, incumbent, ledger.source(incumbent.number), told, ARITHMETIC_TRL, ledger)
+    source, base = ledger.source(incumbent.number), frozenset[int]()
+    context = Context(len(records) + 1, incumbent, source, base, told, ARITHMETIC_TRL, ledger)
     return replace(context, **changes)  # type: ignore[arg-type]

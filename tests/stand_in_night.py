@@ -1,7 +1,7 @@
 """`nightshift night` for another checkout, with the stand-in trainer: `stand_in_night.py ROOT REQUEST`.
 
 REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are short unless given. With `proposer` set
-to "lr" a stand-in proposes learning rates from the number of decided experiments: quicker than a real proposer. The
+to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
 Neighbours in stand_ins.py.
@@ -45,11 +45,30 @@ class RateProposer:
         return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.campaign.decided)}")
 
 
+KEYS: tuple[tuple[str, float], ...] = (
+    ("trainer.optim.lr", 2e-6),
+    ("orchestrator.train.sampling.temperature", 0.9),
+    ("trainer.optim.weight_decay", 0.02),
+    ("trainer.optim.max_norm", 0.5),
+    ("trainer.optim.lr", 3e-6),
+    ("orchestrator.group_size", 8),
+    ("trainer.optim.betas2", 0.95),
+)
+
+
+class KeyProposer(RateProposer):
+    """A stand-in for an agent that changes one key at a time, whatever the rest of the file is."""
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        key, value = KEYS[(len(context.campaign.decided) + len(context.refusals) - 1) % len(KEYS)]
+        return Proposal(set_values(context.source, {key: value}), f"{key} {value:g}")
+
+
 def main() -> None:
     asked = json.loads(sys.argv[2])
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
-    if asked.pop("proposer", None) == "lr":
-        begin.proposer_of = lambda request, setup: RateProposer()
+    if (proposer := asked.pop("proposer", None)) is not None:
+        begin.proposer_of = lambda request, setup: KeyProposer() if proposer == "keys" else RateProposer()
     if sign := asked.pop("breaks", None):
         TrlEngine.check = lambda engine: ["the engine is broken"] if Path(sign).exists() else []  # type: ignore[method-assign]
     if leaps := asked.pop("leaps", None):

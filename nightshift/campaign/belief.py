@@ -1,6 +1,7 @@
-"""What is believed of the configs that were kept, held in h worlds at once; see decision.py, which makes it.
+"""What is believed of ideas, and so of every config that was kept, held in h worlds at once; see decision.py.
 
-Arrays are of one campaign, or of many at once in leading batch axes, written `(...)`. Scores are fractions 0..1.
+A config is the baseline and a set of ideas; its score is the baseline's and the sum of their effects. Arrays are of one
+campaign, or of many at once in leading batch axes, written `(...)`. Scores are fractions 0..1.
 """
 
 from __future__ import annotations
@@ -13,29 +14,40 @@ from numpy.typing import NDArray
 from nightshift.decision_rules import DecisionRules
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.int_]
 Floats = Array | float  # one a campaign, (...)
-Index = NDArray[np.int_] | int  # as well
+Index = Ints | int  # as well
+UNUSED = -1  # as the number of an idea: the slot is empty
+_JITTER = 1e-12  # what is known exactly has a root, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Belief:
-    """What is believed of the k configs that were kept, in that order, the baseline first.
+    """A Gaussian of k numbers in every world: the baseline's score, then the effects of the ideas that are remembered.
 
-    In a batch the shorter campaigns' last slots are not in use: mean -inf, covariance 0.
+    In a batch the shorter campaigns' last slots and sets are not in use: UNUSED and 0.
     """
 
     means: Array  # (..., h, k)
     covariance: Array  # (..., h, k, k)
     weights: Array  # (..., h) of the worlds, 1 together
+    ideas: Ints  # (..., k) number of the experiment that each idea came with
+    sets: Array  # (..., c, k) of the configs that were kept, the baseline first: 1 where the slot is part of it
     incumbent: Index  # (...) index of the config that is believed best
     squares: Floats  # (...) of the baseline's runs around their mean
     num_baseline_runs: int
     pairing_variance: Floats  # (...) e2
 
     @property
-    def expected(self) -> Array:
-        """True scores of the configs, over all worlds, (..., k)."""
+    def effects(self) -> Array:
+        """The baseline's score and the effects of the ideas as expected over all worlds, (..., k)."""
         found: Array = (self.weights[..., None] * self.means).sum(axis=-2)
+        return found
+
+    @property
+    def expected(self) -> Array:
+        """True scores of the configs, (..., c); -inf where there is none."""
+        found: Array = np.where(self.sets[..., 0] > 0, (self.sets @ self.effects[..., None])[..., 0], -np.inf)
         return found
 
     @property
@@ -46,27 +58,45 @@ class Belief:
     @property
     def sd(self) -> Array:
         """Standard deviation of the incumbent's true score, (...)."""
-        it = self.in_worlds(self.incumbent)
-        return self._spread(at(self.means, it), at(column_of(self.covariance, it), it))
+        return self.of(self.set_of(self.incumbent))[1]
 
     def difference(self, one: Index, other: Index) -> tuple[Array, Array]:
         """Config `one` minus config `other`: posterior mean and standard deviation, (...) both."""
-        a, b = self.in_worlds(one), self.in_worlds(other)
-        of_a, of_b = column_of(self.covariance, a), column_of(self.covariance, b)
-        apart = at(self.means, a) - at(self.means, b)
-        spread = self._spread(apart, np.maximum(at(of_a, a) + at(of_b, b) - 2 * at(of_a, b), 0.0))
-        return (self.weights * apart).sum(axis=-1), spread
+        return self.of(self.set_of(one) - self.set_of(other))
 
-    def in_worlds(self, config: Index) -> Index:
-        """Which config it is in each world, (..., 1)."""
-        found: Index = np.broadcast_to(config, np.shape(self.pairing_variance))[..., None]
+    def set_of(self, config: Index) -> Array:
+        """What a config is made of, (..., k)."""
+        config = np.broadcast_to(config, self.ideas.shape[:-1])
+        found: Array = np.take_along_axis(self.sets, config[..., None, None], axis=-2)[..., 0, :]
         return found
 
-    def _spread(self, means: Array, variances: Array) -> Array:
-        """The standard deviation over all worlds of what has such moments in each, (..., h)."""
-        mean = (self.weights * means).sum(axis=-1, keepdims=True)
-        spread: Array = np.sqrt((self.weights * (variances + (means - mean) ** 2)).sum(axis=-1))
-        return spread
+    def of(self, factors: Array) -> tuple[Array, Array]:
+        """Posterior mean and standard deviation over all worlds of a weighted sum, (...) both; `factors` (..., k)."""
+        means, variances = self.of_each(factors)
+        mean = (self.weights * means).sum(axis=-1)
+        spread = self.weights * (variances + (means - mean[..., None]) ** 2)
+        return mean[()], np.sqrt(spread.sum(axis=-1))[()]
+
+    def of_each(self, factors: Array) -> tuple[Array, Array]:
+        """Mean and variance in each world of a weighted sum, (..., h) both."""
+        means = np.einsum("...hk,...k->...h", self.means, factors)
+        variances = np.einsum("...hk,...k->...h", self.column(factors), factors)
+        return means, np.maximum(variances, 0.0)
+
+    def column(self, factors: Array) -> Array:
+        """Covariance of everything with a weighted sum, (..., h, k)."""
+        found: Array = np.einsum("...hij,...j->...hi", self.covariance, factors)
+        return found
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """One world, and in it the baseline's score and all effects, as likely as they are believed to be, (..., k)."""
+        chance = rng.random(self.weights.shape[:-1])[..., None]
+        world = (chance > self.weights.cumsum(axis=-1)).sum(axis=-1).clip(0, self.weights.shape[-1] - 1)
+        means = np.take_along_axis(self.means, world[..., None, None], axis=-2)[..., 0, :]
+        covariance = np.take_along_axis(self.covariance, world[..., None, None, None], axis=-3)[..., 0, :, :]
+        root = np.linalg.cholesky(covariance + _JITTER * np.eye(means.shape[-1]))
+        drawn: Array = means + (root @ rng.standard_normal(means.shape)[..., None])[..., 0]
+        return drawn
 
     def run_variance(self, rules: DecisionRules) -> Array:
         """s2 of one run's score around its config's true score, (..., h): `seed_df` degrees of freedom are prior."""
@@ -81,8 +111,3 @@ def at(values: Array, index: Index) -> Array:
     """Element `index`, (...), of the last axis of `values`, (..., k)."""
     found: Array = np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0][()]
     return found
-
-
-def column_of(covariance: Array, index: Index) -> Array:
-    """Covariance of all configs with config `index`, (..., k)."""
-    return at(covariance, np.asarray(index)[..., None])

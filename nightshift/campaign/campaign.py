@@ -6,61 +6,37 @@ only place where a belief changes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import Array, Belief
+from nightshift.campaign.belief import UNUSED, Array, Belief
 from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, weighted
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.form import Form, compare
+from nightshift.campaign.standing import Standing, standing_of
 from nightshift.campaign.support import fresh, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict
-
-Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What is believed of incumbent and baseline between two experiments.
-
-    Scores are fractions 0..1, posterior means; the `_sd` are posterior standard deviations. `run_sd` is that of one
-    run's score around its config's true score: seeds and examples.
-    """
-
-    incumbent: float
-    baseline: float
-    incumbent_sd: float
-    difference_sd: float
-    run_sd: float
-
-    @property
-    def difference(self) -> float:
-        """Incumbent minus baseline, both posterior means."""
-        return self.incumbent - self.baseline
-
-    @property
-    def difference_interval(self) -> tuple[float, float]:
-        """95 % of the difference."""
-        half = Z95 * self.difference_sd
-        return self.difference - half, self.difference + half
+from nightshift.train_toml.config import changes_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Campaign:
     """A fold over the ledger in the order of decisions. `kept`: in the order of the belief's configs, the baseline
-    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline."""
+    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline. `touched`: the
+    keys that each idea of the belief sets, by the number of the experiment that it came with."""
 
     decided: tuple[Record, ...] = ()
     kept: tuple[Record, ...] = ()
     belief: Belief | None = None
     incumbent: Record | None = None
+    touched: Mapping[int, frozenset[str]] = field(default_factory=dict)
     standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`
 
     @classmethod
@@ -84,13 +60,18 @@ class Campaign:
             is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
             size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
             belief = decision.baseline(scores.mean(axis=1), size, record.decision, extra_variance(record))
+            belief = replace(belief, ideas=np.array([record.number]))
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
-        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)])
+        own = frozenset(change.key for change in changes_of(record.diff))
+        of_replaced = (self.touched[number] for number in self._replaced(record, self._made_from(record)))
+        touched = {**self.touched, record.number: own.union(*of_replaced)}
+        touched = {int(number): touched[number] for number in belief.ideas[1:]}
+        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], touched=touched)
 
     def test(self, record: Record) -> Tested:
-        """The belief with the record's config as its last one. UsageError for other examples than its parent's."""
+        """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
         candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
@@ -101,9 +82,74 @@ class Campaign:
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, _without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
-        rules = record.decision.of_a_repeat if self.is_repeat(record) else record.decision
-        noise = extra_variance(record)
-        return decision.observe(self.belief, parent, float(candidate.mean()), pairing, rules, noise)
+        made_from = self._made_from(record)
+        is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
+        rules, numbers = record.decision if is_new else record.decision.of_a_repeat, self.belief.ideas
+        return decision.observe(
+            self.belief,
+            parent,
+            float(candidate.mean()),
+            pairing,
+            rules,
+            extra_variance(record),
+            made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
+            replaced=np.isin(numbers, self._replaced(record, made_from) if is_new else ()).astype(float),
+            number=record.number if is_new else UNUSED,
+        )
+
+    def ideas_of(self, kept: Record) -> frozenset[int]:
+        """What a kept config is made of: the numbers of the experiments that its ideas came with."""
+        if self.belief is None:
+            return frozenset()
+        chosen = self.belief.set_of(self._index_of(kept.number))
+        return frozenset(int(number) for number in self.belief.ideas[1:][chosen[1:] > 0])
+
+    @property
+    def ideas(self) -> frozenset[int]:
+        """What the incumbent is made of; nothing before the baseline."""
+        return self.ideas_of(self.incumbent) if self.incumbent else frozenset()
+
+    def beside(self, record: Record) -> str:
+        """How what it was tried on differed from its parent; empty where it did not."""
+        parent = next((kept for kept in self.kept if kept.number == record.parent), None)
+        return "" if record.base is None or parent is None else self.unlike(parent, {*record.base})
+
+    def unlike(self, kept: Record, ideas: AbstractSet[int]) -> str:
+        """In words, how a set of ideas differs from a kept config; empty where it does not."""
+        own = self.ideas_of(kept)
+        told = [f"without {named(own - ideas)}"] if own - ideas else []
+        return ", ".join([*told, *([f"with {named(ideas - own)}"] if ideas - own else [])])
+
+    def made_of(self, record: Record) -> frozenset[int] | None:
+        """The ideas of a decided config, its own with them; None where one of them is forgotten."""
+        if record.base is None or not {*record.base, record.number} <= self.touched.keys():
+            return None
+        return frozenset(record.base).difference(self._replaced(record, frozenset(record.base))) | {record.number}
+
+    def chosen(self, rng: np.random.Generator | None) -> frozenset[int]:
+        """The ideas that the next one is tried with: those whose effect is above 0, as drawn from the belief (Thompson
+        1933), or as expected where there is no `rng`; of two that set one key the better one."""
+        assert self.belief is not None
+        effects = self.belief.effects if rng is None else self.belief.draw(rng)
+        found, taken = set[int](), set[str]()
+        for place in np.argsort(-effects[1:], kind="stable") + 1:
+            number = int(self.belief.ideas[place])
+            if effects[place] > 0 and not self.touched[number] & taken:
+                found.add(number)
+                taken |= self.touched[number]
+        return frozenset(found)
+
+    def _made_from(self, record: Record) -> frozenset[int]:
+        """The ideas of the config that a record's idea was tried on; of its parent, if one of them is forgotten."""
+        base = None if record.base is None else frozenset(record.base)
+        if base is None or not base <= self.touched.keys() or self.is_repeat(record):
+            return self.ideas_of(self.kept[self._index_of(record.parent)])
+        return base
+
+    def _replaced(self, record: Record, made_from: frozenset[int]) -> list[int]:
+        """Those of them that set a key which its own idea sets."""
+        own = {change.key for change in changes_of(record.diff)}
+        return [number for number in made_from if self.touched[number] & own]
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
@@ -122,6 +168,8 @@ class Campaign:
         found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
         if is_repeat:
             return found
+        if beside := self.beside(record):
+            found = replace(found, why=f"{found.why}, tried on that {beside}")
         if found.verdict == Verdict.KEEP and found.p_better is not None:
             found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
@@ -157,15 +205,7 @@ class Campaign:
         belief = self.belief
         if belief is None or self.incumbent is None:
             return None
-        _, difference_sd = belief.difference(belief.incumbent, 0)
-        run_variance = (belief.weights * belief.run_variance(self.incumbent.decision)).sum()
-        return Standing(
-            incumbent=float(belief.mean),
-            baseline=float(belief.expected[0]),
-            incumbent_sd=float(belief.sd),
-            difference_sd=float(difference_sd),
-            run_sd=math.sqrt(run_variance),
-        )
+        return standing_of(belief, self.incumbent.decision)
 
     @property
     def lineage(self) -> tuple[Record, ...]:
@@ -203,6 +243,11 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
     """The decided experiments of one branch and rules hash, in the order of their decisions."""
     ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
     return sorted(ours, key=lambda record: record.decided or 0)
+
+
+def named(numbers: AbstractSet[int]) -> str:
+    """Experiments in a sentence."""
+    return " and ".join(f"{number:04d}" for number in sorted(numbers))
 
 
 def run_scores(record: Record) -> Array:

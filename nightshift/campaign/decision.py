@@ -1,8 +1,9 @@
-"""Keep, discard, take back: a joint belief over every config that was ever kept, held in several worlds at once.
+"""Keep, discard, take back: a joint belief over the effects of ideas, held in several worlds at once.
 
-The best score so far is lucky by selection, so it is never the bar. A candidate is its parent plus the effect
-of an idea, so its one run informs what is believed of the whole chain: a doubtful keep is tested by the
-children that are tried on it, and when an earlier config is believed better again, it is the incumbent again.
+The best score so far is lucky by selection, so it is never the bar. A candidate is a set of ideas and a new one, so its
+one run informs what is believed of all of them: a doubtful keep is tested by what is tried on it or without it, and
+when another config that was kept is believed better, it is the incumbent. Which set the next idea is tried on is drawn
+from the belief (`base`), so that ideas meet each other, and discarded ones come back while they are doubtful.
 An idea is of one of a few kinds, which needs no special case for leaps and collapses. How frequent each kind is, and
 how noisy runs are, nobody knows: each guess at both is a world, in which the belief is Gaussian, and every run weighs
 the worlds by how well they foretold it.
@@ -23,12 +24,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nightshift.campaign.belief import Array, Belief, Floats, Index, at, column_of
+from nightshift.campaign.belief import UNUSED, Array, Belief, Floats, Index, at
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Judgement, Verdict
 
 Bools = NDArray[np.bool_] | bool  # as well
 _SMOOTHING = 0.9  # of e2, an experiment
+LOOSE = 12  # ideas; 24 gain no more
 _NONE = 1e-9  # the share of a kind that has none, and the least weight of a world: none is ever ruled out
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
@@ -38,26 +40,35 @@ _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 class Tested:
     """A candidate after its run."""
 
-    belief: Belief  # with the candidate as its last config
-    parent: Index  # (...) index of the config that the candidate was made from
+    belief: Belief  # with its idea in the last slot, and without the candidate
+    candidate: Array  # (..., k) what it is made of
+    parent: Index  # (...) index of the config that it is compared with
     p_better: Array  # (...) that it is better than its parent; how well calibrated: benchmarks/results
+
+    @property
+    def expected(self) -> Array:
+        """Posterior mean of the candidate's true score, (...)."""
+        return self.belief.of(self.candidate)[0]
 
     @property
     def delta(self) -> Array:
         """Posterior mean of candidate minus parent, (...)."""
-        return self.belief.difference(-1, self.parent)[0]
+        return self._difference[0]
 
     @property
     def delta_stderr(self) -> Array:
         """Posterior standard deviation of that difference, (...)."""
-        return self.belief.difference(-1, self.parent)[1]
+        return self._difference[1]
 
     @property
     def keep(self) -> Bools:
         """Whether the candidate is expected to be better than its parent and the best of all, (...)."""
-        expected = self.belief.expected
-        best: Bools = expected[..., -1] >= expected.max(axis=-1)
+        best: Bools = self.expected >= self.belief.expected.max(axis=-1)
         return best & (self.delta > 0)
+
+    @property
+    def _difference(self) -> tuple[Array, Array]:
+        return self.belief.of(self.candidate - self.belief.set_of(self.parent))
 
 
 def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Belief:
@@ -73,7 +84,8 @@ def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra
     weights = np.broadcast_to(np.array(shares) / sum(shares), (*mean.shape[:-1], len(shares)))
     means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
     incumbent = np.zeros(e2.shape, int)[()]
-    belief = Belief(means, means[..., None], weights, incumbent, squares, runs.shape[-1], e2)
+    ideas, sets = np.zeros(mean.shape, int), np.ones((*mean.shape, 1))
+    belief = Belief(means, means[..., None], weights, ideas, sets, incumbent, squares, runs.shape[-1], e2)
     s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
     return replace(belief, covariance=s2[..., None, None] / runs.shape[-1])
 
@@ -89,6 +101,14 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
     return spread
 
 
+def base(belief: Belief, rng: np.random.Generator | None) -> Array:
+    """The set of ideas that the next one is tried on, (..., k): those whose effect is above 0, drawn from the belief
+    (Thompson 1933), or as expected where there is no `rng`."""
+    chosen = ((belief.effects if rng is None else belief.draw(rng)) > 0).astype(float)
+    chosen[..., 0] = 1.0
+    return chosen
+
+
 def observe(
     belief: Belief,
     parent: Index,
@@ -96,22 +116,30 @@ def observe(
     observed_pairing: Floats,
     rules: DecisionRules,
     extra_variance: Floats = 0.0,
+    *,
+    made_from: Array | None = None,
+    replaced: Array | None = None,
+    number: Index = 0,
 ) -> Tested:
-    """The belief after the one run of a child of config `parent`, which scored `score`; all are (...).
+    """The belief after the one run of a candidate that is compared with config `parent` and scored `score`; all (...).
 
-    `extra_variance`: noise that this run had beside that of any other.
+    `made_from`: the set that it was made from, the parent's for None; `replaced`: which of these its own idea replaces,
+    both (..., k); `number`: of the experiment. `extra_variance`: noise that this run had beside that of any other.
 
     In every world: condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two
-    moments. Each kind alone is a Kalman update: the run sees parent plus effect, and every config moves by its
-    covariance with the parent. Then weigh the worlds by how likely the run was in each.
+    moments. Each kind alone is a Kalman update: the run sees a sum of effects, and every effect moves by its
+    covariance with that sum. Then weigh the worlds by how likely the run was in each.
     """
     e2 = _SMOOTHING * belief.pairing_variance + (1 - _SMOOTHING) * observed_pairing
     belief = replace(belief, pairing_variance=e2)
+    made_from = belief.set_of(parent) if made_from is None else made_from
+    replaced = np.zeros_like(made_from) if replaced is None else replaced
+    belief = _with_idea(belief, replaced, number)
+    made_from, apart = _padded(made_from), _padded(made_from) - belief.set_of(parent)
     prior, sd = np.array(rules.kinds).T * rules.prior_sd
     share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
-    spread, there = sd**2, belief.in_worlds(parent)
-    mean, column = at(belief.means, there), column_of(belief.covariance, there)
-    variance = at(column, there)
+    spread, column = sd**2, belief.column(made_from)
+    mean, variance = (np.einsum("...hk,...k->...h", values, made_from) for values in (belief.means, column))
     s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
     innovation = (variance + s2)[..., None] + spread  # (..., h, kinds), as the next six
     pull = ((np.asarray(score)[..., None] - mean)[..., None] - prior) / innovation
@@ -121,40 +149,46 @@ def observe(
     mean_pull, mean_effect = (weight * pull).sum(axis=-1), (weight * effect).sum(axis=-1)
     curvature = (weight * (pull**2 - 1 / innovation)).sum(axis=-1) - mean_pull**2
     joint = (weight * (pull * effect - spread / innovation)).sum(axis=-1) - mean_pull * mean_effect
-    # The candidate joins as a copy of its parent; then all move with the run, and the candidate by the effect too.
-    column = np.concatenate([column, variance[..., None]], axis=-1)  # (..., h, k + 1)
-    means = np.concatenate([belief.means, mean[..., None]], axis=-1) + column * mean_pull[..., None]
+    # Under each kind, of candidate minus parent: what the sets differ by and the own effect, after the run.
+    between, shared = belief.of_each(apart), np.einsum("...hk,...k->...h", column, apart)[..., None]
+    gain = between[0][..., None] + shared * pull + effect
+    doubt = between[1][..., None] - (shared**2 + 2 * shared * spread) / innovation + rest
+    is_better = _cdf(gain / np.sqrt(np.maximum(doubt, _NONE**2)))
+    # All move with the run, and the new idea by its own effect too.
+    means = belief.means + column * mean_pull[..., None]
     means[..., -1] += mean_effect
-    covariance = column[..., :, None] * column[..., None, :] * curvature[..., None, None]
-    covariance[..., :-1, :-1] += belief.covariance
-    with_candidate = column * (1 + joint)[..., None]
-    covariance[..., -1, :] += with_candidate
-    covariance[..., :-1, -1] = covariance[..., -1, :-1]
-    covariance[..., -1, -1] += variance * joint + (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
+    covariance = belief.covariance + column[..., :, None] * column[..., None, :] * curvature[..., None, None]
+    covariance[..., -1, :] += column * joint[..., None]
+    covariance[..., :, -1] += column * joint[..., None]
+    covariance[..., -1, -1] += (weight * (rest + effect**2)).sum(axis=-1) - mean_effect**2
     worlds, _ = _normalised(np.log(belief.weights) + evidence)
     worlds = np.maximum(worlds, _NONE)
     worlds /= worlds.sum(axis=-1, keepdims=True)
-    p_better = (worlds[..., None] * weight * _cdf(effect / np.sqrt(np.maximum(rest, _NONE**2)))).sum(axis=(-2, -1))
+    p_better = (worlds[..., None] * weight * is_better).sum(axis=(-2, -1))
     p_better = _cdf(rules.calibration * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))
-    return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), parent, p_better)
+    candidate = made_from - _padded(replaced)
+    candidate[..., -1] = belief.ideas[..., -1] != UNUSED
+    return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), candidate, parent, p_better)
 
 
 def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     """The belief that the next experiment starts from, where the candidate is kept if `keep`, (...).
 
-    A discard informs it too, and may take a keep back: an earlier config replaces the incumbent when it is expected
-    to be better by more than `rules.take_back`.
+    A discard informs it too, and may take a keep back: another config replaces the incumbent when it is expected
+    to be better by more than `rules.take_back`. Of the ideas that are in no kept config the LOOSE most hopeful are
+    remembered; leaving one out changes nothing of what is believed of the others.
     """
-    belief, means, covariance = tested.belief, tested.belief.means, tested.belief.covariance
-    count = np.isfinite(means[..., 0, :-1]).sum(axis=-1)  # slots in use come first; a kept candidate joins them
-    used = count + keep
-    slot = np.arange(used.max())
-    here, live = (slot == count[..., None])[..., None, :], (slot < used[..., None])[..., None, :]
-    means = np.where(live, np.where(here, means[..., -1:], means[..., : len(slot)]), -np.inf)
-    covariance = np.where(here[..., None, :], covariance[..., -1:], covariance[..., : len(slot)])
-    covariance = np.where(here[..., :, None], covariance[..., -1:, :], covariance[..., : len(slot), :])
-    covariance = np.where(live[..., :, None] & live[..., None, :], covariance, 0.0)
-    settled = replace(belief, means=means, covariance=covariance)
+    belief, added = tested.belief, tested.candidate * np.asarray(keep)[..., None]
+    count = (belief.sets[..., 0] > 0).sum(axis=-1)  # sets in use come first; a kept candidate joins them
+    sets = np.concatenate([belief.sets, np.zeros_like(added)[..., None, :]], axis=-2)[..., : (count + keep).max(), :]
+    is_next = (np.arange(sets.shape[-2]) == count[..., None])[..., None]
+    sets = np.where(is_next, added[..., None, :], sets)
+    belief = replace(belief, sets=sets)
+    loose = (belief.ideas != UNUSED) & ~(sets > 0).any(axis=-2)
+    hope = np.where(loose, _hope(belief), np.inf)
+    is_worst = (np.arange(hope.shape[-1]) == hope.argmin(axis=-1)[..., None]) & loose
+    ideas = np.where(is_worst & (loose.sum(axis=-1) > LOOSE)[..., None], UNUSED, belief.ideas)
+    settled = _without_unused(replace(belief, ideas=ideas))
     best = settled.expected.argmax(axis=-1)
     best = np.where(at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)
     return replace(settled, incumbent=np.where(keep, count, best)[()])
@@ -194,6 +228,52 @@ def judge(
     best, gain = kept_numbers[after], 100 * (belief.mean - tested.belief.mean)
     why = f"{judgement.why}; {kept_numbers[before]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
     return replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
+
+
+def _with_idea(belief: Belief, replaced: Array, number: Index) -> Belief:
+    """With a slot for a new idea, which has no effect of its own yet: it stands for those that it replaces."""
+    column = belief.column(replaced)
+    row = np.concatenate([column, np.einsum("...hk,...k->...h", column, replaced)[..., None]], axis=-1)
+    covariance = np.concatenate([belief.covariance, column[..., None, :]], axis=-2)
+    mean = np.einsum("...hk,...k->...h", belief.means, replaced)
+    numbers = np.broadcast_to(number, belief.ideas.shape[:-1])
+    return replace(
+        belief,
+        means=np.concatenate([belief.means, mean[..., None]], axis=-1),
+        covariance=np.concatenate([covariance, row[..., None]], axis=-1),
+        ideas=np.concatenate([belief.ideas, numbers[..., None]], axis=-1),
+        sets=_padded(belief.sets),
+    )
+
+
+def _padded(factors: Array) -> Array:
+    """With a slot more that is not in use, (..., k + 1)."""
+    return np.concatenate([factors, np.zeros((*factors.shape[:-1], 1))], axis=-1)
+
+
+def _hope(belief: Belief) -> Array:
+    """How many standard deviations each effect is expected to be above 0, (..., k)."""
+    variances = np.diagonal(belief.covariance, axis1=-2, axis2=-1) + (belief.means - belief.effects[..., None, :]) ** 2
+    spread = np.sqrt((belief.weights[..., None] * variances).sum(axis=-2))
+    found: Array = belief.effects / np.maximum(spread, _NONE)
+    return found
+
+
+def _without_unused(belief: Belief) -> Belief:
+    """With the slots in use first, and no more of them than the campaign with most has."""
+    order = np.argsort(belief.ideas == UNUSED, axis=-1, kind="stable")
+    order = order[..., : (belief.ideas != UNUSED).sum(axis=-1).max()]
+    ideas = np.take_along_axis(belief.ideas, order, axis=-1)
+    used = (ideas != UNUSED).astype(float)
+    covariance = np.take_along_axis(belief.covariance, order[..., None, :, None], axis=-2)
+    covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
+    return replace(
+        belief,
+        means=np.take_along_axis(belief.means, order[..., None, :], axis=-1) * used[..., None, :],
+        covariance=covariance * used[..., None, :, None] * used[..., None, None, :],
+        ideas=ideas,
+        sets=np.take_along_axis(belief.sets, order[..., None, :], axis=-1) * used[..., None, :],
+    )
 
 
 def _diagnostics(candidate: Array, parent_runs: Array) -> dict[str, float]:

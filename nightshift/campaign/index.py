@@ -1,7 +1,7 @@
 """`runs/.index`: what a campaign was folded into, so that a start folds what came since and not thousands of records.
 
 Never needed: without it everything is folded anew. Used only where its bytes are those that the chain entered last,
-and what is folded of each record (number, status, parent, constants, settings, load, scores) hashes to what was
+and what is folded of each record (number, status, parent, ideas, constants, settings, load, scores) hashes to what was
 folded then.
 `nightshift verify` folds everything anew and compares.
 """
@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from nightshift.campaign.belief import Belief
-from nightshift.campaign.campaign import Campaign, Standing, ordered
+from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.chain import sha256
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Standing
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.records import Record
@@ -41,6 +42,9 @@ class Index:
     means: bytes
     covariance: bytes
     weights: bytes
+    ideas: tuple[int, ...]
+    sets: bytes
+    touched: tuple[tuple[int, tuple[str, ...]], ...]
     incumbent: int
     squares: float
     num_baseline_runs: int
@@ -103,6 +107,9 @@ def save(ledger: Ledger) -> None:
         belief.means.tobytes(),
         belief.covariance.tobytes(),
         belief.weights.tobytes(),
+        tuple(map(int, belief.ideas)),
+        belief.sets.tobytes(),
+        tuple((number, tuple(sorted(keys))) for number, keys in campaign.touched.items()),
         int(belief.incumbent),
         float(belief.squares),
         belief.num_baseline_runs,
@@ -147,7 +154,7 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
     """The campaign of an index over the first of these records; None if it is not of them."""
     if index is None or index.num_decided > len(ours):
         return None
-    decided, size = tuple(ours[: index.num_decided]), len(index.kept)
+    decided, size = tuple(ours[: index.num_decided]), len(index.ideas)
     if index.digest != _digest(decided):
         return None
     try:
@@ -156,8 +163,10 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         means = np.frombuffer(index.means).reshape(len(weights), size)
         covariance = np.frombuffer(index.covariance).reshape(len(weights), size, size)
         rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
-        belief = Belief(means, covariance, weights, *rest)
-        return Campaign(decided, kept, belief, kept[index.incumbent], index.standings)
+        sets = np.frombuffer(index.sets).reshape(len(kept), size)
+        belief = Belief(means, covariance, weights, np.array(index.ideas), sets, *rest)
+        touched = {number: frozenset(keys) for number, keys in index.touched}
+        return Campaign(decided, kept, belief, kept[index.incumbent], touched, index.standings)
     except (ValueError, IndexError):
         return None
 
@@ -165,7 +174,8 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
     folded = [
-        (r.number, r.status, r.parent, r.decision, r.effective_hash, [run.load for run in r.runs]) for r in decided
+        (r.number, r.status, r.parent, r.decision, r.effective_hash, r.base, r.diff, [run.load for run in r.runs])
+        for r in decided
     ]
     scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]
     return sha256(msgspec.msgpack.encode((folded, scores)))

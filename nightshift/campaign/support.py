@@ -69,11 +69,14 @@ def _chance(delta: float, sd: float, calibration: float) -> float:
 
 
 def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set[int]:
-    """Keeps that a later run was made from, or from what was made from it."""
+    """Keeps whose ideas a later run was made from; of one that does not tell, its parent and what that stands on."""
     parents = {record.number: record.parent for record in kept}
     found: set[int] = set()
     for record in decided:
-        parent = record.parent if record.status != Verdict.CRASH else None
+        if record.status == Verdict.CRASH:
+            continue
+        found.update(record.base or ())
+        parent = record.parent if record.base is None else None
         while parent is not None and parent not in found:
             found.add(parent)
             parent = parents.get(parent)

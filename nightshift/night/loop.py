@@ -14,13 +14,14 @@ from typing import Any
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
+from nightshift.campaign.recombine import next_base, together
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, run_experiment
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule
+from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule, used
 from nightshift.night.text import write_summary
 from nightshift.processes.load import taken_now
 from nightshift.proposers import Context, Proposal, Proposer
@@ -104,7 +105,7 @@ class Night:
         if campaign.incumbent is None:
             return self._baseline()
         if (busy := to_repeat(self._own(), campaign.incumbent.number)) and self._is_calm():
-            self._repeat(busy)
+            self._repeat(busy, campaign)
             return None
         return self._propose(campaign, campaign.incumbent)
 
@@ -146,9 +147,10 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last = self._setup, campaign.decided[-1]
-        source = setup.ledger.source(incumbent.number)
-        admit(parse(source), Request(again=True), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, source)
+        base = next_base(campaign, used(self.state, self._own(), setup.now()), setup.ledger.source)
+        source, made_from = together(campaign, base, setup.ledger.source), tuple(sorted(base))
+        admit(parse(source), Request(again=True, base=made_from), setup)  # no proposal is to blame for the set-up
+        context = self._context(campaign, incumbent, source, base)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
@@ -158,11 +160,11 @@ class Night:
         if proposal.lesson and last.lesson is None:
             with setup.ledger.lock():
                 setup.ledger.write(replace(last, lesson=proposal.lesson))
-        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes))
+        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=made_from)
         if proposal.source is None or proposal.cause is not None:
             return self._refuse(proposal, proposal.cause or "no edit")
         try:
-            admit(parse(proposal.source), Request(), setup)
+            admit(parse(proposal.source), Request(base=made_from), setup)
         except UsageError as error:
             return self._refuse(proposal, str(error))
         self._update(pending=proposal)
@@ -171,19 +173,22 @@ class Night:
     def _is_calm(self) -> bool:
         return self._look().taken < BUSY
 
-    def _repeat(self, record: Record) -> None:
+    def _repeat(self, record: Record, campaign: Campaign) -> None:
         """Run a busy experiment's train.toml once more, with another seed."""
         self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
         what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
         source = self._setup.ledger.source(record.number)
-        self._update(pending=Proposal(source, what, record.prediction, repeats=record.number))
+        ideas = campaign.made_of(record)
+        base = None if ideas is None else tuple(sorted(ideas))
+        self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
 
-    def _context(self, campaign: Campaign, incumbent: Record, source: bytes) -> Context:
+    def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: frozenset[int]) -> Context:
         setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
         return Context(
             number=setup.ledger.next_number(),
             incumbent=incumbent,
             source=source,
+            base=base,
             campaign=campaign,
             rules=setup.rules,
             ledger=setup.ledger,
@@ -214,6 +219,7 @@ class Night:
             again=pending.repeats is not None,
             prediction=pending.prediction,
             notes=pending.notes,
+            base=pending.base,
         )
         try:
             record = run_experiment(request, setup)

@@ -134,6 +134,16 @@ def decided(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.decided is not None]
 
 
+def used(state: NightState, own: Sequence[Record], now: datetime) -> float | None:
+    """How much of a night is over, 0..1: of its hours or its experiments; None where it was given neither."""
+    asked, shares = state.request, list[float]()
+    if asked.experiments:
+        shares.append(len(decided(own)) / asked.experiments)
+    if asked.hours is not None:
+        shares.append((now - datetime.fromisoformat(state.started)) / timedelta(hours=asked.hours))
+    return max(shares, default=None)
+
+
 def num_since_keep(records: Sequence[Record]) -> int:
     """Decided experiments since the last keep."""
     ours = decided(records)

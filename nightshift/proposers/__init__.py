@@ -27,7 +27,8 @@ class Context:
 
     number: int  # of the experiment to come
     incumbent: Record
-    source: bytes  # the incumbent's train.toml
+    source: bytes  # the train.toml that the next idea is tried on
+    base: frozenset[int]  # the ideas that it holds, by experiment
     campaign: Campaign
     rules: Rules
     ledger: Ledger
@@ -52,6 +53,7 @@ class Proposal:
     notes: tuple[str, ...] = ()
     cause: str | None = None
     repeats: int | None = None
+    base: tuple[int, ...] | None = None  # the ideas of the train.toml that it was made from
 
 
 class Proposer(Protocol):

@@ -88,6 +88,9 @@ def _sections(context: Context) -> list[Section]:
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]
+    beside = context.campaign.unlike(incumbent, context.base)
+    if beside:  # drawn by the night: campaign/recombine.py
+        config.insert(0, f"but train.toml is now that {beside}: what is in doubt is measured again beside your change")
     sections = [
         (f"The incumbent, experiment {incumbent.number:04d}, raw score {', '.join(scores)}:", config),
         ("Noise:", [_noise(context)]),

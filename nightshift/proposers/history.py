@@ -15,7 +15,7 @@ from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config, changed_keys, parse, spelled
+from nightshift.train_toml.config import Config, changed_keys, changes_of, parse, spelled
 from nightshift.train_toml.keys import KEYS, variants
 from nightshift.train_toml.values import Kind, value_text
 
@@ -35,7 +35,7 @@ class Trial:
     verdict: Verdict
     delta: float | None  # posterior mean and its standard error, fractions; None for a crash
     delta_stderr: float | None
-    others: tuple[str, ...]  # keys that changed with it
+    others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
     since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
 
     @property
@@ -132,7 +132,9 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         if candidate is None or parent is None or judgement is None:
             continue
         # What merely stopped to apply, because a variant changed, was not touched.
-        touched = [key for key in changed_keys(parent, candidate) if key in candidate.resolved]
+        own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
+        touched = [key for key in own if key in candidate.resolved]
+        beside = (beside,) if (beside := campaign.beside(record)) else ()
         for key in touched:
             trial = Trial(
                 number=record.number,
@@ -141,7 +143,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 verdict=judgement.verdict,
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
-                others=tuple(other for other in touched if other != key),
+                others=(*(other for other in touched if other != key), *beside),
                 since=since.get(record.number, ""),
             )
             trials.setdefault(key, []).append(trial)

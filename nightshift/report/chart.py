@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import median
 
-from nightshift.campaign.campaign import Z95, Standing
+from nightshift.campaign.standing import Z95, Standing
 from nightshift.records import Verdict
 from nightshift.report.data import MEASURED, Experiment
 from nightshift.report.text import cut, expected, score, verdict

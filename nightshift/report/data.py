@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightshift.campaign.campaign import Z95, Standing
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Z95, Standing
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.certify.transfer import Transfer, made
@@ -30,14 +30,17 @@ class Experiment:
     """One row of the page. Scores are fractions.
 
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
-    `is_standing`: the incumbent of now stands on it. `since`: what became of a keep, "" of any other.
+    `is_standing`: the incumbent of now stands on it; `is_part`: it holds its idea. `since`: what became of a keep, ""
+    of any other. `beside`: how what its idea was tried on differed from the incumbent of then, "" where it did not.
     """
 
     record: Record
     changes: tuple[Change, ...]
     standing: Standing | None
     is_standing: bool
+    is_part: bool
     since: str = ""
+    beside: str = ""
 
     @property
     def number(self) -> int:
@@ -164,10 +167,17 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     shown = [r for r in shown if r.number not in unfit]
     decided = zip(campaign.decided, campaign.standings, strict=True)
     standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
-    stands = {r.number for r in campaign.lineage}
-    since = campaign.since
+    stands, part, since = {r.number for r in campaign.lineage}, campaign.ideas, campaign.since
     experiments = tuple(
-        Experiment(r, changes_of(r.diff), standings.get(r.number), r.number in stands, since.get(r.number, ""))
+        Experiment(
+            record=r,
+            changes=changes_of(r.diff),
+            standing=standings.get(r.number),
+            is_standing=r.number in stands,
+            is_part=r.number in part,
+            since=since.get(r.number, ""),
+            beside=campaign.beside(r),
+        )
         for r in shown
     )
     certified, unread = _certificate(ledger.runs_dir)

@@ -56,7 +56,7 @@ def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
         for change in e.changes if e.delta is not None or e.is_crash else ():
             trials[change.key].append((e, change))
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
-            if e.is_standing:
+            if e.is_part:
                 current[change.key] = change.new or "unset"
     order = sorted(trials, key=lambda key: (-len(trials[key]), key))
     return [_panel(key, trials[key], current[key]) for key in order]

@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.recombine import together
+from nightshift.train_toml.config import changes_of, diff, parse
 from tests.checkouts import git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import (
@@ -73,6 +77,28 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
     assert leftovers(root) == []
+
+
+def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its_record_says(root: Path) -> None:
+    code, _, stderr = whole_night(root, agent="keys", proposer="keys", experiments=8)
+    assert code == 0, stderr
+    assert problems(root) == []
+    ours, ledger = records(root), Ledger(root)
+    assert len(ours) == 8
+    baseline, campaign = parse(ledger.source(ours[0].number)), Campaign()
+    for record in ours:
+        config = parse(ledger.source(record.number))
+        assert config.hash == record.config_hash
+        if record.base is not None:
+            made_from = parse(together(campaign, frozenset(record.base), ledger.source))
+            assert [change.line for change in diff(made_from, config)] == list(record.diff)
+            told = {change.key for change in diff(baseline, config)}
+            own = {change.key for change in changes_of(record.diff)}
+            assert told == own.union(*(campaign.touched[number] for number in record.base))
+        campaign = campaign.step(record)
+        assert campaign.incumbent in ours, "a config that was run"
+    assert any(campaign.beside(record) for record in ours), "all ideas were tried on the incumbent"
+    assert (root / "train.toml").read_bytes() == ledger.source(campaign.incumbent.number)
 
 
 @pytest.mark.parametrize("agent", ["random", "tpe"])  # on the real trainer: test_what_measures.py

@@ -14,8 +14,9 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.campaign.agreed import baseline_of
-from nightshift.campaign.campaign import Campaign, Standing, run_scores
+from nightshift.campaign.campaign import Campaign, run_scores
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Standing
 from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
@@ -26,7 +27,12 @@ from tests.campaigns import BRANCH, a_record, a_result, judged
 HASH = a_record().rules_hash
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
 ONE_KIND = DecisionRules(
-    prior_sd=0.05, kinds=((-0.2, 1.0),), priors=((1.0, (1.0,)),), noises=((1.0, 1.0),), seed_sd=0.02
+    prior_sd=0.05,
+    kinds=((-0.2, 1.0),),
+    priors=((1.0, (1.0,)),),
+    noises=((1.0, 1.0),),
+    seed_sd=0.02,
+    told=(0.0, 1.0),
 )
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [], [0.55]]
 # Two keeps whose children disappoint, each taken back for the second experiment.

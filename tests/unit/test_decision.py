@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import Belief
+from nightshift.campaign.belief import UNUSED, Belief
 from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Verdict
@@ -45,9 +45,12 @@ def first_run(score: float, rules: DecisionRules = RULES) -> decision.Tested:
 
 
 def in_one_world(means: list[float]) -> Belief:
-    """Scores that are known."""
-    k = len(means)
-    return replace(after(rules=OF_VERSION_1), means=np.array([means]), covariance=np.zeros((1, k, k)))
+    """Scores of kept configs that are known, each the baseline and one idea."""
+    k, sets = len(means), np.eye(len(means))
+    sets[:, 0] = 1.0
+    known = np.array([[means[0], *(mean - means[0] for mean in means[1:])]])
+    ideas, covariance = np.arange(k), np.zeros((1, k, k))
+    return replace(after(rules=OF_VERSION_1), means=known, covariance=covariance, ideas=ideas, sets=sets)
 
 
 @BOTH
@@ -61,7 +64,9 @@ def test_reading_of_a_first_run(gain_pp: float, keep: bool, rules: DecisionRules
 @BOTH
 def test_a_tie_with_the_parent_is_no_keep(rules: DecisionRules) -> None:
     tested = first_run(0.480, rules)
-    assert not replace(tested, belief=replace(tested.belief, means=np.full_like(tested.belief.means, 0.475))).keep
+    alike = np.zeros_like(tested.belief.means)
+    alike[:, 0] = 0.475
+    assert not replace(tested, belief=replace(tested.belief, means=alike)).keep
 
 
 @BOTH
@@ -71,11 +76,12 @@ def test_a_lucky_score_is_shrunk_to_the_tested_value(rules: DecisionRules) -> No
 
 
 @BOTH
-def test_a_discard_moves_the_incumbent_belief_and_is_forgotten(rules: DecisionRules) -> None:
+def test_a_discard_moves_the_incumbent_belief_and_its_idea_is_remembered(rules: DecisionRules) -> None:
     belief = after(0.465, rules=rules)
     assert belief.mean < 0.475
     assert belief.sd < after(rules=rules).sd
-    assert belief.means.shape[-1] == 1
+    assert belief.sets.tolist() == [[1.0, 0.0]], "of no config that was kept"
+    assert belief.effects[1] < 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_a_keep_whose_children_disappoint_is_taken_back(rules: DecisionRules) ->
         children += 1
     assert 2 <= children < 15
     assert belief.incumbent == 0
-    assert belief.means.shape[-1] == 2
+    assert belief.sets.shape[-2] == 2
 
 
 def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
@@ -145,7 +151,7 @@ def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
 @pytest.mark.parametrize(("third", "incumbent"), [(0.5005, 1), (0.5015, 2)])
 def test_a_discard_goes_back_to_what_beats_the_incumbent_by_a_margin(third: float, incumbent: int) -> None:
     known = replace(in_one_world([0.475, 0.500, third, 0.400]), incumbent=1)
-    tested = decision.Tested(known, 0, np.array(0.5))
+    tested = decision.Tested(replace(known, sets=known.sets[:3]), known.sets[3], 0, np.array(0.5))
     assert decision.settle(tested, tested.keep, RULES).incumbent == incumbent
 
 
@@ -161,8 +167,17 @@ def test_nothing_is_divided_by_where_all_answers_are_the_same() -> None:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a new idea was tried on, beside the config that it is compared with; the ideas that it replaces."""
+
+    parent: int
+    made_from: Floats
+    replaced: Floats
+
+
+@dataclass(frozen=True)
 class World:
-    """What the textbook says of one of them after a run; moments are of the configs with the candidate."""
+    """What the textbook says of one of them after a run; moments are of the belief's numbers with the new idea's."""
 
     evidence: float
     mean: Floats
@@ -171,13 +186,12 @@ class World:
 
 
 def conditioned(
-    belief: Belief, world: int, parent: int, score: float, s2: float, shares: Sequence[float], rules: DecisionRules
+    belief: Belief, world: int, tried: Tried, score: float, s2: float, shares: Sequence[float], rules: DecisionRules
 ) -> World:
-    """Each kind's joint Gaussian of configs and effect conditioned on the run, then the moments of the mixture."""
+    """Each kind's joint Gaussian of numbers and effect conditioned on the run, then the moments of the mixture."""
     k = belief.means.shape[-1]
-    run = np.zeros(k + 1)
-    run[[parent, k]] = 1  # a run sees its parent plus the effect
-    configs = np.vstack([np.eye(k + 1)[:k], run])
+    run, apart = np.append(tried.made_from, 1), np.append(tried.made_from - belief.set_of(tried.parent), 1)
+    numbers = np.vstack([np.eye(k + 1)[:k], np.append(tried.replaced, 1)])  # a new idea stands for what it replaces
     weights, means, covariances, better = [], [], [], []
     for share, (effect, sd) in zip(shares, rules.kinds, strict=True):
         m, v = np.append(belief.means[world], effect * rules.prior_sd), np.zeros((k + 1, k + 1))
@@ -185,9 +199,9 @@ def conditioned(
         innovation, surprise = run @ v @ run + s2, score - run @ m
         weights.append(share * NormalDist(0, math.sqrt(innovation)).pdf(surprise))
         m, v = m + v @ run * surprise / innovation, v - np.outer(v @ run, run @ v) / innovation
-        means.append(configs @ m)
-        covariances.append(configs @ v @ configs.T)
-        better.append(1 - NormalDist(m[k], math.sqrt(v[k, k])).cdf(0))
+        means.append(numbers @ m)
+        covariances.append(numbers @ v @ numbers.T)
+        better.append(1 - NormalDist(apart @ m, math.sqrt(apart @ v @ apart)).cdf(0))
     w = np.array(weights) / sum(weights)
     mean = w @ np.array(means)
     spread = [c + np.outer(m - mean, m - mean) for m, c in zip(means, covariances, strict=True)]
@@ -195,17 +209,34 @@ def conditioned(
 
 
 @BOTH
-@pytest.mark.parametrize("parent", [0, 1, 2])
-def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(parent: int, rules: DecisionRules) -> None:
+@pytest.mark.parametrize(
+    ("parent", "made_from", "replaced"),
+    [
+        (0, [1, 0, 0, 0], [0, 0, 0, 0]),
+        (1, [1, 1, 0, 0], [0, 0, 0, 0]),
+        (2, [1, 1, 1, 0], [0, 0, 0, 0]),
+        (2, [1, 1, 1, 0], [0, 0, 1, 0]),
+        (2, [1, 0, 1, 1], [0, 0, 1, 1]),
+        (0, [1, 0, 0, 1], [0, 0, 0, 0]),
+    ],
+)
+def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(
+    parent: int, made_from: list[int], replaced: list[int], rules: DecisionRules
+) -> None:
     """Against the textbook: conditioned in each world, and the worlds weighed by what they said of the run."""
-    belief, score = after(0.490, 0.510, rules=rules), 0.520
-    assert (belief.means.shape[-1], belief.incumbent) == (3, 2)
-    tested = decision.observe(belief, parent, score, E2, rules)
+    belief, score = after(0.490, 0.510, 0.480, rules=rules), 0.520
+    assert belief.sets.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]], "the last is a discard"
+    assert belief.incumbent == 2
+    tried = Tried(parent, np.array(made_from, float), np.array(replaced, float))
+    told = {"made_from": tried.made_from, "replaced": tried.replaced}
+    if made_from == belief.sets[parent].tolist() and not any(replaced):
+        told = {}  # as by hand
+    tested = decision.observe(belief, parent, score, E2, rules, **told)
     close = 1e-12 if rules is OF_VERSION_1 else 1e-7  # a share of 0 is one of 1e-9
     shares = [shares for _, shares in rules.priors for _ in rules.noises]
     assert len(shares) == len(belief.weights)
     s2 = tested.belief.run_variance(rules)
-    worlds = [conditioned(belief, i, parent, score, float(s2[i]), each, rules) for i, each in enumerate(shares)]
+    worlds = [conditioned(belief, i, tried, score, float(s2[i]), each, rules) for i, each in enumerate(shares)]
     weights = belief.weights * [world.evidence for world in worlds]
     weights /= weights.sum()
     np.testing.assert_allclose(tested.belief.weights, weights, atol=close)
@@ -215,9 +246,12 @@ def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(parent: int, ru
     apart = [world.mean - mean for world in worlds]
     spread = [world.covariance + np.outer(m, m) for world, m in zip(worlds, apart, strict=True)]
     covariance = np.tensordot(weights, np.array(spread), axes=1)
-    np.testing.assert_allclose(tested.belief.expected, mean, atol=close)
-    assert tested.belief.sd == pytest.approx(math.sqrt(covariance[2, 2]), abs=close), "of the incumbent, 2"
-    difference = np.eye(4)[3] - np.eye(4)[parent]
+    sets = np.pad(belief.sets, ((0, 0), (0, 1)))
+    np.testing.assert_allclose(tested.belief.expected, sets @ mean, atol=close)
+    assert tested.belief.sd == pytest.approx(math.sqrt(sets[2] @ covariance @ sets[2]), abs=close), "of the incumbent"
+    assert tested.candidate.tolist() == [*(tried.made_from - tried.replaced), 1]
+    difference = tested.candidate - sets[parent]
+    assert tested.expected == pytest.approx(tested.candidate @ mean, abs=close)
     assert tested.delta == pytest.approx(difference @ mean, abs=close)
     assert tested.delta_stderr == pytest.approx(math.sqrt(difference @ covariance @ difference), abs=close)
     better = float(weights @ [world.p_better for world in worlds])
@@ -230,9 +264,9 @@ def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
     rng, size = np.random.default_rng(0), 12
     runs = rng.normal(0.475, 0.02, (size, 3))
     batch, alone = decision.baseline(runs, 1319, rules), [decision.baseline(one, 1319, rules) for one in runs]
-    for _ in range(15):
+    for _ in range(32):
         score, e2 = rng.normal(0.485, 0.02, size), rng.uniform(0, 2 * E2, size)
-        parent = np.array([rng.integers(belief.means.shape[-1]) for belief in alone])
+        parent = np.array([rng.integers(belief.sets.shape[-2]) for belief in alone])
         tested = decision.observe(batch, parent, score, e2, rules)
         batch = decision.settle(tested, tested.keep, rules)
         for i, belief in enumerate(alone):
@@ -240,14 +274,18 @@ def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
             for value in ("delta", "delta_stderr", "p_better", "keep"):
                 assert getattr(tested, value)[i] == pytest.approx(getattr(one, value), abs=1e-12), value
             alone[i] = decision.settle(one, one.keep, rules)
-    sizes = [belief.means.shape[-1] for belief in alone]
-    assert min(sizes) < max(sizes) == batch.means.shape[-1], "no campaign is shorter than another"
-    for i, (k, belief) in enumerate(zip(sizes, alone, strict=True)):
+    sizes = [belief.sets.shape for belief in alone]
+    assert min(sizes) < max(sizes) == batch.sets.shape[1:], "no campaign is shorter than another"
+    assert min(k for _, k in sizes) < batch.ideas.shape[1], "none has forgotten more than another"
+    for i, ((c, k), belief) in enumerate(zip(sizes, alone, strict=True)):
         np.testing.assert_allclose(batch.weights[i], belief.weights, atol=1e-12)
         np.testing.assert_allclose(batch.means[i, :, :k], belief.means, atol=1e-12)
-        assert (batch.means[i, :, k:] == -np.inf).all()
+        assert (batch.ideas[i, k:] == UNUSED).all()
+        assert not batch.means[i, :, k:].any()
         np.testing.assert_allclose(batch.covariance[i, :, :k, :k], belief.covariance, atol=1e-12)
         assert not batch.covariance[i, :, k:].any() | batch.covariance[i, :, :, k:].any()
+        assert batch.sets[i, :c, :k].tolist() == belief.sets.tolist()
+        assert not batch.sets[i, c:].any() | batch.sets[i, :, k:].any()
         assert batch.incumbent[i] == belief.incumbent
         assert (batch.mean[i], batch.sd[i]) == pytest.approx((belief.mean, belief.sd), abs=1e-12)
 

@@ -26,11 +26,12 @@ RULES = DecisionRules()
 
 
 def test_where_nothing_is_run_the_belief_stays() -> None:
-    rng, rule = np.random.default_rng(0), ShippedRule(RULES)
+    rng, rule = np.random.default_rng(0), ShippedRule(RULES, recombines=False)
     first, delta = rng.normal(0.475, 0.02, (8, 2)), np.zeros(8)
     rule.begin(first, 1319)
     alone = [decision.baseline(one, 1319, RULES) for one in first]
     for _ in range(12):
+        rule.base(np.zeros(8))
         active, score, e2 = rng.random(8) < 0.6, rng.normal(0.485, 0.02, 8), rng.uniform(1e-5, 2e-4, 8)
         keep, p_better = rule.test(active, score, e2, delta)
         assert not keep[~active].any()
@@ -38,10 +39,10 @@ def test_where_nothing_is_run_the_belief_stays() -> None:
             tested = decision.observe(alone[i], alone[i].incumbent, score[i], e2[i], RULES)
             assert (keep[i], p_better[i]) == (tested.keep, pytest.approx(tested.p_better, abs=1e-12))
             alone[i] = decision.settle(tested, tested.keep, RULES)
-        assert rule.incumbent.tolist() == [belief.incumbent for belief in alone]
-        assert rule.reported == pytest.approx([belief.mean for belief in alone], abs=1e-12)
+        assert rule.belief.incumbent.tolist() == [belief.incumbent for belief in alone]
+        assert rule.belief.mean == pytest.approx([belief.mean for belief in alone], abs=1e-12)
         assert rule.belief.pairing_variance == pytest.approx([belief.pairing_variance for belief in alone], abs=1e-15)
-    assert len({belief.means.shape[-1] for belief in alone}) > 1
+    assert len({belief.sets.shape[-2] for belief in alone}) > 1
 
 
 def test_campaigns_on_answers_are_the_kernel_on_each() -> None:

@@ -49,7 +49,9 @@ def plain(ledger: Ledger) -> Campaign:
 def is_same(one: Campaign, other: Campaign) -> bool:
     assert one.belief is not None
     assert other.belief is not None
-    arrays = ((getattr(x.belief, name) for name in ("means", "covariance", "weights")) for x in (one, other))
+    arrays = (
+        (getattr(x.belief, name) for name in ("means", "covariance", "weights", "ideas", "sets")) for x in (one, other)
+    )
     return (
         one.decided == other.decided
         and one.kept == other.kept

@@ -1,0 +1,80 @@
+"""The config that the next idea is tried on: a set of ideas that were tried before, put together in one train.toml.
+
+A night draws the set from what is believed of the effects, so that ideas meet each other and a doubtful one is measured
+again, in or out, at no extra run: Thompson sampling. Towards the end it takes what is expected to be best instead, for
+only a config that was run can become the incumbent. docs/history/effects-of-ideas.md has what that gains.
+An idea is the keys that an experiment set, with its values; whichever file comes out is written, shown to the proposer
+and hashed before anything runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.errors import UsageError
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.edit import ABSENT, set_values
+
+DRAWN_UNTIL = 0.87  # of a night; 0.80 to 0.92 gain as much
+GREEDY_EVERY = 3  # experiments of a night without an end
+
+Source = Callable[[int], bytes]  # the train.toml of an experiment by its number; UsageError where it cannot be had
+
+
+def is_drawn(place: int, used: float | None) -> bool:
+    """Whether the next set is drawn: after so many experiments, and so much of the night, None where it has no end."""
+    return place % GREEDY_EVERY != 0 if used is None else used < DRAWN_UNTIL
+
+
+def next_base(campaign: Campaign, used: float | None, source: Source) -> frozenset[int]:
+    """The ideas that the next one joins, by experiment: the incumbent's where another set cannot be put together.
+
+    The same records give the same draw, so that a night that was cut off goes on with it.
+    """
+    assert campaign.incumbent is not None
+    seed = hashlib.sha256(f"{campaign.incumbent.branch} {campaign.incumbent.rules_hash}".encode()).digest()
+    place = len(campaign.decided)
+    rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
+    chosen = campaign.chosen(rng if is_drawn(place, used) else None)
+    try:
+        together(campaign, chosen, source)
+        return chosen
+    except UsageError:  # no train.toml holds them all
+        return campaign.ideas
+
+
+def start_from(
+    campaign: Campaign, base: tuple[int, ...] | None, source: Source
+) -> tuple[tuple[int, ...] | None, Config | None]:
+    """What a candidate was made from: the ideas, the incumbent's for None, and their config; None before a baseline."""
+    if campaign.incumbent is None:
+        return None, None
+    base = tuple(sorted(campaign.ideas)) if base is None else base
+    return base, parse(together(campaign, frozenset(base), source))
+
+
+def together(campaign: Campaign, ideas: frozenset[int], source: Source) -> bytes:
+    """A train.toml with these ideas and no others: a kept one, or the incumbent's with what is different.
+
+    UsageError where they cannot stand together, or one of them is gone.
+    """
+    assert campaign.incumbent is not None
+    for record in (campaign.incumbent, *campaign.kept):
+        if campaign.ideas_of(record) == ideas:
+            return source(record.number)
+    incumbent, wanted = parse(source(campaign.incumbent.number)), parse(source(campaign.kept[0].number))
+    values = dict[str, Any](wanted.values)
+    for number in sorted(ideas):
+        if number not in campaign.touched:
+            raise UsageError(f"the idea of experiment {number:04d} is forgotten", "Start from the incumbent's.")
+        config = parse(source(number))
+        for key in campaign.touched[number]:
+            values[key] = config.values.get(key, ABSENT)
+    changes = {key: values.get(key, ABSENT) for key in dict.fromkeys([*incumbent.values, *values])}
+    before = incumbent.values
+    return set_values(incumbent.source, {k: v for k, v in changes.items() if before.get(k, ABSENT) != v})

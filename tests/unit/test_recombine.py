@@ -1,0 +1,235 @@
+"""The set of ideas that the next one is tried on: drawn from the belief, put together in one file, remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nightshift.campaign import decision
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.decision import LOOSE
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.recombine import is_drawn, next_base, start_from, together
+from nightshift.decision_rules import DecisionRules
+from nightshift.errors import UsageError
+from nightshift.night.state import NightRequest, NightState, used
+from nightshift.records import Record, Verdict
+from nightshift.train_toml.config import diff, parse
+from nightshift.train_toml.edit import ABSENT, set_values
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result
+from tests.rules import ARITHMETIC_TRL
+
+RULES = ARITHMETIC_TRL.decision
+LR, GROUP, BATCH, CLIP = (
+    "trainer.optim.lr",
+    "orchestrator.group_size",
+    "orchestrator.batch_size",
+    "trainer.optim.max_norm",
+)
+NUM = 400
+
+
+@dataclass
+class Told:
+    """A campaign in a ledger, as it comes out of what is said."""
+
+    ledger: Ledger
+    campaign: Campaign = field(default_factory=Campaign)
+
+    def source(self, number: int) -> bytes:
+        return self.ledger.source(number)
+
+    def tell(self, changes: Mapping[str, Any], *scores: float, base: Sequence[int] | None = None) -> Record:
+        """One experiment: `changes` on the ideas `base`, on the incumbent's for None."""
+        chosen, config = start_from(self.campaign, None if base is None else tuple(base), self.source)
+        candidate = parse(set_values(config.source if config else BASELINE, changes))
+        runs = tuple(a_result(score, NUM, 1000 + index) for index, score in enumerate(scores))
+        incumbent, number = self.campaign.incumbent, self.ledger.next_number()
+        record = a_record(
+            number=number,
+            parent=incumbent.number if incumbent else None,
+            base=chosen,
+            diff=tuple(change.line for change in diff(config, candidate)) if config else (),
+            config_hash=candidate.hash,
+            effective_hash=candidate.hash,
+            runs=runs,
+        )
+        self.ledger.reserve(record, {"train.toml": candidate.source})
+        judgement = self.campaign.judge(record)
+        record = replace(record, status=judgement.verdict, judgement=judgement, decided=number)
+        self.ledger.close(record)
+        self.campaign = self.campaign.step(record)
+        return record
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    """A baseline, and three ideas: 2 is kept; 3, tried without it, is good and not the best; 4 is hopeless."""
+    found = Told(Ledger(tmp_path))
+    found.tell({}, 0.50, 0.51)
+    assert found.tell({LR: 3e-6}, 0.60).is_keep
+    assert not found.tell({GROUP: 8}, 0.57, base=[]).is_keep
+    assert not found.tell({BATCH: 64, CLIP: 0.5}, 0.20).is_keep
+    return found
+
+
+def values_of(source: bytes) -> dict[str, Any]:
+    return {path: parse(source).get(path) for path in (LR, GROUP, BATCH, CLIP)}
+
+
+def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) -> None:
+    campaign, before = told.campaign, values_of(BASELINE)
+    assert campaign.ideas == {2}
+    found = {ideas: values_of(together(campaign, frozenset(ideas), told.source)) for ideas in [(), (2,), (3,), (2, 3)]}
+    assert found[()] == before
+    assert found[(2,)] == before | {LR: 3e-6}
+    assert found[(3,)] == before | {GROUP: 8}
+    assert found[(2, 3)] == before | {LR: 3e-6, GROUP: 8}
+    assert together(campaign, frozenset({2}), told.source) == told.source(2), "a kept one as it is, comments and all"
+    assert b"# poor" in together(campaign, frozenset({3}), told.source)
+    with pytest.raises(UsageError, match=r"0099 is forgotten"):
+        together(campaign, frozenset({99}), told.source)
+
+
+def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
+    """It is tried beside the others as it was, and never beside what it replaced."""
+    told.tell({CLIP: 2.0, LR: 4e-6}, 0.62, base=[2, 3])
+    campaign = told.campaign
+    assert campaign.touched[5] == {LR, CLIP}
+    assert campaign.ideas == {3, 5}
+    assert values_of(together(campaign, frozenset({5}), told.source)) == values_of(BASELINE) | {LR: 4e-6, CLIP: 2.0}
+    told.tell({GROUP: 16}, 0.63)
+    assert told.campaign.touched[6] == {GROUP}
+    assert told.campaign.made_of(told.campaign.decided[-1]) == {5, 6}
+    assert told.campaign.made_of(replace(told.campaign.decided[-1], base=(5, 77))) is None, "77 is forgotten"
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        chosen = told.campaign.chosen(rng)
+        assert not {3, 6} <= chosen, "two values of one key"
+        assert not {2, 5} <= chosen
+
+
+def test_the_draw_takes_what_is_doubtful_and_leaves_what_is_hopeless(told: Told) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [told.campaign.chosen(rng) for _ in range(400)]
+    shares = {number: sum(number in chosen for chosen in drawn) / 400 for number in (2, 3, 4)}
+    assert shares[2] > 0.95
+    assert shares[3] > 0.9
+    assert shares[4] < 0.02
+    assert told.campaign.chosen(None) == {2, 3}, "what is expected to help, kept or not"
+
+
+def test_a_discarded_idea_comes_back_in_other_company_and_the_best_that_was_run_is_the_incumbent(told: Told) -> None:
+    record = told.tell({CLIP: 0.7}, 0.66, base=[2, 3])
+    assert record.judgement
+    assert record.judgement.why.startswith("expected +")
+    assert " pp over the incumbent after 1 run, tried on that with 0003: " in record.judgement.why
+    assert told.campaign.incumbent == record
+    assert told.campaign.ideas == {2, 3, 5}
+    assert told.campaign.beside(record) == "with 0003"
+    without = told.tell({CLIP: 0.9}, 0.40, base=[3])
+    assert told.campaign.beside(without) == "without 0002 and 0005"
+    assert told.campaign.incumbent == record
+    assert told.campaign.lineage == (told.campaign.decided[0], told.campaign.decided[1], record)
+
+
+def test_one_more_run_of_a_config_is_told_by_its_ideas(told: Told) -> None:
+    """As a night repeats what ran on a busy machine: no idea is new, and what is believed of the old ones moves."""
+    before, discarded = told.campaign, told.campaign.decided[2]
+    assert before.belief
+    ideas = before.made_of(discarded)
+    assert ideas == {3}
+    again = told.tell({}, 0.75, base=sorted(ideas))
+    assert again.diff == ()
+    after = told.campaign
+    assert after.belief
+    assert after.touched == before.touched
+    place = before.belief.ideas.tolist().index(3)
+    assert after.belief.effects[place] > before.belief.effects[place] + 0.02
+    assert again.is_keep, "what was discarded, run again and better"
+    assert after.ideas == {3}
+
+
+def test_the_set_is_the_same_for_the_same_records_and_the_incumbent_s_where_no_file_holds_it(
+    told: Told,
+) -> None:
+    assert next_base(told.campaign, 0.5, told.source) == next_base(told.campaign, 0.5, told.source)
+    assert next_base(told.campaign, 0.99, told.source) == {2, 3}
+    told.tell({BATCH: 252}, 0.64, base=[2])
+    assert told.campaign.chosen(None) >= {3, 5}
+    assert next_base(told.campaign, 0.99, told.source) == told.campaign.ideas
+
+
+def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> None:
+    told.tell({BATCH: 252}, 0.55, base=[])  # sixty-three groups of four, and no number of eights
+    with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
+        together(told.campaign, frozenset({3, 5}), told.source)
+    with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
+        start_from(told.campaign, (3, 5), told.source)
+
+
+def test_a_removed_key_is_an_idea_too(told: Told) -> None:
+    told.tell({BATCH: ABSENT}, 0.59, base=[])
+    assert told.campaign.touched[5] == {BATCH}
+    assert b"batch_size" not in together(told.campaign, frozenset({2, 5}), told.source)
+
+
+def test_a_night_draws_until_it_ends_and_without_an_end_two_times_of_three() -> None:
+    assert [is_drawn(place, None) for place in range(1, 7)] == [True, True, False] * 2
+    assert is_drawn(3, 0.86)
+    assert not is_drawn(4, 0.88)
+
+
+def test_how_much_of_a_night_is_used() -> None:
+    start = datetime(2026, 11, 20, 22, tzinfo=UTC)
+    own = [a_record(number=n, decided=n, status="discard") for n in range(1, 6)]
+    own.append(a_record(number=6, status="crash"))
+
+    def of(**asked: Any) -> float | None:
+        state = NightState(NightRequest("tpe", **asked), BRANCH, "abc123", start.isoformat(), 1)
+        return used(state, own, start + timedelta(hours=2))
+
+    assert of() is None
+    assert of(experiments=10) == 0.5
+    assert of(hours=8.0) == 0.25
+    assert of(hours=8.0, experiments=10) == 0.5
+
+
+def test_the_least_hopeful_are_forgotten_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, rng = DecisionRules(), np.random.default_rng(1)
+    scores = [0.50, *np.where(rng.random(40) < 0.2, 0.49, rng.normal(0.465, 0.01, 40))]
+
+    def told(most: int) -> decision.Belief:
+        monkeypatch.setattr(decision, "LOOSE", most)
+        belief = decision.baseline([0.475, 0.48], 1319, rules)
+        for number, score in enumerate(scores, 1):
+            tested = decision.observe(belief, belief.incumbent, score, 1e-4, rules, number=number)
+            belief = decision.settle(tested, tested.keep, rules)
+        return belief
+
+    few, all_of_them = told(LOOSE), told(99)
+    kept = few.sets.any(axis=0).sum()
+    assert few.means.shape[-1] == kept + LOOSE < all_of_them.means.shape[-1] == 42
+    places = [all_of_them.ideas.tolist().index(number) for number in few.ideas]
+    np.testing.assert_allclose(few.means, all_of_them.means[:, places], atol=1e-12)
+    np.testing.assert_allclose(few.covariance, all_of_them.covariance[:, places][:, :, places], atol=1e-12)
+    np.testing.assert_allclose(few.expected, all_of_them.expected, atol=1e-12)
+    gone = sorted(set(range(42)) - set(places))
+    assert all_of_them.effects[gone].max() < few.effects[1:].max()
+
+
+def test_a_campaign_of_thousands_is_folded_and_remembers_few() -> None:
+    campaign, first = Campaign(), a_record(number=1, decided=1, status=Verdict.KEEP, runs=(a_result(0.5, NUM),) * 2)
+    campaign = campaign.step(first)
+    for number in range(2, 200):
+        record = a_record(number=number, decided=number, parent=1, status=Verdict.DISCARD, runs=(a_result(0.4, NUM),))
+        campaign = campaign.step(record)
+    assert campaign.belief
+    assert len(campaign.touched) == LOOSE
+    assert campaign.belief.covariance.shape[1:] == (LOOSE + 1, LOOSE + 1)
