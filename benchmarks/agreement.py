@@ -20,7 +20,7 @@ import numpy as np
 from machine import RESULTS, machine, write_result
 from simulated_nights import Floats
 
-from nightshift.campaign.campaign import run_scores
+from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.records import Record
 

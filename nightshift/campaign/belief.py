@@ -6,7 +6,7 @@ campaign, or of many at once in leading batch axes, written `(...)`. Scores are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ Ints = NDArray[np.int_]
 Floats = Array | float  # one a campaign, (...)
 Index = Ints | int  # as well
 UNUSED = -1  # as the number of an idea: the slot is empty
+_LEAST = 1e-9  # standard deviation that is divided by
 _JITTER = 1e-12  # what is known exactly has a root, too
 
 
@@ -98,6 +99,45 @@ class Belief:
         drawn: Array = means + (root @ rng.standard_normal(means.shape)[..., None])[..., 0]
         return drawn
 
+    @property
+    def hope(self) -> Array:
+        """How many standard deviations each effect is expected to be above 0, (..., k)."""
+        variances = np.diagonal(self.covariance, axis1=-2, axis2=-1) + (self.means - self.effects[..., None, :]) ** 2
+        spread = np.sqrt((self.weights[..., None] * variances).sum(axis=-2))
+        found: Array = self.effects / np.maximum(spread, _LEAST)
+        return found
+
+    def with_idea(self, replaced: Array, number: Index) -> Belief:
+        """With a slot for a new idea, which has no effect of its own yet: it stands for those that it replaces."""
+        column = self.column(replaced)
+        row = np.concatenate([column, np.einsum("...hk,...k->...h", column, replaced)[..., None]], axis=-1)
+        covariance = np.concatenate([self.covariance, column[..., None, :]], axis=-2)
+        mean = np.einsum("...hk,...k->...h", self.means, replaced)
+        numbers = np.broadcast_to(number, self.ideas.shape[:-1])
+        return replace(
+            self,
+            means=np.concatenate([self.means, mean[..., None]], axis=-1),
+            covariance=np.concatenate([covariance, row[..., None]], axis=-1),
+            ideas=np.concatenate([self.ideas, numbers[..., None]], axis=-1),
+            sets=padded(self.sets),
+        )
+
+    def compact(self) -> Belief:
+        """With the slots in use first, and no more of them than the campaign with most has."""
+        order = np.argsort(self.ideas == UNUSED, axis=-1, kind="stable")
+        order = order[..., : (self.ideas != UNUSED).sum(axis=-1).max()]
+        ideas = np.take_along_axis(self.ideas, order, axis=-1)
+        used = (ideas != UNUSED).astype(float)
+        covariance = np.take_along_axis(self.covariance, order[..., None, :, None], axis=-2)
+        covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
+        return replace(
+            self,
+            means=np.take_along_axis(self.means, order[..., None, :], axis=-1) * used[..., None, :],
+            covariance=covariance * used[..., None, :, None] * used[..., None, None, :],
+            ideas=ideas,
+            sets=np.take_along_axis(self.sets, order[..., None, :], axis=-1) * used[..., None, :],
+        )
+
     def run_variance(self, rules: DecisionRules) -> Array:
         """s2 of one run's score around its config's true score, (..., h): `seed_df` degrees of freedom are prior."""
         e2, squares = (np.asarray(value)[..., None] for value in (self.pairing_variance, self.squares))
@@ -111,3 +151,8 @@ def at(values: Array, index: Index) -> Array:
     """Element `index`, (...), of the last axis of `values`, (..., k)."""
     found: Array = np.take_along_axis(values, np.asarray(index)[..., None], axis=-1)[..., 0][()]
     return found
+
+
+def padded(factors: Array) -> Array:
+    """With a slot more that is not in use, (..., k + 1)."""
+    return np.concatenate([factors, np.zeros((*factors.shape[:-1], 1))], axis=-1)

@@ -7,16 +7,15 @@ only place where a belief changes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Array, Belief
+from nightshift.campaign.belief import UNUSED, Belief
 from nightshift.campaign.busy import extra_variance, remark
-from nightshift.campaign.composite import remarks, weighted
+from nightshift.campaign.composite import remarks, run_scores, without
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.form import Form, compare
 from nightshift.campaign.standing import Standing, standing_of
@@ -65,7 +64,7 @@ class Campaign:
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
         own = frozenset(change.key for change in changes_of(record.diff))
-        of_replaced = (self.touched[number] for number in self._replaced(record, self._made_from(record)))
+        of_replaced = (self.touched[number] for number in self.replaced(record, self._made_from(record)))
         touched = {**self.touched, record.number: own.union(*of_replaced)}
         touched = {int(number): touched[number] for number in belief.ideas[1:]}
         return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], touched=touched)
@@ -77,10 +76,10 @@ class Campaign:
         candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
         if len(candidate) != runs.shape[1]:
             cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
-            raise UsageError(cause, _without(record))
+            raise UsageError(cause, without(record))
         if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
-            raise UsageError(cause, _without(record))
+            raise UsageError(cause, without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         made_from = self._made_from(record)
         is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
@@ -93,7 +92,7 @@ class Campaign:
             rules,
             extra_variance(record),
             made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
-            replaced=np.isin(numbers, self._replaced(record, made_from) if is_new else ()).astype(float),
+            replaced=np.isin(numbers, self.replaced(record, made_from) if is_new else ()).astype(float),
             number=record.number if is_new else UNUSED,
         )
 
@@ -109,36 +108,6 @@ class Campaign:
         """What the incumbent is made of; nothing before the baseline."""
         return self.ideas_of(self.incumbent) if self.incumbent else frozenset()
 
-    def beside(self, record: Record) -> str:
-        """How what it was tried on differed from its parent; empty where it did not."""
-        parent = next((kept for kept in self.kept if kept.number == record.parent), None)
-        return "" if record.base is None or parent is None else self.unlike(parent, {*record.base})
-
-    def unlike(self, kept: Record, ideas: AbstractSet[int]) -> str:
-        """In words, how a set of ideas differs from a kept config; empty where it does not."""
-        own = self.ideas_of(kept)
-        told = [f"without {named(own - ideas)}"] if own - ideas else []
-        return ", ".join([*told, *([f"with {named(ideas - own)}"] if ideas - own else [])])
-
-    def made_of(self, record: Record) -> frozenset[int] | None:
-        """The ideas of a decided config, its own with them; None where one of them is forgotten."""
-        if record.base is None or not {*record.base, record.number} <= self.touched.keys():
-            return None
-        return frozenset(record.base).difference(self._replaced(record, frozenset(record.base))) | {record.number}
-
-    def chosen(self, rng: np.random.Generator | None) -> frozenset[int]:
-        """The ideas that the next one is tried with: those whose effect is above 0, as drawn from the belief (Thompson
-        1933), or as expected where there is no `rng`; of two that set one key the better one."""
-        assert self.belief is not None
-        effects = self.belief.effects if rng is None else self.belief.draw(rng)
-        found, taken = set[int](), set[str]()
-        for place in np.argsort(-effects[1:], kind="stable") + 1:
-            number = int(self.belief.ideas[place])
-            if effects[place] > 0 and not self.touched[number] & taken:
-                found.add(number)
-                taken |= self.touched[number]
-        return frozenset(found)
-
     def _made_from(self, record: Record) -> frozenset[int]:
         """The ideas of the config that a record's idea was tried on; of its parent, if one of them is forgotten."""
         base = None if record.base is None else frozenset(record.base)
@@ -146,8 +115,8 @@ class Campaign:
             return self.ideas_of(self.kept[self._index_of(record.parent)])
         return base
 
-    def _replaced(self, record: Record, made_from: frozenset[int]) -> list[int]:
-        """Those of them that set a key which its own idea sets."""
+    def replaced(self, record: Record, made_from: frozenset[int]) -> list[int]:
+        """Those of these ideas that set a key which its own sets."""
         own = {change.key for change in changes_of(record.diff)}
         return [number for number in made_from if self.touched[number] & own]
 
@@ -168,8 +137,6 @@ class Campaign:
         found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
         if is_repeat:
             return found
-        if beside := self.beside(record):
-            found = replace(found, why=f"{found.why}, tried on that {beside}")
         if found.verdict == Verdict.KEEP and found.p_better is not None:
             found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
@@ -243,25 +210,3 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
     """The decided experiments of one branch and rules hash, in the order of their decisions."""
     ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
     return sorted(ours, key=lambda record: record.decided or 0)
-
-
-def named(numbers: AbstractSet[int]) -> str:
-    """Experiments in a sentence."""
-    return " and ".join(f"{number:04d}" for number in sorted(numbers))
-
-
-def run_scores(record: Record) -> Array:
-    """The scores of its evaluated runs as they are decided by (composite.py), (r, n). UsageError where they are not
-    0..1, or not of one set of examples."""
-    try:
-        runs = [weighted(evaluation.example_scores, evaluation.parts) for evaluation in record.evaluations]
-    except ValueError as error:
-        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", _without(record)) from None
-    scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)
-    if not scores.size:
-        raise UsageError(f"experiment {record.number:04d} has no scores of one set of examples", _without(record))
-    return scores
-
-
-def _without(record: Record) -> str:
-    return f"Move runs/{record.number:04d} out of runs/ to go on without it."

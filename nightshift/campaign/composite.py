@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.belief import Array
+from nightshift.errors import UsageError
 from nightshift.records import Evaluation, Part, Record, packed
 
 FALL = 2.0  # standard errors
@@ -72,3 +73,31 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
             found.append(f"{part.environment} falls: {scores}, {100 * gain:+.1f} +- {100 * stderr:.1f} pp")
     return found
+
+
+def run_scores(record: Record) -> Array:
+    """The scores of its evaluated runs as they are decided by, (r, n). UsageError where they are not
+    0..1, or not of one set of examples."""
+    try:
+        runs = [weighted(evaluation.example_scores, evaluation.parts) for evaluation in record.evaluations]
+    except ValueError as error:
+        raise UsageError(f"runs/{record.number:04d}/record.json is damaged: {error}", without(record)) from None
+    scores = np.array(runs if len({len(run) for run in runs}) == 1 else [], dtype=np.float64)
+    if not scores.size:
+        raise UsageError(f"experiment {record.number:04d} has no scores of one set of examples", without(record))
+    return scores
+
+
+def without(record: Record) -> str:
+    """How a campaign goes on when one of its records cannot be used."""
+    return f"Move runs/{record.number:04d} out of runs/ to go on without it."
+
+
+def paired(candidate: Array, parent_runs: Array) -> dict[str, float]:
+    """Differences of the same examples, for the reader only: nothing is decided by them. Shapes (n,) and (r, n)."""
+    apart = candidate - parent_runs.mean(axis=0)
+    stderr = float(apart.std(ddof=1)) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
+    values = {"paired_delta": float(apart.mean())}
+    if stderr > 0:
+        values["paired_z"] = float(apart.mean()) / stderr
+    return values

@@ -24,7 +24,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nightshift.campaign.belief import UNUSED, Array, Belief, Floats, Index, at
+from nightshift.campaign.belief import UNUSED, Array, Belief, Floats, Index, at, padded
+from nightshift.campaign.composite import paired
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Judgement, Verdict
 
@@ -134,8 +135,8 @@ def observe(
     belief = replace(belief, pairing_variance=e2)
     made_from = belief.set_of(parent) if made_from is None else made_from
     replaced = np.zeros_like(made_from) if replaced is None else replaced
-    belief = _with_idea(belief, replaced, number)
-    made_from, apart = _padded(made_from), _padded(made_from) - belief.set_of(parent)
+    belief = belief.with_idea(replaced, number)
+    made_from, apart = padded(made_from), padded(made_from) - belief.set_of(parent)
     prior, sd = np.array(rules.kinds).T * rules.prior_sd
     share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
     spread, column = sd**2, belief.column(made_from)
@@ -166,7 +167,7 @@ def observe(
     worlds /= worlds.sum(axis=-1, keepdims=True)
     p_better = (worlds[..., None] * weight * is_better).sum(axis=(-2, -1))
     p_better = _cdf(rules.calibration * _quantile(np.clip(p_better, 1e-15, 1 - 1e-15)))
-    candidate = made_from - _padded(replaced)
+    candidate = made_from - padded(replaced)
     candidate[..., -1] = belief.ideas[..., -1] != UNUSED
     return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), candidate, parent, p_better)
 
@@ -185,10 +186,10 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     sets = np.where(is_next, added[..., None, :], sets)
     belief = replace(belief, sets=sets)
     loose = (belief.ideas != UNUSED) & ~(sets > 0).any(axis=-2)
-    hope = np.where(loose, _hope(belief), np.inf)
+    hope = np.where(loose, belief.hope, np.inf)
     is_worst = (np.arange(hope.shape[-1]) == hope.argmin(axis=-1)[..., None]) & loose
     ideas = np.where(is_worst & (loose.sum(axis=-1) > LOOSE)[..., None], UNUSED, belief.ideas)
-    settled = _without_unused(replace(belief, ideas=ideas))
+    settled = replace(belief, ideas=ideas).compact()
     best = settled.expected.argmax(axis=-1)
     best = np.where(at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)
     return replace(settled, incumbent=np.where(keep, count, best)[()])
@@ -219,7 +220,7 @@ def judge(
         delta_stderr=delta_stderr,
         p_better=p_better,
         incumbent_score=float(tested.belief.expected[parent]),
-        diagnostics=_diagnostics(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
+        diagnostics=paired(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
     )
     belief = settle(tested, tested.keep, rules)
     after = int(belief.incumbent)
@@ -228,62 +229,6 @@ def judge(
     best, gain = kept_numbers[after], 100 * (belief.mean - tested.belief.mean)
     why = f"{judgement.why}; {kept_numbers[before]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
     return replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
-
-
-def _with_idea(belief: Belief, replaced: Array, number: Index) -> Belief:
-    """With a slot for a new idea, which has no effect of its own yet: it stands for those that it replaces."""
-    column = belief.column(replaced)
-    row = np.concatenate([column, np.einsum("...hk,...k->...h", column, replaced)[..., None]], axis=-1)
-    covariance = np.concatenate([belief.covariance, column[..., None, :]], axis=-2)
-    mean = np.einsum("...hk,...k->...h", belief.means, replaced)
-    numbers = np.broadcast_to(number, belief.ideas.shape[:-1])
-    return replace(
-        belief,
-        means=np.concatenate([belief.means, mean[..., None]], axis=-1),
-        covariance=np.concatenate([covariance, row[..., None]], axis=-1),
-        ideas=np.concatenate([belief.ideas, numbers[..., None]], axis=-1),
-        sets=_padded(belief.sets),
-    )
-
-
-def _padded(factors: Array) -> Array:
-    """With a slot more that is not in use, (..., k + 1)."""
-    return np.concatenate([factors, np.zeros((*factors.shape[:-1], 1))], axis=-1)
-
-
-def _hope(belief: Belief) -> Array:
-    """How many standard deviations each effect is expected to be above 0, (..., k)."""
-    variances = np.diagonal(belief.covariance, axis1=-2, axis2=-1) + (belief.means - belief.effects[..., None, :]) ** 2
-    spread = np.sqrt((belief.weights[..., None] * variances).sum(axis=-2))
-    found: Array = belief.effects / np.maximum(spread, _NONE)
-    return found
-
-
-def _without_unused(belief: Belief) -> Belief:
-    """With the slots in use first, and no more of them than the campaign with most has."""
-    order = np.argsort(belief.ideas == UNUSED, axis=-1, kind="stable")
-    order = order[..., : (belief.ideas != UNUSED).sum(axis=-1).max()]
-    ideas = np.take_along_axis(belief.ideas, order, axis=-1)
-    used = (ideas != UNUSED).astype(float)
-    covariance = np.take_along_axis(belief.covariance, order[..., None, :, None], axis=-2)
-    covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
-    return replace(
-        belief,
-        means=np.take_along_axis(belief.means, order[..., None, :], axis=-1) * used[..., None, :],
-        covariance=covariance * used[..., None, :, None] * used[..., None, None, :],
-        ideas=ideas,
-        sets=np.take_along_axis(belief.sets, order[..., None, :], axis=-1) * used[..., None, :],
-    )
-
-
-def _diagnostics(candidate: Array, parent_runs: Array) -> dict[str, float]:
-    """For the reader only; nothing is decided by them. Shapes (n,) and (r, n)."""
-    paired = candidate - parent_runs.mean(axis=0)
-    stderr = float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 0.0
-    values = {"paired_delta": float(paired.mean())}
-    if stderr > 0:
-        values["paired_z"] = float(paired.mean()) / stderr
-    return values
 
 
 def _cdf(x: Array) -> Array:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.errors import UsageError
+from nightshift.records import Record
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import ABSENT, set_values
 
@@ -31,6 +33,45 @@ def is_drawn(place: int, used: float | None) -> bool:
     return place % GREEDY_EVERY != 0 if used is None else used < DRAWN_UNTIL
 
 
+def chosen(campaign: Campaign, rng: np.random.Generator | None) -> frozenset[int]:
+    """The ideas that the next one is tried with: those whose effect is above 0, as drawn from the belief (Thompson
+    1933), or as expected where there is no `rng`; of two that set one key the better one."""
+    belief, touched = campaign.belief, campaign.touched
+    assert belief is not None
+    effects = belief.effects if rng is None else belief.draw(rng)
+    found, taken = set[int](), set[str]()
+    for place in np.argsort(-effects[1:], kind="stable") + 1:
+        number = int(belief.ideas[place])
+        if effects[place] > 0 and not touched[number] & taken:
+            found.add(number)
+            taken |= touched[number]
+    return frozenset(found)
+
+
+def made_of(campaign: Campaign, record: Record) -> frozenset[int] | None:
+    """The ideas of a decided config, its own with them; None where one of them is forgotten."""
+    if record.base is None or not {*record.base, record.number} <= campaign.touched.keys():
+        return None
+    return frozenset(record.base).difference(campaign.replaced(record, frozenset(record.base))) | {record.number}
+
+
+def beside(campaign: Campaign, record: Record) -> str:
+    """How what a record's idea was tried on differed from its parent; empty where it did not."""
+    parent = next((kept for kept in campaign.kept if kept.number == record.parent), None)
+    return "" if record.base is None or parent is None else unlike(campaign, parent, {*record.base})
+
+
+def unlike(campaign: Campaign, kept: Record, ideas: AbstractSet[int]) -> str:
+    """In words, how a set of ideas differs from a kept config; empty where it does not."""
+    own = campaign.ideas_of(kept)
+    apart = {"without": own - ideas, "with": ideas - own}
+    return ", ".join(
+        f"{word} {' and '.join(f'{number:04d}' for number in sorted(numbers))}"
+        for word, numbers in apart.items()
+        if numbers
+    )
+
+
 def next_base(campaign: Campaign, used: float | None, source: Source) -> frozenset[int]:
     """The ideas that the next one joins, by experiment: the incumbent's where another set cannot be put together.
 
@@ -40,10 +81,10 @@ def next_base(campaign: Campaign, used: float | None, source: Source) -> frozens
     seed = hashlib.sha256(f"{campaign.incumbent.branch} {campaign.incumbent.rules_hash}".encode()).digest()
     place = len(campaign.decided)
     rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
-    chosen = campaign.chosen(rng if is_drawn(place, used) else None)
+    ideas = chosen(campaign, rng if is_drawn(place, used) else None)
     try:
-        together(campaign, chosen, source)
-        return chosen
+        together(campaign, ideas, source)
+        return ideas
     except UsageError:  # no train.toml holds them all
         return campaign.ideas
 

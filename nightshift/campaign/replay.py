@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign, run_scores
-from nightshift.campaign.composite import first
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.composite import first, run_scores
 from nightshift.records import Record
 
 

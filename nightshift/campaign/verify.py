@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nightshift.campaign.campaign import run_scores
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
+from nightshift.campaign.composite import run_scores
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
 from nightshift.errors import UsageError, listed

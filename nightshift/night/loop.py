@@ -14,7 +14,7 @@ from typing import Any
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
-from nightshift.campaign.recombine import next_base, together
+from nightshift.campaign.recombine import made_of, next_base, together
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, run_experiment
@@ -178,7 +178,7 @@ class Night:
         self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
         what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
         source = self._setup.ledger.source(record.number)
-        ideas = campaign.made_of(record)
+        ideas = made_of(campaign, record)
         base = None if ideas is None else tuple(sorted(ideas))
         self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
 

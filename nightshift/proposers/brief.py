@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nightshift.campaign.recombine import unlike
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.records import Record
@@ -88,8 +89,7 @@ def _sections(context: Context) -> list[Section]:
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]
-    beside = context.campaign.unlike(incumbent, context.base)
-    if beside:  # drawn by the night: campaign/recombine.py
+    if beside := unlike(context.campaign, incumbent, context.base):  # drawn by the night: campaign/recombine.py
         config.insert(0, f"but train.toml is now that {beside}: what is in doubt is measured again beside your change")
     sections = [
         (f"The incumbent, experiment {incumbent.number:04d}, raw score {', '.join(scores)}:", config),

@@ -13,6 +13,7 @@ from typing import Any
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.recombine import beside
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, changed_keys, changes_of, parse, spelled
@@ -134,7 +135,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         # What merely stopped to apply, because a variant changed, was not touched.
         own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
         touched = [key for key in own if key in candidate.resolved]
-        beside = (beside,) if (beside := campaign.beside(record)) else ()
+        apart = beside(campaign, record)
         for key in touched:
             trial = Trial(
                 number=record.number,
@@ -143,7 +144,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 verdict=judgement.verdict,
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
-                others=(*(other for other in touched if other != key), *beside),
+                others=(*(other for other in touched if other != key), *([apart] if apart else [])),
                 since=since.get(record.number, ""),
             )
             trials.setdefault(key, []).append(trial)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.recombine import beside
 from nightshift.campaign.standing import Z95, Standing
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
@@ -176,7 +177,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
             is_standing=r.number in stands,
             is_part=r.number in part,
             since=since.get(r.number, ""),
-            beside=campaign.beside(r),
+            beside=beside(campaign, r),
         )
         for r in shown
     )

@@ -15,6 +15,7 @@ from nightshift_tictactoe import data, game
 from nightshift_tictactoe.board import START
 from nightshift_tictactoe.players import POOL
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from nightshift import environments
 from nightshift.rules import EnvironmentRules
@@ -42,7 +43,7 @@ def first_free(module: ModuleType, tokenizer: Any) -> Any:
 
     def say(prompts: list[list[int]]) -> list[Any]:
         boards = [tokenizer.decode(ids).rpartition("Question: ")[2].replace("You are", "").split() for ids in prompts]
-        cells = [next(cell for cell in board if len(cell) == 1 and cell in START) for board in boards]
+        cells = [next(word for word in board if len(word) == 1 and word in START) for board in boards]
         return [module.Sample([*tokenizer(cell)["input_ids"], tokenizer.eos_token_id], False) for cell in cells]
 
     return say
@@ -109,8 +110,8 @@ def test_special_tokens_in_an_answer_end_no_training(module: ModuleType, tokeniz
     assert len(match.cells) > 4
     texts = tokenizer.decode(trace.prompt + trace.completion).split("Question: ")
     assert texts[1:] == [
-        "You are O: X b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
-        "X O X d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
+        "You are O: Xa b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
+        "Xa Ob Xc d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
         *texts[3:],
     ]
 
@@ -201,6 +202,32 @@ def test_steps_of_a_game_evenly_spread_are_kept_and_complete_again(
         assert not torch.equal(next(self._policy.parameters()), seen[-1][0])
     assert events == [{"event": "completed"}] * len(expected)
     assert not (expected and self._said), "answers of other weights"
+
+
+def test_the_loss_is_of_what_the_trained_seat_said_as_trl_would_have_it(tmp_path: Path, tokenizer: Any) -> None:
+    """What TRL finds for every token, this trainer finds for those that are learnt from."""
+    import torch
+
+    trainer, _ = make_trainer(tmp_path, tokenizer, max_steps=1)
+    told: list[Any] = []
+    ours = trainer._get_per_token_logps_and_entropies
+
+    def both(model: Any, ids: Any, mask: Any, length: int, **more: Any) -> Any:
+        found = ours(model, ids, mask, length, **more)
+        with torch.no_grad():
+            told.append(
+                (found, GRPOTrainer._get_per_token_logps_and_entropies(trainer, model, ids, mask, length, **more))
+            )
+        return found
+
+    trainer._get_per_token_logps_and_entropies = both
+    trainer.train_for(HANG_SECONDS)
+    ((logps, entropies, _), (all_logps, all_entropies, _)) = told[0]
+    own = trainer._own
+    assert 0 < own.sum() < 0.5 * own.numel()
+    assert torch.allclose(logps[own], all_logps[own], atol=1e-5)
+    assert torch.allclose(entropies[own], all_entropies[own], atol=1e-5)
+    assert not logps[~own].any() | entropies[~own].any()
 
 
 @pytest.mark.parametrize("kind", ["self", "previous", "pool"])

@@ -14,7 +14,8 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.campaign.agreed import baseline_of
-from nightshift.campaign.campaign import Campaign, run_scores
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Standing
 from nightshift.campaign.version_1 import DECISION

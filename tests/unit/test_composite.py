@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import composite
-from nightshift.campaign.campaign import Campaign, run_scores
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import replay
 from nightshift.campaign.results import columns, row

@@ -101,14 +101,15 @@ def test_the_interval_holds_the_truth() -> None:
     assert 100 * (believed - true).mean() == pytest.approx(0.3, abs=0.3)
 
 
-# Sections 3 and 10 of docs/decision-rule.md, 2,000 campaigns and more; standard error here about 0.06.
+# docs/decision-rule.md, 2,000 campaigns and more; here 300, with a standard error of about 0.11.
 PUBLISHED = [
     ("keep above best, n=200", {}, 0.78, 5.43, 47.5),
     ("keep above best, n=1319", {}, 1.57, 3.07, 46.4),
     ("keep above best, n=1319", {"seed_sd": 0.005}, 2.76, None, None),
-    ("ours", {}, 3.52, 0.35, 45.3),
-    ("ours", {"seed_sd": 0.02}, 2.45, None, None),
-    ("ours, one world", {}, 3.52, 0.35, None),
+    ("ours", {}, 4.32, 0.3, 45.3),
+    ("ours", {"seed_sd": 0.02}, 3.5, None, None),
+    ("ours, on the incumbent", {}, 3.52, 0.2, 45.3),
+    ("version 0.1.0", {}, 3.52, 0.35, None),
 ]
 
 
@@ -116,9 +117,9 @@ PUBLISHED = [
 def test_the_simulator_gives_the_document_s_figures(
     name: str, change: dict[str, float], gain: float, bias: float | None, ideas: float | None
 ) -> None:
-    night = simulate(decision_rules.players()[name], replace(World(), **change), 1000, 5)
+    night = simulate(decision_rules.players()[name], replace(World(), **change), 300, 5)
     row = decision_rules.figures(night)
-    assert row["gain"] == pytest.approx(gain, abs=0.25)
+    assert row["gain"] == pytest.approx(gain, abs=0.35)
     assert bias is None or row["bias"] == pytest.approx(bias, abs=0.3)
     assert ideas is None or row["ideas"] == pytest.approx(ideas, abs=0.8)
 
@@ -130,7 +131,7 @@ def test_every_rule_has_the_same_time_and_none_beats_the_oracle() -> None:
         nights[name] = night = simulate(player, replace(World(), crashes=0.0), 100, 5)
         seconds = 675 + 0.0152 * player.num_examples
         assert 0.9 * 32400 < (night.ideas + player.baseline_runs) * seconds + 15 * night.ideas <= 32400, name
-        assert (night.taken_back > 0) == (name in ("ours", "ours, one world")), name
+        assert (night.taken_back > 0) == (name in ("ours", "ours, on the incumbent", "version 0.1.0")), name
     assert max(nights, key=lambda name: float(nights[name].gain.mean())) == "oracle"
     assert nights["oracle"].gain.min() >= 0
 
