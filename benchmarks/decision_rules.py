@@ -32,21 +32,11 @@ RULES = DecisionRules()
 DEFAULT = World()
 WORLDS = {
     "default": DEFAULT,
-    "seed sd 0.5": replace(DEFAULT, seed_sd=0.005),
-    "seed sd 1": replace(DEFAULT, seed_sd=0.010),
-    "seed sd 1.5": replace(DEFAULT, seed_sd=0.015),
     "seed sd 2": replace(DEFAULT, seed_sd=0.020),
     "helpful 10%": DEFAULT.with_helpful(0.10),
-    "helpful 20%": DEFAULT.with_helpful(0.20),
-    "helpful 35%": DEFAULT.with_helpful(0.35),
     "helpful 50%": DEFAULT.with_helpful(0.50),
     "hard": replace(DEFAULT, helpful=0.12, neutral=0.20, mean_harm=0.025),
-    "small": replace(DEFAULT, least_help=0.001, mean_help=0.003, most_help=0.010),
-    "big": replace(DEFAULT, mean_help=0.012, most_help=0.040),
     "decay": replace(DEFAULT, decay=0.025),
-    "collapse": replace(DEFAULT, collapses=0.04),
-    "4.5 h": replace(DEFAULT, hours=4.5),
-    "18 h": replace(DEFAULT, hours=18.0),
     "helpful 0%": DEFAULT.with_helpful(0.0),
     # A tenth of the ideas help, all others are like these.
     "N(-4, 2)": World(helpful=0.10, neutral=0.0, bad=(-0.04, 0.02)),

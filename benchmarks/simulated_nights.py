@@ -29,7 +29,7 @@ Seed = tuple[int, int]
 START = 0.475
 SAME_CONFIG, OTHER_CONFIG = 0.65, 0.60  # correlation of one example's 0/1 answer between two runs
 INHERITED = 0.8  # of a config's own luck on the example set, by its children
-BATCH = 250  # campaigns played in step
+BATCH = 50  # campaigns played in step: what a processor's cache holds
 FULL = 0.15  # the gain at which nothing helps any more
 _STARTUP, _TRAINING, _PER_EXAMPLE = 75.0, 600.0, 0.0152
 

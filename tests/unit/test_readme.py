@@ -73,7 +73,7 @@ def test_the_rule_and_where_it_fails() -> None:
     assert f"60 s instead of 15 makes {gains['ours']['agent 60 s']:.2f} pp" in RULE
     assert f"{100 * ours['missed']:.0f} % of the ideas that are worth" in RULE
     assert f"{100 * ours['kept_worse']:.0f} % of the keeps are worse" in RULE
-    assert f"{ours['taken_back']:.0f} keeps a night are taken back" in RULE
+    assert f"A keep is taken back {ours['taken_back']:.1f} times a night" in RULE
     assert f"{aa['kept']} times of {aa['decisions']} on the real engine" in RULE
     assert f"ends {-gains['ours']['helpful 0%']:.2f} pp worse" in RULE
     off = [round(100 * errors[world]) for world in ("helpful 0%", "hard", "helpful 50%", "default")]
@@ -83,16 +83,16 @@ def test_the_rule_and_where_it_fails() -> None:
 
 
 def test_the_worlds_of_the_rule() -> None:
-    """A row a world: gains, how often the interval holds, its width; ours, in one world, and the oracle's."""
+    """A row a world: gains of ours, by hand, version 0.1.0's and the oracle's; how often the interval holds, its width."""
     data = result("decision_rules")
-    one, rules = "ours, one world", ("ours", "ours, one world", "oracle")
+    one, rules = "version 0.1.0", ("ours", "ours, on the incumbent", "version 0.1.0", "oracle")
     told = {
         row.split("|")[1].strip(): re.findall(r"-?[\d.]+", row.split("|", 2)[2])
         for row in RULE_LINES
         if row.startswith("| ")
     }
     worlds = [world for world in data["gains"]["ours"] if world in told]
-    assert len(worlds) == 13
+    assert len(worlds) == 14
     for world in worlds:
         ours, single = (data["interval"][rule][world] for rule in ("ours", one))
         gains = [f"{data['gains'][rule][world]:.2f}" for rule in rules]
@@ -104,6 +104,27 @@ def test_the_worlds_of_the_rule() -> None:
     assert f"holds in {none} % of nights**; in every other world of the command in {low} to {high} %" in RULE
     page = (ROOT / "nightshift" / "report" / "templates" / "report.html.j2").read_text(encoding="utf-8")
     assert f"held the truth in {low} to {high} % of cases, but in {none} % where no idea helps" in page
+
+
+def test_what_drawing_gains() -> None:
+    """docs/history/effects-of-ideas.md: the table, and the bar that was set before."""
+    page = (ROOT / "docs" / "history" / "effects-of-ideas.md").read_text(encoding="utf-8")
+    data, (drawn, by_hand) = result("decision_rules"), ("ours", "ours, on the incumbent")
+    gains, leads, intervals = data["gains"], data["ours_minus"][by_hand], data["interval"]
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
+    worlds = [world for world in gains[drawn] if world in rows]
+    assert len(worlds) == 12
+    for world in worlds:
+        lead = f"{leads[world]['mean']:+.2f} ± {leads[world]['stderr']:.2f}"
+        told = [f"{gains[rule][world]:.2f}" for rule in (by_hand, drawn)] + [lead]
+        told += [f"{intervals[rule][world]['bias']:+.2f}" for rule in (by_hand, drawn)]
+        told += [f"{100 * intervals[rule][world]['coverage']:.1f}" for rule in (by_hand, drawn)]
+        assert rows[world] == f"| {world} | {' | '.join(told)} |"
+    bar = ["default", "hard", "helpful 10%", "seed sd 2", "decay", "N(-4, 2)", "N(-12, 6)"]
+    assert f"{100 * leads['default']['mean'] / gains[by_hand]['default']:+.0f} %; at worst" in page
+    assert leads["default"]["mean"] > 0.1 * gains[by_hand]["default"]
+    assert all(leads[world]["mean"] > -2 * leads[world]["stderr"] for world in bar)
+    assert max(intervals[drawn][world]["bias"] for world in bar) < 0.7
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])

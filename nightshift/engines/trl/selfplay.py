@@ -85,7 +85,7 @@ class SelfPlay(Trainer):
         TRL projects every token to the vocabulary, unless it has Triton: of a game a few in a hundred are learnt from.
         """
         if input_ids.is_cuda:
-            found: Any = super()._get_per_token_logps_and_entropies(
+            found: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **more
             )
             return found
