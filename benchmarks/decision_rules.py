@@ -46,9 +46,12 @@ WORLDS = {
     # Drawn at random once the constants were frozen for the first time; there the interval held in 87 % of nights, so
     # it has a prior of its own since, `bold`.
     "bold": World(0.30, 0.15, mean_help=0.0087, seed_sd=0.0110, bad=(-0.024, 0.050), crashes=0.13, decay=0.012),
-    # Drawn once they were frozen for good, by generators that their commit (616b2938) seeds: judged, never fitted.
+    # Drawn once they were frozen again, by generators that their commit (616b2938) seeds.
     "drawn 1": World(0.46, 0.14, mean_help=0.0040, seed_sd=0.0159, bad=(-0.029, 0.039), crashes=0.09, decay=0.010),
     "drawn 2": World(0.22, 0.05, mean_help=0.0082, seed_sd=0.0072, bad=(-0.053, 0.094), crashes=0.09, decay=0.029),
+    # Drawn when effects of ideas had come in, by generators that a68c8920 seeds: judged, never fitted.
+    "drawn 3": World(0.43, 0.04, mean_help=0.0072, seed_sd=0.0095, bad=(-0.046, 0.034), crashes=0.07, decay=0.008),
+    "drawn 4": World(0.43, 0.25, mean_help=0.0116, seed_sd=0.0169, bad=(-0.058, 0.021), crashes=0.05, decay=0.008),
 }
 WORSE = -0.002  # a keep that matters
 
