@@ -142,7 +142,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
-    base, made_from = start_from(campaign, request.base, setup.ledger.source)
+    base, made_from = start_from(campaign, request.base, setup.ledger.stored_config)
     changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
     if not request.again:
         if head.is_campaign:

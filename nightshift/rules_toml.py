@@ -217,10 +217,8 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
     if model != setup.model or chosen.revision:
         _check_model(root, model, revision)
-    answer, longest = (
-        max(one.max_completion_tokens or usual for one in declared.values())
-        for usual in (setup.decoding.max_completion_tokens, setup.max_completion_tokens)
-    )
+    usual = setup.decoding.max_completion_tokens, setup.max_completion_tokens
+    answer, longest = (max(one.max_completion_tokens or each for one in declared.values()) for each in usual)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     return replace(
         setup,

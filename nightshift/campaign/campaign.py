@@ -169,10 +169,7 @@ class Campaign:
     @property
     def standing(self) -> Standing | None:
         """What is believed now; None before the baseline."""
-        belief = self.belief
-        if belief is None or self.incumbent is None:
-            return None
-        return standing_of(belief, self.incumbent.decision)
+        return standing_of(self.belief, self.incumbent.decision) if self.belief and self.incumbent else None
 
     @property
     def lineage(self) -> tuple[Record, ...]:

@@ -25,7 +25,7 @@ from nightshift.train_toml.edit import ABSENT, set_values
 DRAWN_UNTIL = 0.87  # of a night; 0.80 to 0.92 gain as much
 GREEDY_EVERY = 3  # experiments of a night without an end
 
-Source = Callable[[int], bytes]  # the train.toml of an experiment by its number; UsageError where it cannot be had
+Stored = Callable[[Record], Config]  # the config that an experiment ran; UsageError where it cannot be had any more
 
 
 def is_drawn(place: int, used: float | None) -> bool:
@@ -72,7 +72,7 @@ def unlike(campaign: Campaign, kept: Record, ideas: AbstractSet[int]) -> str:
     )
 
 
-def next_base(campaign: Campaign, used: float | None, source: Source) -> frozenset[int]:
+def next_base(campaign: Campaign, used: float | None, stored: Stored) -> frozenset[int]:
     """The ideas that the next one joins, by experiment: the incumbent's where another set cannot be put together.
 
     The same records give the same draw, so that a night that was cut off goes on with it.
@@ -83,23 +83,23 @@ def next_base(campaign: Campaign, used: float | None, source: Source) -> frozens
     rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
     ideas = chosen(campaign, rng if is_drawn(place, used) else None)
     try:
-        together(campaign, ideas, source)
+        together(campaign, ideas, stored)
         return ideas
     except UsageError:  # no train.toml holds them all
         return campaign.ideas
 
 
 def start_from(
-    campaign: Campaign, base: tuple[int, ...] | None, source: Source
+    campaign: Campaign, base: tuple[int, ...] | None, stored: Stored
 ) -> tuple[tuple[int, ...] | None, Config | None]:
     """What a candidate was made from: the ideas, the incumbent's for None, and their config; None before a baseline."""
     if campaign.incumbent is None:
         return None, None
     base = tuple(sorted(campaign.ideas)) if base is None else base
-    return base, parse(together(campaign, frozenset(base), source))
+    return base, together(campaign, frozenset(base), stored)
 
 
-def together(campaign: Campaign, ideas: frozenset[int], source: Source) -> bytes:
+def together(campaign: Campaign, ideas: frozenset[int], stored: Stored) -> Config:
     """A train.toml with these ideas and no others: a kept one, or the incumbent's with what is different.
 
     UsageError where they cannot stand together, or one of them is gone.
@@ -107,15 +107,14 @@ def together(campaign: Campaign, ideas: frozenset[int], source: Source) -> bytes
     assert campaign.incumbent is not None
     for record in (campaign.incumbent, *campaign.kept):
         if campaign.ideas_of(record) == ideas:
-            return source(record.number)
-    incumbent, wanted = parse(source(campaign.incumbent.number)), parse(source(campaign.kept[0].number))
-    values = dict[str, Any](wanted.values)
-    for number in sorted(ideas):
-        if number not in campaign.touched:
-            raise UsageError(f"the idea of experiment {number:04d} is forgotten", "Start from the incumbent's.")
-        config = parse(source(number))
-        for key in campaign.touched[number]:
-            values[key] = config.values.get(key, ABSENT)
-    changes = {key: values.get(key, ABSENT) for key in dict.fromkeys([*incumbent.values, *values])}
-    before = incumbent.values
-    return set_values(incumbent.source, {k: v for k, v in changes.items() if before.get(k, ABSENT) != v})
+            return stored(record)
+    if forgotten := ideas - campaign.touched.keys():
+        raise UsageError(f"the idea of experiment {min(forgotten):04d} is forgotten", "Start from the incumbent's.")
+    incumbent, values = stored(campaign.incumbent), dict[str, Any](stored(campaign.kept[0]).values)
+    for record in campaign.decided:
+        if record.number in ideas:
+            config = stored(record)
+            values |= {key: config.values.get(key, ABSENT) for key in campaign.touched[record.number]}
+    before, keys = incumbent.values, dict.fromkeys([*incumbent.values, *values])
+    changes = {key: values.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != values.get(key, ABSENT)}
+    return parse(set_values(incumbent.source, changes))

@@ -147,10 +147,10 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last = self._setup, campaign.decided[-1]
-        base = next_base(campaign, used(self.state, self._own(), setup.now()), setup.ledger.source)
-        source, made_from = together(campaign, base, setup.ledger.source), tuple(sorted(base))
-        admit(parse(source), Request(again=True, base=made_from), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, source, base)
+        base = next_base(campaign, used(self.state, self._own(), setup.now()), setup.ledger.stored_config)
+        config, made_from = together(campaign, base, setup.ledger.stored_config), tuple(sorted(base))
+        admit(config, Request(again=True, base=made_from), setup)  # no proposal is to blame for the set-up
+        context = self._context(campaign, incumbent, config.source, base)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None

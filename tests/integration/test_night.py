@@ -90,7 +90,7 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
         config = parse(ledger.source(record.number))
         assert config.hash == record.config_hash
         if record.base is not None:
-            made_from = parse(together(campaign, frozenset(record.base), ledger.source))
+            made_from = together(campaign, frozenset(record.base), ledger.stored_config)
             assert [change.line for change in diff(made_from, config)] == list(record.diff)
             told = {change.key for change in diff(baseline, config)}
             own = {change.key for change in changes_of(record.diff)}

@@ -20,7 +20,7 @@ from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.night.state import NightRequest, NightState, used
 from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import diff, parse
+from nightshift.train_toml.config import Config, diff, parse
 from nightshift.train_toml.edit import ABSENT, set_values
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result
 from tests.rules import ARITHMETIC_TRL
@@ -42,12 +42,15 @@ class Told:
     ledger: Ledger
     campaign: Campaign = field(default_factory=Campaign)
 
+    def stored(self, record: Record) -> Config:
+        return self.ledger.stored_config(record)
+
     def source(self, number: int) -> bytes:
         return self.ledger.source(number)
 
     def tell(self, changes: Mapping[str, Any], *scores: float, base: Sequence[int] | None = None) -> Record:
         """One experiment: `changes` on the ideas `base`, on the incumbent's for None."""
-        held, config = start_from(self.campaign, None if base is None else tuple(base), self.source)
+        held, config = start_from(self.campaign, None if base is None else tuple(base), self.stored)
         candidate = parse(set_values(config.source if config else BASELINE, changes))
         runs = tuple(a_result(score, NUM, 1000 + index) for index, score in enumerate(scores))
         incumbent, number = self.campaign.incumbent, self.ledger.next_number()
@@ -86,15 +89,19 @@ def values_of(source: bytes) -> dict[str, Any]:
 def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) -> None:
     campaign, before = told.campaign, values_of(BASELINE)
     assert campaign.ideas == {2}
-    found = {ideas: values_of(together(campaign, frozenset(ideas), told.source)) for ideas in [(), (2,), (3,), (2, 3)]}
+    found = {
+        ideas: values_of(together(campaign, frozenset(ideas), told.stored).source) for ideas in [(), (2,), (3,), (2, 3)]
+    }
     assert found[()] == before
     assert found[(2,)] == before | {LR: 3e-6}
     assert found[(3,)] == before | {GROUP: 8}
     assert found[(2, 3)] == before | {LR: 3e-6, GROUP: 8}
-    assert together(campaign, frozenset({2}), told.source) == told.source(2), "a kept one as it is, comments and all"
-    assert b"# poor" in together(campaign, frozenset({3}), told.source)
+    assert together(campaign, frozenset({2}), told.stored).source == told.source(2), (
+        "a kept one as it is, comments and all"
+    )
+    assert b"# poor" in together(campaign, frozenset({3}), told.stored).source
     with pytest.raises(UsageError, match=r"0099 is forgotten"):
-        together(campaign, frozenset({99}), told.source)
+        together(campaign, frozenset({99}), told.stored)
 
 
 def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
@@ -103,7 +110,10 @@ def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
     campaign = told.campaign
     assert campaign.touched[5] == {LR, CLIP}
     assert campaign.ideas == {3, 5}
-    assert values_of(together(campaign, frozenset({5}), told.source)) == values_of(BASELINE) | {LR: 4e-6, CLIP: 2.0}
+    assert values_of(together(campaign, frozenset({5}), told.stored).source) == values_of(BASELINE) | {
+        LR: 4e-6,
+        CLIP: 2.0,
+    }
     told.tell({GROUP: 16}, 0.63)
     assert told.campaign.touched[6] == {GROUP}
     assert made_of(told.campaign, told.campaign.decided[-1]) == {5, 6}
@@ -156,25 +166,25 @@ def test_one_more_run_of_a_config_is_told_by_its_ideas(told: Told) -> None:
 def test_the_set_is_the_same_for_the_same_records_and_the_incumbent_s_where_no_file_holds_it(
     told: Told,
 ) -> None:
-    assert next_base(told.campaign, 0.5, told.source) == next_base(told.campaign, 0.5, told.source)
-    assert next_base(told.campaign, 0.99, told.source) == {2, 3}
+    assert next_base(told.campaign, 0.5, told.stored) == next_base(told.campaign, 0.5, told.stored)
+    assert next_base(told.campaign, 0.99, told.stored) == {2, 3}
     told.tell({BATCH: 252}, 0.64, base=[2])
     assert chosen(told.campaign, None) >= {3, 5}
-    assert next_base(told.campaign, 0.99, told.source) == told.campaign.ideas
+    assert next_base(told.campaign, 0.99, told.stored) == told.campaign.ideas
 
 
 def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> None:
     told.tell({BATCH: 252}, 0.55, base=[])  # sixty-three groups of four, and no number of eights
     with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
-        together(told.campaign, frozenset({3, 5}), told.source)
+        together(told.campaign, frozenset({3, 5}), told.stored)
     with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
-        start_from(told.campaign, (3, 5), told.source)
+        start_from(told.campaign, (3, 5), told.stored)
 
 
 def test_a_removed_key_is_an_idea_too(told: Told) -> None:
     told.tell({BATCH: ABSENT}, 0.59, base=[])
     assert told.campaign.touched[5] == {BATCH}
-    assert b"batch_size" not in together(told.campaign, frozenset({2, 5}), told.source)
+    assert b"batch_size" not in together(told.campaign, frozenset({2, 5}), told.stored).source
 
 
 def test_a_night_draws_until_it_ends_and_without_an_end_two_times_of_three() -> None:
@@ -230,3 +240,11 @@ def test_a_campaign_of_thousands_is_folded_and_remembers_few() -> None:
     assert campaign.belief
     assert len(campaign.touched) == LOOSE
     assert campaign.belief.covariance.shape[1:] == (LOOSE + 1, LOOSE + 1)
+
+
+def test_what_somebody_wrote_into_an_idea_s_file_is_never_put_together(told: Told) -> None:
+    path = told.ledger.run_dir(3) / "train.toml"
+    path.write_bytes(set_values(path.read_bytes(), {LR: 1e-4}))
+    with pytest.raises(UsageError, match=r"runs/0003/train\.toml is not what experiment 0003 ran"):
+        together(told.campaign, frozenset({2, 3}), told.stored)
+    assert next_base(told.campaign, 0.99, told.stored) == told.campaign.ideas

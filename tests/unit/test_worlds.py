@@ -103,7 +103,7 @@ def test_a_run_without_an_idea_differs_from_its_parent_by_nothing(score: float, 
     assert (tested.delta, tested.delta_stderr) == (0, 0)
     assert tested.p_better == pytest.approx(0.5, abs=1e-12)
     assert not tested.keep
-    assert tested.expected == tested.belief.expected[0]
+    assert tested.expected == pytest.approx(tested.belief.expected[0], abs=1e-15)
 
 
 def scores(rng: np.random.Generator, truth: Floats) -> Floats:
