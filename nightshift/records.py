@@ -17,6 +17,7 @@ from nightshift.decision_rules import DecisionRules, Scale
 CURVE_POINTS = 32
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
+Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _SCORES = json.Decoder(tuple[Fraction, ...])
 ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
@@ -247,7 +248,7 @@ class Record:
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
     health: str | None = None  # what the curves of its run say is wrong (health/), in a few lines
-    base: tuple[int, ...] | None = None  # the ideas that it was made from, by experiment; None: its parent's
+    base: Numbers | None = None  # the ideas that it was made from, by experiment; None: its parent's
     version: Literal[1, 2] = 2
 
     @property

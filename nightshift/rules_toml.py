@@ -87,7 +87,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     needs: list[str] = []
     is_game: bool = False
     is_bounded: bool = False
-    max_completion_tokens: int = 0  # room that an answer needs; 0: what the set-up gives any
+    max_completion_tokens: int = 0  # room that an answer needs, where that is more than the set-up's
     args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
@@ -217,8 +217,8 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
     if model != setup.model or chosen.revision:
         _check_model(root, model, revision)
-    usual = setup.decoding.max_completion_tokens, setup.max_completion_tokens
-    answer, longest = (max(one.max_completion_tokens or each for one in declared.values()) for each in usual)
+    longest = max(one.max_completion_tokens for one in declared.values())
+    answer = max(longest, setup.decoding.max_completion_tokens)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
     return replace(
         setup,
@@ -228,7 +228,7 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         learning_rate_scale=chosen.learning_rate_scale or scale,
         environments=environments,
         decoding=replace(setup.decoding, max_completion_tokens=answer),
-        max_completion_tokens=longest,
+        max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=replace(setup.decision, **measured),
         score_last=chosen.score_last,
     )

@@ -18,24 +18,25 @@ from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, run_scores, without
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.form import Form, compare
+from nightshift.campaign.idea import Idea, apart, is_set
 from nightshift.campaign.standing import Standing, standing_of
 from nightshift.campaign.support import fresh, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict
-from nightshift.train_toml.config import changes_of
+from nightshift.train_toml.config import keys_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Campaign:
     """A fold over the ledger in the order of decisions. `kept`: in the order of the belief's configs, the baseline
-    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline. `touched`: the
-    keys that each idea of the belief sets, by the number of the experiment that it came with."""
+    first; `incumbent`: the experiment whose config is believed best; both are empty before the baseline. `ideas`: those
+    that the belief remembers, by the number of the experiment that they came with."""
 
     decided: tuple[Record, ...] = ()
     kept: tuple[Record, ...] = ()
     belief: Belief | None = None
     incumbent: Record | None = None
-    touched: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    ideas: Mapping[int, Idea] = field(default_factory=dict)
     standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`
 
     @classmethod
@@ -63,11 +64,9 @@ class Campaign:
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
-        own = frozenset(change.key for change in changes_of(record.diff))
-        of_replaced = (self.touched[number] for number in self.replaced(record, self._made_from(record)))
-        touched = {**self.touched, record.number: own.union(*of_replaced)}
-        touched = {int(number): touched[number] for number in belief.ideas[1:]}
-        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], touched=touched)
+        ideas = self._with_idea(record)
+        ideas = {int(number): ideas[number] for number in belief.ideas[1:]}
+        return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], ideas=ideas)
 
     def test(self, record: Record) -> Tested:
         """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
@@ -82,6 +81,7 @@ class Campaign:
             raise UsageError(cause, without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         made_from = self._made_from(record)
+        replaced = [*made_from & self._with_idea(record)[record.number].replaced]
         is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
         rules, numbers = record.decision if is_new else record.decision.of_a_repeat, self.belief.ideas
         return decision.observe(
@@ -92,7 +92,7 @@ class Campaign:
             rules,
             extra_variance(record),
             made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
-            replaced=np.isin(numbers, self.replaced(record, made_from) if is_new else ()).astype(float),
+            replaced=np.isin(numbers, replaced if is_new else ()).astype(float),
             number=record.number if is_new else UNUSED,
         )
 
@@ -103,22 +103,17 @@ class Campaign:
         chosen = self.belief.set_of(self._index_of(kept.number))
         return frozenset(int(number) for number in self.belief.ideas[1:][chosen[1:] > 0])
 
-    @property
-    def ideas(self) -> frozenset[int]:
-        """What the incumbent is made of; nothing before the baseline."""
-        return self.ideas_of(self.incumbent) if self.incumbent else frozenset()
-
     def _made_from(self, record: Record) -> frozenset[int]:
-        """The ideas of the config that a record's idea was tried on; of its parent, if one of them is forgotten."""
-        base = None if record.base is None else frozenset(record.base)
-        if base is None or not base <= self.touched.keys() or self.is_repeat(record):
+        """The ideas of the config that a record's idea was tried on; of its parent's, where that cannot be told."""
+        if self.is_repeat(record) or not is_set(self.ideas, record.base):
             return self.ideas_of(self.kept[self._index_of(record.parent)])
-        return base
+        return frozenset(record.base or ())
 
-    def replaced(self, record: Record, made_from: frozenset[int]) -> list[int]:
-        """Those of these ideas that set a key which its own sets."""
-        own = {change.key for change in changes_of(record.diff)}
-        return [number for number in made_from if self.touched[number] & own]
+    def _with_idea(self, record: Record) -> dict[int, Idea]:
+        """The ideas with the record's own; whose keys are not known where what it was tried on is not."""
+        is_known = record.base is None or is_set(self.ideas, record.base)
+        own = Idea(keys_of(record.diff) if is_known else frozenset())
+        return {**self.ideas, record.number: own.over({n: self.ideas[n] for n in self._made_from(record)})}
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
@@ -137,6 +132,8 @@ class Campaign:
         found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
         if is_repeat:
             return found
+        if beside := apart(self.ideas_of(parent), record.base):
+            found = replace(found, why=f"{found.why}, tried on that {beside}")
         if found.verdict == Verdict.KEEP and found.p_better is not None:
             found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
@@ -149,13 +146,9 @@ class Campaign:
 
     def remarks(self, record: Record) -> list[str]:
         """What the verdict on a measured experiment does not say: load, gains in form, environments that fall."""
-        form = self.form(record)
-        busy = [line] if (line := remark(record)) else []
-        return [
-            *busy,
-            *([str(form)] if form and form.conclusion else []),
-            *remarks(record, self._parent_of(record)),
-        ]
+        form, busy = self.form(record), remark(record)
+        told = [busy] if busy else []
+        return [*told, *([str(form)] if form and form.conclusion else []), *remarks(record, self._parent_of(record))]
 
     def _parent_of(self, record: Record) -> Record | None:
         """What it is compared with; None before the baseline."""
@@ -172,15 +165,18 @@ class Campaign:
         return standing_of(self.belief, self.incumbent.decision) if self.belief and self.incumbent else None
 
     @property
+    def parts(self) -> frozenset[int]:
+        """Experiments that the incumbent holds the ideas of, or of whose ideas these took the place; and itself."""
+        if self.incumbent is None:
+            return frozenset()
+        ideas = self.ideas_of(self.incumbent)
+        return ideas.union({self.incumbent.number}, *(self.ideas[number].replaced for number in ideas))
+
+    @property
     def lineage(self) -> tuple[Record, ...]:
         """The baseline and the keeps that the incumbent stands on, in order."""
-        kept = {record.number: record for record in self.kept}
-        found: tuple[Record, ...] = ()
-        record = self.incumbent
-        while record is not None:
-            found = (record, *found)
-            record = kept.pop(record.parent, None) if record.parent is not None else None  # pop: never in circles
-        return found
+        parts = self.parts
+        return tuple(record for record in self.kept if record.number in parts or record is self.kept[0])
 
     @property
     def taken_back(self) -> tuple[Record, ...]:

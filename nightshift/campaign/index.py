@@ -19,6 +19,7 @@ import numpy as np
 from nightshift.campaign.belief import Belief
 from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.chain import sha256
+from nightshift.campaign.idea import Idea
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Standing
 from nightshift.errors import UsageError
@@ -44,7 +45,7 @@ class Index:
     weights: bytes
     ideas: tuple[int, ...]
     sets: bytes
-    touched: tuple[tuple[int, tuple[str, ...]], ...]
+    known: dict[int, Idea]
     incumbent: int
     squares: float
     num_baseline_runs: int
@@ -109,7 +110,7 @@ def save(ledger: Ledger) -> None:
         belief.weights.tobytes(),
         tuple(map(int, belief.ideas)),
         belief.sets.tobytes(),
-        tuple((number, tuple(sorted(keys))) for number, keys in campaign.touched.items()),
+        dict(campaign.ideas),
         int(belief.incumbent),
         float(belief.squares),
         belief.num_baseline_runs,
@@ -136,7 +137,7 @@ def contradictions(ledger: Ledger, records: Sequence[Record]) -> list[str]:
 
 
 def _same(one: Campaign, other: Campaign) -> bool:
-    if one.belief is None or other.belief is None or one.kept != other.kept:
+    if one.belief is None or other.belief is None or (one.kept, one.ideas) != (other.kept, other.ideas):
         return False
     pairs = zip(astuple(one.belief), astuple(other.belief), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-9) for a, b in pairs)
@@ -165,8 +166,9 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
         sets = np.frombuffer(index.sets).reshape(len(kept), size)
         belief = Belief(means, covariance, weights, np.array(index.ideas), sets, *rest)
-        touched = {number: frozenset(keys) for number, keys in index.touched}
-        return Campaign(decided, kept, belief, kept[index.incumbent], touched, index.standings)
+        if list(index.known) != [*index.ideas[1:]]:
+            return None
+        return Campaign(decided, kept, belief, kept[index.incumbent], index.known, index.standings)
     except (ValueError, IndexError):
         return None
 

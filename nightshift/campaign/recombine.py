@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.idea import apart, is_set
 from nightshift.errors import UsageError
 from nightshift.records import Record
 from nightshift.train_toml.config import Config, parse
@@ -24,6 +24,8 @@ from nightshift.train_toml.edit import ABSENT, set_values
 
 DRAWN_UNTIL = 0.87  # of a night; 0.80 to 0.92 gain as much
 GREEDY_EVERY = 3  # experiments of a night without an end
+
+_FIX = "Start from the incumbent's: git checkout train.toml."
 
 Stored = Callable[[Record], Config]  # the config that an experiment ran; UsageError where it cannot be had any more
 
@@ -36,44 +38,44 @@ def is_drawn(place: int, used: float | None) -> bool:
 def chosen(campaign: Campaign, rng: np.random.Generator | None) -> frozenset[int]:
     """The ideas that the next one is tried with: those whose effect is above 0, as drawn from the belief (Thompson
     1933), or as expected where there is no `rng`; of two that set one key the better one."""
-    belief, touched = campaign.belief, campaign.touched
+    belief, found = campaign.belief, frozenset[int]()
     assert belief is not None
     effects = belief.effects if rng is None else belief.draw(rng)
-    found, taken = set[int](), set[str]()
     for place in np.argsort(-effects[1:], kind="stable") + 1:
-        number = int(belief.ideas[place])
-        if effects[place] > 0 and not touched[number] & taken:
-            found.add(number)
-            taken |= touched[number]
-    return frozenset(found)
+        more = found | {int(belief.ideas[place])}
+        if effects[place] > 0 and is_set(campaign.ideas, more):
+            found = more
+    return found
 
 
 def made_of(campaign: Campaign, record: Record) -> frozenset[int] | None:
     """The ideas of a decided config, its own with them; None where one of them is forgotten."""
-    if record.base is None or not {*record.base, record.number} <= campaign.touched.keys():
+    own = campaign.ideas.get(record.number)
+    if own is None or record.base is None or not is_set(campaign.ideas, record.base):
         return None
-    return frozenset(record.base).difference(campaign.replaced(record, frozenset(record.base))) | {record.number}
+    return frozenset(record.base) - own.replaced | {record.number}
+
+
+def base_of(campaign: Campaign, record: Record, stored: Stored) -> tuple[int, ...] | None:
+    """The ideas of a config that is run once more; None where they cannot be put together any more."""
+    ideas = made_of(campaign, record)
+    try:
+        return None if ideas is None else start_from(campaign, tuple(sorted(ideas)), stored)[0]
+    except UsageError:
+        return None
 
 
 def beside(campaign: Campaign, record: Record) -> str:
     """How what a record's idea was tried on differed from its parent; empty where it did not."""
     parent = next((kept for kept in campaign.kept if kept.number == record.parent), None)
-    return "" if record.base is None or parent is None else unlike(campaign, parent, {*record.base})
+    return "" if parent is None else apart(campaign.ideas_of(parent), record.base)
 
 
-def unlike(campaign: Campaign, kept: Record, ideas: AbstractSet[int]) -> str:
-    """In words, how a set of ideas differs from a kept config; empty where it does not."""
-    own = campaign.ideas_of(kept)
-    apart = {"without": own - ideas, "with": ideas - own}
-    return ", ".join(
-        f"{word} {' and '.join(f'{number:04d}' for number in sorted(numbers))}"
-        for word, numbers in apart.items()
-        if numbers
-    )
-
-
-def next_base(campaign: Campaign, used: float | None, stored: Stored) -> frozenset[int]:
-    """The ideas that the next one joins, by experiment: the incumbent's where another set cannot be put together.
+def next_base(
+    campaign: Campaign, used: float | None, stored: Stored, check: Callable[[Config], object]
+) -> tuple[tuple[int, ...], Config]:
+    """The ideas that the next one joins, by experiment, and the config that they make: the incumbent's where another
+    set cannot be put together, or `check` raises UsageError for it.
 
     The same records give the same draw, so that a night that was cut off goes on with it.
     """
@@ -83,10 +85,11 @@ def next_base(campaign: Campaign, used: float | None, stored: Stored) -> frozens
     rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
     ideas = chosen(campaign, rng if is_drawn(place, used) else None)
     try:
-        together(campaign, ideas, stored)
-        return ideas
-    except UsageError:  # no train.toml holds them all
-        return campaign.ideas
+        config = together(campaign, ideas, stored)
+        check(config)
+        return tuple(sorted(ideas)), config
+    except UsageError:  # no train.toml holds them all, or it could not run
+        return tuple(sorted(campaign.ideas_of(campaign.incumbent))), stored(campaign.incumbent)
 
 
 def start_from(
@@ -95,7 +98,8 @@ def start_from(
     """What a candidate was made from: the ideas, the incumbent's for None, and their config; None before a baseline."""
     if campaign.incumbent is None:
         return None, None
-    base = tuple(sorted(campaign.ideas)) if base is None else base
+    if base is None:
+        return tuple(sorted(campaign.ideas_of(campaign.incumbent))), stored(campaign.incumbent)
     return base, together(campaign, frozenset(base), stored)
 
 
@@ -108,13 +112,22 @@ def together(campaign: Campaign, ideas: frozenset[int], stored: Stored) -> Confi
     for record in (campaign.incumbent, *campaign.kept):
         if campaign.ideas_of(record) == ideas:
             return stored(record)
-    if forgotten := ideas - campaign.touched.keys():
-        raise UsageError(f"the idea of experiment {min(forgotten):04d} is forgotten", "Start from the incumbent's.")
+    if not is_set(campaign.ideas, ideas):
+        names = ", ".join(f"{number:04d}" for number in sorted(ideas))
+        raise UsageError(f"the ideas of {names} make no train.toml: forgotten, or of one key", _FIX)
     incumbent, values = stored(campaign.incumbent), dict[str, Any](stored(campaign.kept[0]).values)
     for record in campaign.decided:
         if record.number in ideas:
             config = stored(record)
-            values |= {key: config.values.get(key, ABSENT) for key in campaign.touched[record.number]}
+            values |= {key: config.values.get(key, ABSENT) for key in campaign.ideas[record.number].keys}
+    wanted = {key: value for key, value in values.items() if value is not ABSENT}
     before, keys = incumbent.values, dict.fromkeys([*incumbent.values, *values])
     changes = {key: values.get(key, ABSENT) for key in keys if before.get(key, ABSENT) != values.get(key, ABSENT)}
-    return parse(set_values(incumbent.source, changes))
+    try:
+        made = parse(set_values(incumbent.source, changes))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # tables that do not fit into each other
+        raise UsageError(f"the ideas make no train.toml: {error}", _FIX) from None
+    # Where one idea switches off what another needs, the file is of fewer; and so it is where it is a known one's.
+    if dict(made.values) != wanted or any(made.hash == record.config_hash for record in campaign.kept):
+        raise UsageError("the ideas cannot stand side by side in one train.toml", _FIX)
+    return made

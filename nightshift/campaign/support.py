@@ -5,7 +5,6 @@ For people and agents to read; nothing is decided by it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 from statistics import NormalDist
@@ -44,12 +43,12 @@ def supports(
     told = _ancestors_of_runs(kept, decided)
     places = {record.number: place for place, record in enumerate(kept)}
     found = {}
-    for parent, record in itertools.pairwise(lineage):
-        judged = record.judgement
+    for record in lineage[1:]:
+        judged, parent = record.judgement, places.get(record.parent or 0)
         if judged is None or judged.p_better is None or judged.delta is None or judged.delta_stderr is None:
             continue
-        if record.number in told:
-            delta, sd = belief.difference(places[record.number], places[parent.number])
+        if record.number in told and parent is not None:
+            delta, sd = belief.difference(places[record.number], parent)
             scale = record.decision.calibration
             then = _chance(judged.delta, judged.delta_stderr, scale)
             found[record.number] = Support.of(_chance(float(delta), float(sd), scale), then)

@@ -14,7 +14,7 @@ from typing import Any
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
-from nightshift.campaign.recombine import made_of, next_base, together
+from nightshift.campaign.recombine import base_of, next_base
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, run_experiment
@@ -147,10 +147,10 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last = self._setup, campaign.decided[-1]
-        base = next_base(campaign, used(self.state, self._own(), setup.now()), setup.ledger.stored_config)
-        config, made_from = together(campaign, base, setup.ledger.stored_config), tuple(sorted(base))
-        admit(config, Request(again=True, base=made_from), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, config.source, base)
+        over = used(self.state, self._own(), setup.now())
+        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
+        admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
+        context = self._context(campaign, incumbent, config.source, frozenset(base))
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
@@ -160,11 +160,11 @@ class Night:
         if proposal.lesson and last.lesson is None:
             with setup.ledger.lock():
                 setup.ledger.write(replace(last, lesson=proposal.lesson))
-        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=made_from)
+        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=base)
         if proposal.source is None or proposal.cause is not None:
             return self._refuse(proposal, proposal.cause or "no edit")
         try:
-            admit(parse(proposal.source), Request(base=made_from), setup)
+            admit(parse(proposal.source), Request(base=base), setup)
         except UsageError as error:
             return self._refuse(proposal, str(error))
         self._update(pending=proposal)
@@ -178,8 +178,7 @@ class Night:
         self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
         what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
         source = self._setup.ledger.source(record.number)
-        ideas = made_of(campaign, record)
-        base = None if ideas is None else tuple(sorted(ideas))
+        base = base_of(campaign, record, self._setup.ledger.stored_config)
         self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
 
     def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: frozenset[int]) -> Context:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nightshift.campaign.recombine import unlike
+from nightshift.campaign.idea import apart
+from nightshift.campaign.recombine import beside as beside_of
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.records import Record
@@ -84,12 +85,13 @@ def _sections(context: Context) -> list[Section]:
     last, since = decided[-1], context.campaign.since
     config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
     config += incumbent.scaled
-    ended = [describe(r, since.get(r.number, "")) for r in reversed(decided) if r.parent is not None][:_NUM_LAST]
+    latest = [record for record in reversed(decided) if record.parent is not None][:_NUM_LAST]
+    ended = [describe(r, since.get(r.number, ""), beside_of(context.campaign, r)) for r in latest]
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]
-    if beside := unlike(context.campaign, incumbent, context.base):  # drawn by the night: campaign/recombine.py
+    if beside := apart(context.campaign.ideas_of(incumbent), context.base):  # drawn by the night: campaign/recombine.py
         config.insert(0, f"but train.toml is now that {beside}: what is in doubt is measured again beside your change")
     sections = [
         (f"The incumbent, experiment {incumbent.number:04d}, raw score {', '.join(scores)}:", config),
@@ -102,15 +104,16 @@ def _sections(context: Context) -> list[Section]:
     return [(title, [f"| {clean(line, 500)}" for line in lines]) for title, lines in sections]
 
 
-def describe(record: Record, since: str = "") -> str:
-    """One experiment on one line: change, verdict, what became of it `since`, delta, what was thought and learnt."""
+def describe(record: Record, since: str = "", beside: str = "") -> str:
+    """One experiment on one line: change, verdict, what became of it `since`, delta, what was thought and learnt.
+    `beside`: how what it was tried on differed from the incumbent, which its delta is over."""
     judgement = record.judgement
     numbers = ""
     if judgement and judgement.delta is not None and judgement.delta_stderr is not None:
         numbers = f" {100 * judgement.delta:+.1f} +-{100 * judgement.delta_stderr:.1f} pp"
     elif judgement:
         numbers = f" ({clean(judgement.why, 120)})"
-    change = clean("; ".join(record.diff), 200)
+    change = clean("; ".join(record.diff), 200) + (f" (on the incumbent {beside})" if beside else "")
     said = "" if record.description == "; ".join(record.diff) else f" | {clean(record.description, 160)}"
     learnt = f" | lesson: {clean(record.lesson, 160)}" if record.lesson else ""
     status = f"{record.status}, {since}" if since else record.status

@@ -31,15 +31,15 @@ class Experiment:
     """One row of the page. Scores are fractions.
 
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
-    `is_standing`: the incumbent of now stands on it; `is_part`: it holds its idea. `since`: what became of a keep, ""
-    of any other. `beside`: how what its idea was tried on differed from the incumbent of then, "" where it did not.
+    `is_standing`: the incumbent of now stands on it: it is it, the baseline, or an experiment whose idea is part of it.
+    `since`: what became of a keep, "" of any other. `beside`: how what its idea was tried on differed from the
+    incumbent of then, "" where it did not.
     """
 
     record: Record
     changes: tuple[Change, ...]
     standing: Standing | None
     is_standing: bool
-    is_part: bool
     since: str = ""
     beside: str = ""
 
@@ -129,7 +129,7 @@ class Morning:
 
     @property
     def chain(self) -> tuple[Experiment, ...]:
-        """Baseline and the kept changes that the incumbent stands on, in order."""
+        """Baseline and the changes that the incumbent stands on, in order; one may have been discarded at first."""
         return tuple(e for e in self.experiments if e.is_standing)
 
     def count(self, status: str) -> int:
@@ -168,14 +168,13 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     shown = [r for r in shown if r.number not in unfit]
     decided = zip(campaign.decided, campaign.standings, strict=True)
     standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
-    stands, part, since = {r.number for r in campaign.lineage}, campaign.ideas, campaign.since
+    stands, since = campaign.parts | {r.number for r in campaign.kept[:1]}, campaign.since
     experiments = tuple(
         Experiment(
             record=r,
             changes=changes_of(r.diff),
             standing=standings.get(r.number),
             is_standing=r.number in stands,
-            is_part=r.number in part,
             since=since.get(r.number, ""),
             beside=beside(campaign, r),
         )

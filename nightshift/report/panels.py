@@ -56,7 +56,7 @@ def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
         for change in e.changes if e.delta is not None or e.is_crash else ():
             trials[change.key].append((e, change))
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
-            if e.is_part:
+            if e.is_standing:
                 current[change.key] = change.new or "unset"
     order = sorted(trials, key=lambda key: (-len(trials[key]), key))
     return [_panel(key, trials[key], current[key]) for key in order]
@@ -88,10 +88,10 @@ def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
 
 def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     e, change = trial
-    is_alone = len(e.changes) == 1
+    is_alone = len(e.changes) == 1 and not e.beside
     told = "crash" if e.delta is None else expected(e)
     title = f"{e.number:04d} {e.record.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
-    title += "" if is_alone else "\ntogether with other keys"
+    title += "" if is_alone else "\ntogether with other keys or ideas"
     kind = e.record.status if is_alone else f"{e.record.status} shared"
     delta, spread = (None if value is None else 100 * value for value in (e.delta, e.delta_spread))
     return axis.dot(e, kind, title, x, delta, spread, crash_y=_PANEL_BOTTOM + 9)

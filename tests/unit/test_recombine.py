@@ -48,6 +48,20 @@ class Told:
     def source(self, number: int) -> bytes:
         return self.ledger.source(number)
 
+    def file(self, *ideas: int) -> bytes:
+        """The train.toml that they make."""
+        return together(self.campaign, frozenset(ideas), self.stored).source
+
+    @property
+    def held(self) -> frozenset[int]:
+        """What the incumbent is made of."""
+        assert self.campaign.incumbent
+        return self.campaign.ideas_of(self.campaign.incumbent)
+
+    def next(self, used: float) -> set[int]:
+        """The ideas that the next one joins."""
+        return {*next_base(self.campaign, used, self.stored, lambda config: None)[0]}
+
     def tell(self, changes: Mapping[str, Any], *scores: float, base: Sequence[int] | None = None) -> Record:
         """One experiment: `changes` on the ideas `base`, on the incumbent's for None."""
         held, config = start_from(self.campaign, None if base is None else tuple(base), self.stored)
@@ -88,7 +102,7 @@ def values_of(source: bytes) -> dict[str, Any]:
 
 def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) -> None:
     campaign, before = told.campaign, values_of(BASELINE)
-    assert campaign.ideas == {2}
+    assert told.held == {2}
     found = {
         ideas: values_of(together(campaign, frozenset(ideas), told.stored).source) for ideas in [(), (2,), (3,), (2, 3)]
     }
@@ -100,7 +114,7 @@ def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) ->
         "a kept one as it is, comments and all"
     )
     assert b"# poor" in together(campaign, frozenset({3}), told.stored).source
-    with pytest.raises(UsageError, match=r"0099 is forgotten"):
+    with pytest.raises(UsageError, match=r"the ideas of 0099 make no train"):
         together(campaign, frozenset({99}), told.stored)
 
 
@@ -108,14 +122,14 @@ def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
     """It is tried beside the others as it was, and never beside what it replaced."""
     told.tell({CLIP: 2.0, LR: 4e-6}, 0.62, base=[2, 3])
     campaign = told.campaign
-    assert campaign.touched[5] == {LR, CLIP}
-    assert campaign.ideas == {3, 5}
+    assert campaign.ideas[5].keys == {LR, CLIP}
+    assert told.held == {3, 5}
     assert values_of(together(campaign, frozenset({5}), told.stored).source) == values_of(BASELINE) | {
         LR: 4e-6,
         CLIP: 2.0,
     }
     told.tell({GROUP: 16}, 0.63)
-    assert told.campaign.touched[6] == {GROUP}
+    assert told.campaign.ideas[6].keys == {GROUP}
     assert made_of(told.campaign, told.campaign.decided[-1]) == {5, 6}
     assert made_of(told.campaign, replace(told.campaign.decided[-1], base=(5, 77))) is None, "77 is forgotten"
     rng = np.random.default_rng(0)
@@ -138,10 +152,10 @@ def test_the_draw_takes_what_is_doubtful_and_leaves_what_is_hopeless(told: Told)
 def test_a_discarded_idea_comes_back_in_other_company_and_the_best_that_was_run_is_the_incumbent(told: Told) -> None:
     record = told.tell({CLIP: 0.7}, 0.66, base=[2, 3])
     assert told.campaign.incumbent == record
-    assert told.campaign.ideas == {2, 3, 5}
-    assert beside(told.campaign, record) == "with 0003"
+    assert told.held == {2, 3, 5}
+    assert beside(told.campaign, record) == "plus 0003"
     without = told.tell({CLIP: 0.9}, 0.40, base=[3])
-    assert beside(told.campaign, without) == "without 0002 and 0005"
+    assert beside(told.campaign, without) == "less 0002 less 0005"
     assert told.campaign.incumbent == record
     assert told.campaign.lineage == (told.campaign.decided[0], told.campaign.decided[1], record)
 
@@ -156,21 +170,21 @@ def test_one_more_run_of_a_config_is_told_by_its_ideas(told: Told) -> None:
     assert again.diff == ()
     after = told.campaign
     assert after.belief
-    assert after.touched == before.touched
+    assert after.ideas == before.ideas
     place = before.belief.ideas.tolist().index(3)
     assert after.belief.effects[place] > before.belief.effects[place] + 0.02
     assert again.is_keep, "what was discarded, run again and better"
-    assert after.ideas == {3}
+    assert told.held == {3}
 
 
 def test_the_set_is_the_same_for_the_same_records_and_the_incumbent_s_where_no_file_holds_it(
     told: Told,
 ) -> None:
-    assert next_base(told.campaign, 0.5, told.stored) == next_base(told.campaign, 0.5, told.stored)
-    assert next_base(told.campaign, 0.99, told.stored) == {2, 3}
+    assert told.next(0.5) == told.next(0.5)
+    assert told.next(0.99) == {2, 3}
     told.tell({BATCH: 252}, 0.64, base=[2])
     assert chosen(told.campaign, None) >= {3, 5}
-    assert next_base(told.campaign, 0.99, told.stored) == told.campaign.ideas
+    assert told.next(0.99) == told.held
 
 
 def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> None:
@@ -183,7 +197,7 @@ def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> 
 
 def test_a_removed_key_is_an_idea_too(told: Told) -> None:
     told.tell({BATCH: ABSENT}, 0.59, base=[])
-    assert told.campaign.touched[5] == {BATCH}
+    assert told.campaign.ideas[5].keys == {BATCH}
     assert b"batch_size" not in together(told.campaign, frozenset({2, 5}), told.stored).source
 
 
@@ -238,7 +252,7 @@ def test_a_campaign_of_thousands_is_folded_and_remembers_few() -> None:
         record = a_record(number=number, decided=number, parent=1, status=Verdict.DISCARD, runs=(a_result(0.4, NUM),))
         campaign = campaign.step(record)
     assert campaign.belief
-    assert len(campaign.touched) == LOOSE
+    assert len(campaign.ideas) == LOOSE
     assert campaign.belief.covariance.shape[1:] == (LOOSE + 1, LOOSE + 1)
 
 
@@ -247,4 +261,70 @@ def test_what_somebody_wrote_into_an_idea_s_file_is_never_put_together(told: Tol
     path.write_bytes(set_values(path.read_bytes(), {LR: 1e-4}))
     with pytest.raises(UsageError, match=r"runs/0003/train\.toml is not what experiment 0003 ran"):
         together(told.campaign, frozenset({2, 3}), told.stored)
-    assert next_base(told.campaign, 0.99, told.stored) == told.campaign.ideas
+    assert told.next(0.99) == told.held
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "on_first", "asked"),
+    [
+        ({"trainer.model.lora": {}, "trainer.model.lora.rank": 8}, {"trainer.model.lora.alpha": 64.0}, True, (3,)),
+        ({"trainer.model.compile": None}, {"trainer.model.compile.fullgraph": True}, False, (2, 3)),
+        ({"trainer.optim.type": "muon"}, {"trainer.optim.betas2": 0.999}, True, (3,)),
+        ({LR: 3e-6}, {LR: 6e-6}, False, (2, 3)),
+    ],
+    ids=["what it needs is off", "a table beside its end", "a default is no idea", "one key twice"],
+)
+@pytest.mark.parametrize("scores", [(0.60, 0.62), (0.40, 0.30)], ids=["kept", "discarded"])
+def test_ideas_that_cannot_stand_side_by_side_make_no_file(
+    first: dict[str, Any],
+    second: dict[str, Any],
+    on_first: bool,
+    asked: tuple[int, ...],
+    scores: tuple[float, float],
+    tmp_path: Path,
+) -> None:
+    told = Told(Ledger(tmp_path))
+    told.tell({}, 0.50, 0.51)
+    told.tell(first, scores[0])
+    told.tell(second, scores[1], base=[2] if on_first else [])
+    with pytest.raises(UsageError, match=r"make no train\.toml|cannot stand side by side"):
+        told.file(*asked)
+    for share in (0.1, 0.99):
+        assert told.next(share) <= {2, 3}
+
+
+def test_a_set_that_the_engine_refuses_is_not_tried(told: Told) -> None:
+    def check(config: Config) -> None:
+        if config.get(GROUP) == 8:
+            raise UsageError("not with this memory", "Use another.")
+
+    assert told.next(0.99) == {2, 3}
+    found, config = next_base(told.campaign, 0.99, told.stored, check)
+    assert {*found} == told.held
+    assert config.source == told.source(2)
+
+
+@pytest.mark.parametrize("base", [(2, 3, 99), (2, 2), (1,), (2, 6)])
+def test_a_base_that_nobody_can_tell_is_its_parent_s_and_its_idea_joins_nothing(told: Told, base: tuple[int]) -> None:
+    """Records lie where others write. 6 sets the key of 2."""
+    told.tell({LR: 9e-6}, 0.45, base=[])
+    told.tell({LR: 8e-6}, 0.45, base=[])
+    record = replace(told.campaign.decided[2], number=7, decided=7, base=base, diff=(f"{CLIP} 1 -> 2",))
+    campaign = told.campaign.step(replace(record, effective_hash="other"))
+    assert campaign.ideas[7].keys == frozenset()
+    assert made_of(campaign, record) is None
+    rng = np.random.default_rng(0)
+    assert not any(7 in chosen(campaign, rng) for _ in range(50))
+
+
+def test_what_the_incumbent_stands_on_is_what_it_holds(told: Told) -> None:
+    told.tell({CLIP: 0.7}, 0.66, base=[3])
+    assert told.held == {3, 5}
+    campaign = told.campaign
+    assert [record.number for record in campaign.lineage] == [1, 5]
+    assert campaign.parts == {3, 5}, "3 was discarded, and came back with it"
+    assert campaign.since[2] == "taken back"
+    why = campaign.decided[-1].judgement.why  # type: ignore[union-attr]
+    assert " over the incumbent after 1 run, tried on that less 0002 plus 0003: " in why
+    told.tell({CLIP: 0.8}, 0.70)
+    assert told.campaign.parts == {3, 5, 6}, "and what it took the place of"

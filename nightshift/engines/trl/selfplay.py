@@ -21,6 +21,8 @@ from nightshift.engines.trl.play import check_template, play
 from nightshift.engines.trl.sampler import Sample
 from nightshift.environments import Game
 
+PLAIN = ("qwen2", "qwen3", "llama", "mistral")  # nothing comes after the head's product
+
 
 class SelfPlay(Trainer):
     """See the module."""
@@ -84,13 +86,13 @@ class SelfPlay(Trainer):
 
         TRL projects every token to the vocabulary, unless it has Triton: of a game a few in a hundred are learnt from.
         """
-        if input_ids.is_cuda:
+        inner = self.accelerator.unwrap_model(model)
+        if input_ids.is_cuda or inner.config.model_type not in PLAIN:
             found: tuple[torch.Tensor, torch.Tensor, None] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, **more
             )
             return found
         own, said = self._own, input_ids[:, -logits_to_keep:]
-        inner = self.accelerator.unwrap_model(model)
         hidden = inner.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         scores = inner.get_output_embeddings()(hidden[:, -logits_to_keep - 1 : -1][own]).float() / self.temperature
         logps = scores.log_softmax(dim=-1)
