@@ -32,6 +32,7 @@ MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/composite.py",
     "nightshift/campaign/decision.py",
+    "nightshift/campaign/idea.py",
     "nightshift/campaign/index.py",
     "nightshift/decision_rules.py",
     "nightshift/engines/__init__.py",
