@@ -110,8 +110,8 @@ def test_special_tokens_in_an_answer_end_no_training(module: ModuleType, tokeniz
     assert len(match.cells) > 4
     texts = tokenizer.decode(trace.prompt + trace.completion).split("Question: ")
     assert texts[1:] == [
-        "You are O: Xa b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
-        "Xa Ob Xc d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
+        "You are O: X b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
+        "X O X d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
         *texts[3:],
     ]
 

@@ -68,7 +68,7 @@ class Recipe:
 
 RECIPES = {
     "models/arithmetic-base": Recipe(("arithmetic",), 512, 300),
-    "models/mixed-base": Recipe((*["arithmetic"] * 3, "countdown", *["tictactoe"] * 3), 2048, 2000),
+    "models/mixed-base": Recipe((*["arithmetic"] * 3, "countdown", "tictactoe"), 2048, 1600),
 }
 
 
