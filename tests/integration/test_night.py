@@ -94,7 +94,7 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
             assert [change.line for change in diff(made_from, config)] == list(record.diff)
             told = {change.key for change in diff(baseline, config)}
             own = {change.key for change in changes_of(record.diff)}
-            assert told == own.union(*(campaign.touched[number] for number in record.base))
+            assert told == own.union(*(campaign.ideas[number].keys for number in record.base))
         campaign = campaign.step(record)
         assert campaign.incumbent in ours, "a config that was run"
     assert any(beside(campaign, record) for record in ours), "all ideas were tried on the incumbent"
