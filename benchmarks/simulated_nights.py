@@ -123,7 +123,7 @@ class ShippedRule:
         self.slots = belief.set_of(belief.incumbent)
         if self.recombines:
             effects = np.where((used < DRAWN_UNTIL)[:, None], belief.draw(self.rng), belief.effects)
-            self.slots = ((effects > 0) & (belief.ideas != UNUSED)).astype(float)
+            self.slots = (effects > 0).astype(float)
             self.slots[:, 0] = 1.0
         return self._ideas(self.slots)
 

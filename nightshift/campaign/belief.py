@@ -90,13 +90,16 @@ class Belief:
         return found
 
     def draw(self, rng: np.random.Generator) -> Array:
-        """One world, and in it the baseline's score and all effects, as likely as they are believed to be, (..., k)."""
+        """One world, and in it the baseline's score and all effects, as likely as they are believed to be, (..., k).
+
+        In a slot that is not in use it is 0.
+        """
         chance = rng.random(self.weights.shape[:-1])[..., None]
         world = (chance > self.weights.cumsum(axis=-1)).sum(axis=-1).clip(0, self.weights.shape[-1] - 1)
         means = np.take_along_axis(self.means, world[..., None, None], axis=-2)[..., 0, :]
         covariance = np.take_along_axis(self.covariance, world[..., None, None, None], axis=-3)[..., 0, :, :]
         root = np.linalg.cholesky(covariance + _JITTER * np.eye(means.shape[-1]))
-        drawn: Array = means + (root @ rng.standard_normal(means.shape)[..., None])[..., 0]
+        drawn: Array = (means + (root @ rng.standard_normal(means.shape)[..., None])[..., 0]) * (self.ideas != UNUSED)
         return drawn
 
     @property

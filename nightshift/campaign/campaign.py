@@ -64,7 +64,7 @@ class Campaign:
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
         belief = decision.settle(self.test(record), record.is_keep, record.decision)
         kept = (*self.kept, record) if record.is_keep else self.kept
-        ideas = self._with_idea(record)
+        ideas = {**self.ideas, record.number: self._idea_of(record, self._made_from(record))}
         ideas = {int(number): ideas[number] for number in belief.ideas[1:]}
         return replace(campaign, kept=kept, belief=belief, incumbent=kept[int(belief.incumbent)], ideas=ideas)
 
@@ -81,7 +81,7 @@ class Campaign:
             raise UsageError(cause, without(record))
         pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         made_from = self._made_from(record)
-        replaced = [*made_from & self._with_idea(record)[record.number].replaced]
+        replaced = [*made_from & self._idea_of(record, made_from).replaced]
         is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
         rules, numbers = record.decision if is_new else record.decision.of_a_repeat, self.belief.ideas
         return decision.observe(
@@ -109,11 +109,16 @@ class Campaign:
             return self.ideas_of(self.kept[self._index_of(record.parent)])
         return frozenset(record.base or ())
 
-    def _with_idea(self, record: Record) -> dict[int, Idea]:
-        """The ideas with the record's own; whose keys are not known where what it was tried on is not."""
+    def _idea_of(self, record: Record, made_from: frozenset[int]) -> Idea:
+        """The record's own, whose keys are not known where what it was tried on is not."""
         is_known = record.base is None or is_set(self.ideas, record.base)
         own = Idea(keys_of(record.diff) if is_known else frozenset())
-        return {**self.ideas, record.number: own.over({n: self.ideas[n] for n in self._made_from(record)})}
+        return own.over({number: self.ideas[number] for number in made_from})
+
+    def beside(self, record: Record) -> str:
+        """How what a record's idea was tried on differed from its parent; empty where it did not."""
+        parent = next((kept for kept in self.kept if kept.number == record.parent), None)
+        return "" if parent is None else apart(self.ideas_of(parent), record.base)
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
@@ -132,7 +137,7 @@ class Campaign:
         found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
         if is_repeat:
             return found
-        if beside := apart(self.ideas_of(parent), record.base):
+        if beside := self.beside(record):
             found = replace(found, why=f"{found.why}, tried on that {beside}")
         if found.verdict == Verdict.KEEP and found.p_better is not None:
             found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")

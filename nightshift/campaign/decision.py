@@ -3,7 +3,7 @@
 The best score so far is lucky by selection, so it is never the bar. A candidate is a set of ideas and a new one, so its
 one run informs what is believed of all of them: a doubtful keep is tested by what is tried on it or without it, and
 when another config that was kept is believed better, it is the incumbent. Which set the next idea is tried on is drawn
-from the belief (`base`), so that ideas meet each other, and discarded ones come back while they are doubtful.
+from the belief (recombine.py), so that ideas meet each other, and discarded ones come back while they are doubtful.
 An idea is of one of a few kinds, which needs no special case for leaps and collapses. How frequent each kind is, and
 how noisy runs are, nobody knows: each guess at both is a world, in which the belief is Gaussian, and every run weighs
 the worlds by how well they foretold it.
@@ -100,14 +100,6 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
     n = run.shape[-1]
     spread: Array = (run - parent).var(axis=-1, ddof=min(n - 1, 1)) / (n * (1 + 1 / num_parent_runs))
     return spread
-
-
-def base(belief: Belief, rng: np.random.Generator | None) -> Array:
-    """The set of ideas that the next one is tried on, (..., k): those whose effect is above 0, drawn from the belief
-    (Thompson 1933), or as expected where there is no `rng`."""
-    chosen = ((belief.effects if rng is None else belief.draw(rng)) > 0).astype(float)
-    chosen[..., 0] = 1.0
-    return chosen
 
 
 def observe(

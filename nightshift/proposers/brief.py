@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 from nightshift.campaign.idea import apart
-from nightshift.campaign.recombine import beside as beside_of
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.records import Record
@@ -86,7 +85,7 @@ def _sections(context: Context) -> list[Section]:
     config = [f"{key} = {value_text(value, 200)}" for key, value in now.values.items()]  # no comments, whole names
     config += incumbent.scaled
     latest = [record for record in reversed(decided) if record.parent is not None][:_NUM_LAST]
-    ended = [describe(r, since.get(r.number, ""), beside_of(context.campaign, r)) for r in latest]
+    ended = [describe(r, since.get(r.number, ""), context.campaign.beside(r)) for r in latest]
     tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""

@@ -13,7 +13,6 @@ from typing import Any
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import beside
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, changed_keys, changes_of, parse, spelled
@@ -135,7 +134,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         # What merely stopped to apply, because a variant changed, was not touched.
         own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
         touched = [key for key in own if key in candidate.resolved]
-        apart = beside(campaign, record)
+        apart = campaign.beside(record)
         for key in touched:
             trial = Trial(
                 number=record.number,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import beside
 from nightshift.campaign.standing import Z95, Standing
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
@@ -176,7 +175,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
             standing=standings.get(r.number),
             is_standing=r.number in stands,
             since=since.get(r.number, ""),
-            beside=beside(campaign, r),
+            beside=campaign.beside(r),
         )
         for r in shown
     )

@@ -18,7 +18,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import beside, together
+from nightshift.campaign.recombine import together
 from nightshift.train_toml.config import changes_of, diff, parse
 from tests.checkouts import git
 from tests.conftest import CAMPAIGN
@@ -97,7 +97,7 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
             assert told == own.union(*(campaign.ideas[number].keys for number in record.base))
         campaign = campaign.step(record)
         assert campaign.incumbent in ours, "a config that was run"
-    assert any(beside(campaign, record) for record in ours), "all ideas were tried on the incumbent"
+    assert any(campaign.beside(record) for record in ours), "all ideas were tried on the incumbent"
     assert (root / "train.toml").read_bytes() == ledger.source(campaign.incumbent.number)
 
 

@@ -15,7 +15,7 @@ from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.decision import LOOSE
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import beside, chosen, is_drawn, made_of, next_base, start_from, together
+from nightshift.campaign.recombine import chosen, is_drawn, made_of, next_base, start_from, together
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.night.state import NightRequest, NightState, used
@@ -101,21 +101,17 @@ def values_of(source: bytes) -> dict[str, Any]:
 
 
 def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) -> None:
-    campaign, before = told.campaign, values_of(BASELINE)
+    before = values_of(BASELINE)
     assert told.held == {2}
-    found = {
-        ideas: values_of(together(campaign, frozenset(ideas), told.stored).source) for ideas in [(), (2,), (3,), (2, 3)]
-    }
+    found = {ideas: values_of(told.file(*ideas)) for ideas in [(), (2,), (3,), (2, 3)]}
     assert found[()] == before
     assert found[(2,)] == before | {LR: 3e-6}
     assert found[(3,)] == before | {GROUP: 8}
     assert found[(2, 3)] == before | {LR: 3e-6, GROUP: 8}
-    assert together(campaign, frozenset({2}), told.stored).source == told.source(2), (
-        "a kept one as it is, comments and all"
-    )
-    assert b"# poor" in together(campaign, frozenset({3}), told.stored).source
+    assert told.file(2) == told.source(2), "a kept one as it is, comments and all"
+    assert b"# poor" in told.file(3)
     with pytest.raises(UsageError, match=r"the ideas of 0099 make no train"):
-        together(campaign, frozenset({99}), told.stored)
+        told.file(99)
 
 
 def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
@@ -153,9 +149,9 @@ def test_a_discarded_idea_comes_back_in_other_company_and_the_best_that_was_run_
     record = told.tell({CLIP: 0.7}, 0.66, base=[2, 3])
     assert told.campaign.incumbent == record
     assert told.held == {2, 3, 5}
-    assert beside(told.campaign, record) == "plus 0003"
+    assert told.campaign.beside(record) == "plus 0003"
     without = told.tell({CLIP: 0.9}, 0.40, base=[3])
-    assert beside(told.campaign, without) == "less 0002 less 0005"
+    assert told.campaign.beside(without) == "less 0002 less 0005"
     assert told.campaign.incumbent == record
     assert told.campaign.lineage == (told.campaign.decided[0], told.campaign.decided[1], record)
 
@@ -190,7 +186,7 @@ def test_the_set_is_the_same_for_the_same_records_and_the_incumbent_s_where_no_f
 def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> None:
     told.tell({BATCH: 252}, 0.55, base=[])  # sixty-three groups of four, and no number of eights
     with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
-        together(told.campaign, frozenset({3, 5}), told.stored)
+        told.file(3, 5)
     with pytest.raises(UsageError, match="groups of 8 do not divide a batch of 252"):
         start_from(told.campaign, (3, 5), told.stored)
 
@@ -198,7 +194,7 @@ def test_what_clashes_is_refused_by_the_one_who_puts_it_together(told: Told) -> 
 def test_a_removed_key_is_an_idea_too(told: Told) -> None:
     told.tell({BATCH: ABSENT}, 0.59, base=[])
     assert told.campaign.ideas[5].keys == {BATCH}
-    assert b"batch_size" not in together(told.campaign, frozenset({2, 5}), told.stored).source
+    assert b"batch_size" not in told.file(2, 5)
 
 
 def test_a_night_draws_until_it_ends_and_without_an_end_two_times_of_three() -> None:
@@ -260,7 +256,7 @@ def test_what_somebody_wrote_into_an_idea_s_file_is_never_put_together(told: Tol
     path = told.ledger.run_dir(3) / "train.toml"
     path.write_bytes(set_values(path.read_bytes(), {LR: 1e-4}))
     with pytest.raises(UsageError, match=r"runs/0003/train\.toml is not what experiment 0003 ran"):
-        together(told.campaign, frozenset({2, 3}), told.stored)
+        told.file(2, 3)
     assert told.next(0.99) == told.held
 
 
