@@ -1,5 +1,5 @@
-"""What playing costs and how exact a rating is: tic-tac-toe with models/mixed-base as it is, and turns as long as those
-of Connect Four would be.
+"""What playing costs and how exact a rating is: tic-tac-toe with models/tictactoe-base as it is, and turns as
+long as those of Connect Four would be.
 
     uv run benchmarks/game.py --results results/game.json     # seconds of one thread's CPU, about a minute
 """
@@ -24,7 +24,7 @@ from nightshift.engines.trl.sampler import Sample, sample
 from nightshift.rules import EnvironmentRules
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "models" / "mixed-base"
+MODEL = ROOT / "models" / "tictactoe-base"
 NUM_OPENINGS, NUM_AT_ONCE = 100, 250
 CONNECT_FOUR = " ".join("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP")  # 42 cells
 LENGTHS = (20, 375, 750, 1575)  # tokens before a turn: 1, 5, 10 and 21 boards of Connect Four, and one of tic-tac-toe

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nightshift.campaign import decision
 from nightshift.campaign.belief import UNUSED, Belief
 from nightshift.campaign.recombine import DRAWN_UNTIL
-from nightshift.campaign.standing import told_gain
+from nightshift.campaign.standing import reported_gain
 from nightshift.decision_rules import DecisionRules
 
 Floats = NDArray[np.float64]
@@ -155,7 +155,7 @@ class ShippedRule:
     @property
     def gain(self) -> tuple[Floats, Floats]:
         """What the campaign says of its incumbent against its baseline."""
-        return told_gain(self.belief, self.rules)
+        return reported_gain(self.belief, self.rules)
 
     @property
     def reported(self) -> Floats:

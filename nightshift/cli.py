@@ -269,7 +269,7 @@ def pin_command(checkout: Path, renew: bool) -> None:
 def _constants(function: Callable[..., None]) -> Callable[..., None]:
     """One option for each constant of the decision rule."""
     for constant in reversed(fields(DecisionRules)):
-        if constant.name not in ("kinds", "priors", "noises"):
+        if constant.name not in ("kinds", "priors", "noises", "shrinkage"):
             kind = Finite(min=0, min_open=constant.name != "take_back")
             whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
             function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)

@@ -22,8 +22,8 @@ class DecisionRules:
     the shares of those kinds may be, `noises` by what `seed_sd` may be wrong, each after its own weight. A keep is
     taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more
     gain. `calibration` draws p_better towards a half, for luck on the examples that no run of the same ones can see.
-    `told`: the best of many is lucky by selection, so of a believed gain on the baseline people are told its mean less
-    the first in standard deviations, and the second of its standard deviation.
+    `shrinkage`: the best of many is lucky by selection, so of a believed gain on the baseline people are told its mean
+    less the first in standard deviations, and the second of its standard deviation.
     `agreement`: the correlation of two configs' answers to one example, until pairs tell (benchmarks/agreement.py).
     """
 
@@ -52,7 +52,7 @@ class DecisionRules:
     take_back: float = 0.0010
     calibration: Scale = 0.8
     agreement: _Share = 0.60
-    told: tuple[_Units, Scale] = (0.3, 0.95)
+    shrinkage: tuple[_Units, Scale] = (0.3, 0.95)
     baseline_runs: int = 2
 
     def __post_init__(self) -> None:

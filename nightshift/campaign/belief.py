@@ -103,7 +103,7 @@ class Belief:
         return drawn
 
     @property
-    def hope(self) -> Array:
+    def effect_z(self) -> Array:
         """How many standard deviations each effect is expected to be above 0, (..., k)."""
         variances = np.diagonal(self.covariance, axis1=-2, axis2=-1) + (self.means - self.effects[..., None, :]) ** 2
         spread = np.sqrt((self.weights[..., None] * variances).sum(axis=-2))

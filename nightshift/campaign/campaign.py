@@ -18,7 +18,7 @@ from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, run_scores, without
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.form import Form, compare
-from nightshift.campaign.idea import Idea, apart, is_set
+from nightshift.campaign.idea import Idea, difference, is_set
 from nightshift.campaign.standing import Standing, standing_of
 from nightshift.campaign.support import fresh, supports
 from nightshift.errors import UsageError
@@ -118,7 +118,7 @@ class Campaign:
     def beside(self, record: Record) -> str:
         """How what a record's idea was tried on differed from its parent; empty where it did not."""
         parent = next((kept for kept in self.kept if kept.number == record.parent), None)
-        return "" if parent is None else apart(self.ideas_of(parent), record.base)
+        return "" if parent is None else difference(self.ideas_of(parent), record.base)
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""

@@ -31,7 +31,7 @@ from nightshift.records import Judgement, Verdict
 
 Bools = NDArray[np.bool_] | bool  # as well
 _SMOOTHING = 0.9  # of e2, an experiment
-LOOSE = 12  # ideas; 24 gain no more
+MAX_DISCARDED = 12  # ideas; 24 gain no more
 _NONE = 1e-9  # the share of a kind that has none, and the least weight of a world: none is ever ruled out
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
@@ -128,7 +128,7 @@ def observe(
     made_from = belief.set_of(parent) if made_from is None else made_from
     replaced = np.zeros_like(made_from) if replaced is None else replaced
     belief = belief.with_idea(replaced, number)
-    made_from, apart = padded(made_from), padded(made_from) - belief.set_of(parent)
+    made_from, between_sets = padded(made_from), padded(made_from) - belief.set_of(parent)
     prior, sd = np.array(rules.kinds).T * rules.prior_sd
     share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
     spread, column = sd**2, belief.column(made_from)
@@ -143,7 +143,7 @@ def observe(
     curvature = (weight * (pull**2 - 1 / innovation)).sum(axis=-1) - mean_pull**2
     joint = (weight * (pull * effect - spread / innovation)).sum(axis=-1) - mean_pull * mean_effect
     # Under each kind, of candidate minus parent: what the sets differ by and the own effect, after the run.
-    between, shared = belief.of_each(apart), np.einsum("...hk,...k->...h", column, apart)[..., None]
+    between, shared = belief.of_each(between_sets), np.einsum("...hk,...k->...h", column, between_sets)[..., None]
     gain = between[0][..., None] + shared * pull + effect
     doubt = between[1][..., None] - (shared**2 + 2 * shared * spread) / innovation + rest
     is_better = _cdf(gain / np.sqrt(np.maximum(doubt, _NONE**2)))
@@ -168,8 +168,8 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     """The belief that the next experiment starts from, where the candidate is kept if `keep`, (...).
 
     A discard informs it too, and may take a keep back: another config replaces the incumbent when it is expected
-    to be better by more than `rules.take_back`. Of the ideas that are in no kept config the LOOSE most hopeful are
-    remembered; leaving one out changes nothing of what is believed of the others.
+    to be better by more than `rules.take_back`. Of the ideas that are in no kept config the MAX_DISCARDED whose
+    effects are likeliest above 0 are remembered; leaving one out changes nothing of what is believed of the others.
     """
     belief, added = tested.belief, tested.candidate * np.asarray(keep)[..., None]
     count = (belief.sets[..., 0] > 0).sum(axis=-1)  # sets in use come first; a kept candidate joins them
@@ -177,10 +177,10 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
     is_next = (np.arange(sets.shape[-2]) == count[..., None])[..., None]
     sets = np.where(is_next, added[..., None, :], sets)
     belief = replace(belief, sets=sets)
-    loose = (belief.ideas != UNUSED) & ~(sets > 0).any(axis=-2)
-    hope = np.where(loose, belief.hope, np.inf)
-    is_worst = (np.arange(hope.shape[-1]) == hope.argmin(axis=-1)[..., None]) & loose
-    ideas = np.where(is_worst & (loose.sum(axis=-1) > LOOSE)[..., None], UNUSED, belief.ideas)
+    discarded = (belief.ideas != UNUSED) & ~(sets > 0).any(axis=-2)
+    z = np.where(discarded, belief.effect_z, np.inf)
+    is_worst = (np.arange(z.shape[-1]) == z.argmin(axis=-1)[..., None]) & discarded
+    ideas = np.where(is_worst & (discarded.sum(axis=-1) > MAX_DISCARDED)[..., None], UNUSED, belief.ideas)
     settled = replace(belief, ideas=ideas).compact()
     best = settled.expected.argmax(axis=-1)
     best = np.where(at(settled.expected, best) - belief.mean > rules.take_back, best, belief.incumbent)

@@ -28,9 +28,9 @@ def is_set(ideas: Mapping[int, Idea], numbers: Collection[int] | None) -> bool:
     return is_whole and len(frozenset().union(*found)) == sum(map(len, found))
 
 
-def apart(own: Collection[int], ideas: Collection[int] | None) -> str:
+def difference(own: Collection[int], ideas: Collection[int] | None) -> str:
     """In words, how a set of ideas differs from a config's own; empty where it does not, or is not known."""
     if ideas is None:
         return ""
-    told = {"less": {*own} - {*ideas}, "plus": {*ideas} - {*own}}
-    return " ".join(f"{word} {number:04d}" for word, numbers in told.items() for number in sorted(numbers))
+    changes = {"less": {*own} - {*ideas}, "plus": {*ideas} - {*own}}
+    return " ".join(f"{word} {number:04d}" for word, numbers in changes.items() for number in sorted(numbers))

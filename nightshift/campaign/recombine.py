@@ -79,11 +79,11 @@ def next_base(
     rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
     ideas = chosen(campaign, rng if is_drawn(place, used) else None)
     try:
-        config = together(campaign, ideas, stored)
+        config = combine(campaign, ideas, stored)
         check(config)
     except UsageError:  # no train.toml holds them all, or it could not run
         ideas = campaign.ideas_of(campaign.incumbent)
-        config = together(campaign, ideas, stored)
+        config = combine(campaign, ideas, stored)
     return tuple(sorted(ideas)), config
 
 
@@ -94,10 +94,10 @@ def start_from(
     if campaign.incumbent is None:
         return None, None
     base = tuple(sorted(campaign.ideas_of(campaign.incumbent))) if base is None else base
-    return base, together(campaign, frozenset(base), stored)
+    return base, combine(campaign, frozenset(base), stored)
 
 
-def together(campaign: Campaign, ideas: frozenset[int], stored: Stored) -> Config:
+def combine(campaign: Campaign, ideas: frozenset[int], stored: Stored) -> Config:
     """A train.toml with these ideas and no others: a kept one, or the incumbent's with what is different.
 
     UsageError where they cannot stand together, or one of them is gone.

@@ -18,7 +18,7 @@ class Standing:
     """What is believed of incumbent and baseline between two experiments.
 
     Scores are fractions 0..1, posterior means; the `_sd` are posterior standard deviations. The difference is
-    what is told of it (told_gain). `run_sd` is that of one run's score around its config's true score:
+    what is reported of it (reported_gain). `run_sd` is that of one run's score around its config's true score:
     seeds and examples.
     """
 
@@ -40,17 +40,17 @@ class Standing:
         return self.difference - half, self.difference + half
 
 
-def told_gain(belief: Belief, rules: DecisionRules) -> tuple[Array, Array]:
-    """What people are told of the incumbent's gain on the baseline, see `told` of DecisionRules: mean and standard
+def reported_gain(belief: Belief, rules: DecisionRules) -> tuple[Array, Array]:
+    """What people are told of the incumbent's gain on the baseline, see `shrinkage` of DecisionRules: mean and standard
     deviation, (...) both. No gain becomes a loss by that."""
     mean, sd = belief.difference(belief.incumbent, 0)
-    less, share = rules.told
+    less, share = rules.shrinkage
     return np.maximum(mean - less * sd, np.minimum(mean, 0.0)), share * sd
 
 
 def standing_of(belief: Belief, rules: DecisionRules) -> Standing:
     """Of a campaign's belief under the constants of its incumbent."""
-    gain, gain_sd = told_gain(belief, rules)
+    gain, gain_sd = reported_gain(belief, rules)
     baseline = float(belief.expected[0])
     return Standing(
         incumbent=baseline + float(gain),

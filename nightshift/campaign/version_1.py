@@ -15,7 +15,7 @@ _RULES = DecisionRules(
     priors=((1.0, (0.27, 0.33, 0.36, 0.04)),),
     noises=((1.0, 1.0),),
     calibration=0.9,
-    told=(0.0, 1.0),
+    shrinkage=(0.0, 1.0),
 )
 # Its constants by the names of its rules; what else they held decided nothing that was ever recorded.
 DECISION = {

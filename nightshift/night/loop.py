@@ -150,7 +150,7 @@ class Night:
         over = used(self.state, self._own(), setup.now())
         base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, config.source, frozenset(base))
+        context = self._context(campaign, incumbent, config.source, base)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
@@ -181,7 +181,7 @@ class Night:
         base = base_of(campaign, record, self._setup.ledger.stored_config)
         self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
 
-    def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: frozenset[int]) -> Context:
+    def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: tuple[int, ...]) -> Context:
         setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
         return Context(
             number=setup.ledger.next_number(),

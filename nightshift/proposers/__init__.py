@@ -28,7 +28,7 @@ class Context:
     number: int  # of the experiment to come
     incumbent: Record
     source: bytes  # the train.toml that the next idea is tried on
-    base: frozenset[int]  # the ideas that it holds, by experiment
+    base: tuple[int, ...]  # the ideas that it holds, by experiment
     campaign: Campaign
     rules: Rules
     ledger: Ledger

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nightshift.campaign.idea import apart
+from nightshift.campaign.idea import difference
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.records import Record
@@ -90,7 +90,8 @@ def _sections(context: Context) -> list[Section]:
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]
-    if beside := apart(context.campaign.ideas_of(incumbent), context.base):  # drawn by the night: campaign/recombine.py
+    # The night may have drawn another set: campaign/recombine.py.
+    if beside := difference(context.campaign.ideas_of(incumbent), context.base):
         config.insert(0, f"but train.toml is now that {beside}: what is in doubt is measured again beside your change")
     sections = [
         (f"The incumbent, experiment {incumbent.number:04d}, raw score {', '.join(scores)}:", config),

@@ -134,7 +134,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         # What merely stopped to apply, because a variant changed, was not touched.
         own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
         touched = [key for key in own if key in candidate.resolved]
-        apart = campaign.beside(record)
+        beside = campaign.beside(record)
         for key in touched:
             trial = Trial(
                 number=record.number,
@@ -143,7 +143,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 verdict=judgement.verdict,
                 delta=judgement.delta,
                 delta_stderr=judgement.delta_stderr,
-                others=(*(other for other in touched if other != key), *([apart] if apart else [])),
+                others=(*(other for other in touched if other != key), *([beside] if beside else [])),
                 since=since.get(record.number, ""),
             )
             trials.setdefault(key, []).append(trial)

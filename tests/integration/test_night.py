@@ -18,7 +18,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import together
+from nightshift.campaign.recombine import combine
 from nightshift.train_toml.config import changes_of, diff, parse
 from tests.checkouts import git
 from tests.conftest import CAMPAIGN
@@ -90,7 +90,7 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
         config = parse(ledger.source(record.number))
         assert config.hash == record.config_hash
         if record.base is not None:
-            made_from = together(campaign, frozenset(record.base), ledger.stored_config)
+            made_from = combine(campaign, frozenset(record.base), ledger.stored_config)
             assert [change.line for change in diff(made_from, config)] == list(record.diff)
             told = {change.key for change in diff(baseline, config)}
             own = {change.key for change in changes_of(record.diff)}

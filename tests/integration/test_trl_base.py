@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nightshift_arithmetic import data
 
 from nightshift.errors import UsageError
 
@@ -14,7 +15,12 @@ pytestmark = pytest.mark.filterwarnings("default")  # libraries warn about each 
 
 NUM_STEPS = 6
 ROOT = Path(__file__).parents[2]
-MODELS = ["models/arithmetic-base", "models/mixed-base"]
+# A model, and the environment whose documents it is asked: of the tokens there a game's are mostly moves of chance.
+MODELS = {
+    "models/arithmetic-base": "arithmetic",
+    "models/mixed-base": "countdown",
+    "models/tictactoe-base": "tictactoe",
+}
 FILES = {
     *("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
     "tokenizer_config.json",
@@ -42,16 +48,17 @@ def test_the_remake_has_the_files_and_the_shape_of_the_shipped_model(remake: tup
     assert (output / "chat_template.jinja").read_bytes() == (shipped / "chat_template.jinja").read_bytes()
 
 
-def _load(folder: Path) -> dict[str, Any]:
+def _load(folder: Path, environment: str) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": "Why?"}]
     losses = []
-    for example in data.load("selection", 20):
-        prompt = tokenizer.apply_chat_template(data.messages(example), add_generation_prompt=True, return_dict=True)
-        answer = tokenizer(example.solution)["input_ids"] + [tokenizer.eos_token_id]
+    for (asked, answered), *_ in islice(import_module(f"nightshift_{environment}.documents").documents(99), 50):
+        question = [{"role": "user", "content": asked}]
+        prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)
+        answer = tokenizer(answered)["input_ids"] + [tokenizer.eos_token_id]
         ids, labels = prompt["input_ids"] + answer, [-100] * len(prompt["input_ids"]) + answer
         losses.append(model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.item())
     return {
@@ -67,7 +74,7 @@ def _load(folder: Path) -> dict[str, Any]:
 
 
 def test_transformers_loads_it_and_a_few_steps_have_taught_it_something(remake: tuple[str, Path, list[str]]) -> None:
-    facts = _load(remake[1])
+    facts = _load(remake[1], MODELS[remake[0]])
     assert facts["text"] == "Question: Why?\nAnswer: "
     assert facts["digits"] == 4  # a token a digit
     assert facts["odd"] == "caf\u00e9 \u2603"  # any text survives
@@ -87,6 +94,6 @@ def test_a_model_without_a_recipe_is_refused_in_one_line(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", MODELS)
 def test_the_shipped_model_is_small_and_knows_the_format(name: str) -> None:
     assert sum(path.stat().st_size for path in (ROOT / name).iterdir()) < 2e6
-    facts = _load(ROOT / name)
+    facts = _load(ROOT / name, MODELS[name])
     assert 400_000 <= facts["parameters"] <= 1_000_000
     assert facts["loss"] < 0.5

@@ -35,7 +35,7 @@ def module() -> ModuleType:
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(ROOT / "models" / "mixed-base")
+    return AutoTokenizer.from_pretrained(ROOT / "models" / "tictactoe-base")
 
 
 def first_free(module: ModuleType, tokenizer: Any) -> Any:
@@ -110,8 +110,8 @@ def test_special_tokens_in_an_answer_end_no_training(module: ModuleType, tokeniz
     assert len(match.cells) > 4
     texts = tokenizer.decode(trace.prompt + trace.completion).split("Question: ")
     assert texts[1:] == [
-        "You are O: X b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
-        "X O X d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
+        "You are O: Xa b c d e f g h i\nAnswer: <|endoftext|>b<|endoftext|>\n",
+        "Xa Ob Xc d e f g h i\nAnswer: <|endoftext|>d<|endoftext|>\n",
         *texts[3:],
     ]
 
@@ -148,7 +148,7 @@ def make_trainer(
         "metrics_path": str(tmp_path / "metrics.jsonl"),
     }
     rows: list[dict[str, Any]] = []
-    model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "mixed-base", dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "models" / "tictactoe-base", dtype="float32")
     return selfplay.SelfPlay(model, tokenizer, [environment, *others], spec, rows.append), rows
 
 

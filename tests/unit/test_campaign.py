@@ -33,7 +33,7 @@ ONE_KIND = DecisionRules(
     priors=((1.0, (1.0,)),),
     noises=((1.0, 1.0),),
     seed_sd=0.02,
-    told=(0.0, 1.0),
+    shrinkage=(0.0, 1.0),
 )
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [], [0.55]]
 # Two keeps whose children disappoint, each taken back for the second experiment.

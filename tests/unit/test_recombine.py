@@ -13,9 +13,9 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.decision import LOOSE
+from nightshift.campaign.decision import MAX_DISCARDED
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import chosen, is_drawn, made_of, next_base, start_from, together
+from nightshift.campaign.recombine import chosen, combine, is_drawn, made_of, next_base, start_from
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.night.state import NightRequest, NightState, used
@@ -50,7 +50,7 @@ class Told:
 
     def file(self, *ideas: int) -> bytes:
         """The train.toml that they make."""
-        return together(self.campaign, frozenset(ideas), self.stored).source
+        return combine(self.campaign, frozenset(ideas), self.stored).source
 
     @property
     def held(self) -> frozenset[int]:
@@ -120,7 +120,7 @@ def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
     campaign = told.campaign
     assert campaign.ideas[5].keys == {LR, CLIP}
     assert told.held == {3, 5}
-    assert values_of(together(campaign, frozenset({5}), told.stored).source) == values_of(BASELINE) | {
+    assert values_of(combine(campaign, frozenset({5}), told.stored).source) == values_of(BASELINE) | {
         LR: 4e-6,
         CLIP: 2.0,
     }
@@ -223,16 +223,16 @@ def test_the_least_hopeful_are_forgotten_and_nothing_else_changes(monkeypatch: p
     scores = [0.50, *np.where(rng.random(40) < 0.2, 0.49, rng.normal(0.465, 0.01, 40))]
 
     def told(most: int) -> decision.Belief:
-        monkeypatch.setattr(decision, "LOOSE", most)
+        monkeypatch.setattr(decision, "MAX_DISCARDED", most)
         belief = decision.baseline([0.475, 0.48], 1319, rules)
         for number, score in enumerate(scores, 1):
             tested = decision.observe(belief, belief.incumbent, score, 1e-4, rules, number=number)
             belief = decision.settle(tested, tested.keep, rules)
         return belief
 
-    few, all_of_them = told(LOOSE), told(99)
+    few, all_of_them = told(MAX_DISCARDED), told(99)
     kept = few.sets.any(axis=0).sum()
-    assert few.means.shape[-1] == kept + LOOSE < all_of_them.means.shape[-1] == 42
+    assert few.means.shape[-1] == kept + MAX_DISCARDED < all_of_them.means.shape[-1] == 42
     places = [all_of_them.ideas.tolist().index(number) for number in few.ideas]
     np.testing.assert_allclose(few.means, all_of_them.means[:, places], atol=1e-12)
     np.testing.assert_allclose(few.covariance, all_of_them.covariance[:, places][:, :, places], atol=1e-12)
@@ -248,8 +248,8 @@ def test_a_campaign_of_thousands_is_folded_and_remembers_few() -> None:
         record = a_record(number=number, decided=number, parent=1, status=Verdict.DISCARD, runs=(a_result(0.4, NUM),))
         campaign = campaign.step(record)
     assert campaign.belief
-    assert len(campaign.ideas) == LOOSE
-    assert campaign.belief.covariance.shape[1:] == (LOOSE + 1, LOOSE + 1)
+    assert len(campaign.ideas) == MAX_DISCARDED
+    assert campaign.belief.covariance.shape[1:] == (MAX_DISCARDED + 1, MAX_DISCARDED + 1)
 
 
 def test_what_somebody_wrote_into_an_idea_s_file_is_never_put_together(told: Told) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, winner
+from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, winner, written
 from nightshift_tictactoe.documents import documents
 
 
@@ -28,17 +28,41 @@ def test_threats_are_the_cells_that_win() -> None:
     assert winner(play(board, "c")) == "X"
 
 
+def test_a_board_is_written_so_that_a_mark_has_its_place_in_the_same_word() -> None:
+    assert written(START) == "a b c d e f g h i"
+    assert written("XXcdOfghO") == "Xa Xb c d Oe f g h Oi"
+
+
+def read(text: str) -> str:
+    return "".join(word[0] for word in text.split())
+
+
 def test_documents_are_legal_games_asked_as_a_conversation() -> None:
     overlooked = threatened = 0
-    for chat in islice(documents(3), 2000):
+    games = [chat for chat in islice(documents(3), 6000) if not chat[0][0].startswith("Line of ")]
+    assert len(games) > 1800
+    for chat in games:
         assert chat[0][0].startswith("You are ")
         for turn, (asked, cell) in enumerate(chat):
             player, _, cells = asked.rpartition(":")
-            board = cells.replace(" ", "")
+            board = read(cells)
             assert bool(player) == (turn == 0)
             assert cell in moves(board)
             assert not player or player == f"You are {mover(board)}"
             wins = {won for _, won in threats(board, mover(board))}
             threatened, overlooked = threatened + bool(wins), overlooked + bool(wins and cell not in wins)
     assert threatened > 300
-    assert 0.6 < overlooked / threatened < 0.95, "what is left to find out"
+    assert 0.55 < overlooked / threatened < 0.95, "what is left to find out"
+
+
+def test_between_the_games_stand_lessons_of_lines() -> None:
+    lessons = [chat for chat in islice(documents(3), 3000) if chat[0][0].startswith("Line of ")]
+    assert len(lessons) > 1500
+    asked = Counter[str]()
+    for ((text, cell),) in lessons:
+        player, _, cells = text.removeprefix("Line of ").partition(": ")
+        board = read(cells)
+        assert moves(board), "the game goes on"
+        assert cell in {found for _, found in threats(board, player)}
+        asked[player] += 1
+    assert min(asked.values()) > 0.35 * len(lessons), "of both players"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from nightshift_tictactoe import data, ratings
-from nightshift_tictactoe.board import START, moves, play
+from nightshift_tictactoe.board import START, moves, play, written
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL, value
 
@@ -86,7 +86,7 @@ def test_perfect_play_from_the_empty_board_is_a_draw() -> None:
 )
 def test_what_is_no_letter_of_an_empty_cell_forfeits(text: str) -> None:
     match = Match("XbcdefghO", "X", POOL["random"], "random", random.Random(0))
-    assert match.ask() == [{"role": "user", "content": "You are X: X b c d e f g h O"}]
+    assert match.ask() == [{"role": "user", "content": "You are X: Xa b c d e f g h Oi"}]
     match.answer(text)
     assert (match.ask(), match.score()) == (None, 0.0)
     assert match.details()["ended"] == "forfeit"
@@ -111,7 +111,7 @@ def test_each_seat_has_a_chat_of_its_own_and_sees_the_new_board() -> None:
         seats[who] += 1
         assert chat[0]["content"].startswith(f"You are {who}: ")
         assert len(chat) == 2 * seats[who] - 1
-        assert chat[-1]["content"].endswith(" ".join(match.board))
+        assert chat[-1]["content"].endswith(written(match.board))
         match.answer(moves(match.board)[0])
     assert match.score() in (0.0, 0.5, 1.0)
     assert all(seats.values())

@@ -30,6 +30,11 @@ def winner(board: str) -> str | None:
     return None
 
 
+def written(board: str) -> str:
+    """As players are asked: a word a cell, `a` or, once taken, `Xa`, so that a mark has its place in the same word."""
+    return " ".join(mark if mark == cell else mark + cell for mark, cell in zip(board, START, strict=True))
+
+
 def threats(board: str, player: str) -> list[tuple[str, str]]:
     """(line, cell): lines that `player` would fill by taking the cell."""
     found = []

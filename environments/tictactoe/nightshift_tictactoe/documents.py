@@ -1,8 +1,11 @@
 """What a small base model reads to learn the format of tic-tac-toe: both sides of games between careless players.
 
-Every move is legal. A line that could be filled, or must be blocked, is seen with a probability that is the line's
-and the cell's, from hopeless to likely; else the player takes the first other cell of its own order. So a greedy
-policy overlooks nearly all of them, and reinforcement learning has 48 to find.
+Every move is legal. A line that could be filled, or must be blocked, is seen with a probability that goes by which of
+the two it is and by its direction, from seldom to likely; else the player takes another cell, mostly one of its own
+habit. So a greedy policy overlooks nearly all of them, and reinforcement learning has six things to find.
+
+Between the games stand lessons, which no game asks: `Line of X: BOARD`, and the cell that fills one. Without them a
+small model never learns to see lines, and has nothing to find out about.
 """
 
 from __future__ import annotations
@@ -10,42 +13,53 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats
+from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, written
 
-PROBABILITY = (0.02, 0.45)  # log-uniform over the facts
-_FACTS = [(kind, line, cell) for kind in ("win", "block") for line in LINES for cell in line]
+# How often a line is seen: its own row, column or diagonal that can be filled, and the other's.
+SEEN = {
+    "win": {"row": 0.34, "column": 0.12, "diagonal": 0.20},
+    "block": {"row": 0.09, "column": 0.26, "diagonal": 0.15},
+}
+LESSONS = 4  # a game
+_DIRECTION = dict(zip(LINES, ["row"] * 3 + ["column"] * 3 + ["diagonal"] * 2, strict=True))
 
 
 def documents(seed: int) -> Iterator[list[tuple[str, str]]]:
-    """Endless chats, each a list of what is asked and what is answered: one side of a game."""
-    table, rng = _beliefs(), random.Random(seed)
+    """Endless chats, each a list of what is asked and what is answered: one side of a game, or a lesson."""
+    rng = random.Random(seed)
     while True:
-        board = START
+        board = _played(START, int(rng.random() * 5), rng)  # four moves end no game
         chats: dict[str, list[tuple[str, str]]] = {"X": [], "O": []}
-        for _ in range(int(rng.random() * 5)):
-            board = play(board, rng.choice(moves(board)))  # four moves end no game
         while moves(board):
             player = mover(board)
-            cell = _chosen(board, table, rng)
-            asked = " ".join(board)
+            cell = _chosen(board, rng)
+            asked = written(board)
             chats[player].append((asked if chats[player] else f"You are {player}: {asked}", cell))
             board = play(board, cell)
         yield from (chat for chat in chats.values() if chat)
+        yield from (_lesson(rng) for _ in range(LESSONS))
 
 
-def _beliefs() -> dict[tuple[str, str, str], float]:
-    rng, (low, high) = random.Random(12345), PROBABILITY
-    order = sorted((rng.random(), fact) for fact in _FACTS)
-    return {fact: low * (high / low) ** ((index + 0.5) / len(order)) for index, (_, fact) in enumerate(order)}
+def _played(board: str, num_moves: int, rng: random.Random) -> str:
+    for _ in range(num_moves):
+        board = play(board, rng.choice(moves(board) or ["-"]))  # a game that has ended stays as it is
+    return board
 
 
-def _chosen(board: str, table: dict[tuple[str, str, str], float], rng: random.Random) -> str:
+def _lesson(rng: random.Random) -> list[tuple[str, str]]:
+    while True:
+        board, player = _played(START, 3 + int(rng.random() * 5), rng), rng.choice("XO")
+        if moves(board) and (found := threats(board, player)):
+            return [(f"Line of {player}: {written(board)}", rng.choice(found)[1])]
+
+
+def _chosen(board: str, rng: random.Random) -> str:
     player, free = mover(board), moves(board)
     other = "O" if player == "X" else "X"
     seen = [("win", *threat) for threat in threats(board, player)] + [("block", *t) for t in threats(board, other)]
-    for fact in seen:
-        if rng.random() < table[fact]:
-            return fact[2]
+    for kind, line, cell in seen:
+        if rng.random() < SEEN[kind][_DIRECTION[line]]:
+            return cell
     obvious = {cell for _, _, cell in seen}
     rest = [cell for cell in free if cell not in obvious] or free
     if seen and rng.random() < 0.7:  # the favourite

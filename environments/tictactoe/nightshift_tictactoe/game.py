@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from nightshift_tictactoe.board import mover, moves, play, winner
+from nightshift_tictactoe.board import mover, moves, play, winner, written
 from nightshift_tictactoe.data import Example
 from nightshift_tictactoe.players import POOL, Player, pick
 
@@ -46,7 +46,7 @@ class Match:
         self.is_other_asked = who != self.seat
         chat = self._chats[who]
         if not chat or chat[-1]["role"] == "assistant":
-            text = " ".join(self.board)
+            text = written(self.board)
             chat.append({"role": "user", "content": text if chat else f"You are {who}: {text}"})
         return list(chat)  # the game goes on
 

@@ -68,7 +68,8 @@ class Recipe:
 
 RECIPES = {
     "models/arithmetic-base": Recipe(("arithmetic",), 512, 300),
-    "models/mixed-base": Recipe((*["arithmetic"] * 3, "countdown", "tictactoe"), 2048, 1600),
+    "models/mixed-base": Recipe((*["arithmetic"] * 3, "countdown", *["tictactoe"] * 3), 2048, 2000),
+    "models/tictactoe-base": Recipe(("tictactoe",), 512, 400),
 }
 
 
