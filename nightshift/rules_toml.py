@@ -119,10 +119,7 @@ def memory_gb(root: Path) -> int:
 
 
 def rules_here(root: Path, engine: str | None, gpu_count: int) -> Rules:
-    """The rules for the checkout at `root` on this machine, under --engine.
-
-    UsageError for what is wrong in rules.toml, and as `rules_of`.
-    """
+    """The rules of the checkout here, under --engine. UsageError for what is wrong in rules.toml, and as `rules_of`."""
     return rules_of(root, _read(root), engine, gpu_count)
 
 
@@ -172,16 +169,18 @@ def _unanswered(
     names: Sequence[str], declared: dict[str, _Declared], models: Sequence[str], setups: Sequence[Rules]
 ) -> UsageError:
     """No model of `models` answers them all on one of `setups`: which can, or where."""
-    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {models[-1]} ({setups[0].name}"
-    cause += f", GPUs needed: {setups[0].num_gpus}) cannot answer "
+    on = f"{models[-1]} ({setups[0].name}, GPUs needed: {setups[0].num_gpus})"
+    cause = f"{RULES_NAME}: environments = {json.dumps(names)}: {on} cannot answer "
     cause += " and ".join(name for name, one in declared.items() if not one.accepts(models[-1])) or "them there"
     can = [m for one in declared.values() for m in one.models if all(other.accepts(m) for other in declared.values())]
     fixes = [f'model = "{model}"' for model in can if model.startswith(MODELS)]
-    if len(fixes) < len(can):
+    if models[-1] in can:  # but not on that engine
+        fixes = ["--engine trl", 'model = ""']
+    elif len(fixes) < len(can):
         fixes += [f"--engine {setup.engine} (GPUs needed: {setup.num_gpus})" for setup in _SETUPS if setup.num_gpus]
         fixes += ['model = "a folder with one"']
-    fix = f"Write environments = [] for what the machine can do, or use {' or '.join(dict.fromkeys(fixes))}."
-    return UsageError(cause, fix)
+    fix = " or ".join(dict.fromkeys(fixes))
+    return UsageError(cause, f"Write environments = [] for what the machine can do, or use {fix}.")
 
 
 def is_own_model(rules: Rules) -> bool:

@@ -290,3 +290,10 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
         rules_here(tmp_path, None, 2)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_tiny_model_is_not_named_again_where_the_engine_is_what_does_not_fit(root: Path) -> None:
+    (root / "rules.toml").write_text('environments = ["gsm8k"]\nmodel = "models/mixed-base"\n')
+    assert rules_here(root, None, 2).engine == "trl"
+    with pytest.raises(UsageError, match=r'or use --engine trl or model = ""\.'):
+        rules_here(root, "prime-rl", 2)
