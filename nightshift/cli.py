@@ -20,6 +20,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.decision_rules import DecisionRules
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
+from nightshift.processes.gpus import num_gpus
 from nightshift.request import Request
 
 
@@ -41,6 +42,14 @@ def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> str |
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
 def commands() -> None:
     """The group of all subcommands."""
+
+
+def _num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    if value == "auto":
+        return max(num_gpus(os.environ) // (1 if ctx.params.get("engine") == "trl" else 2), 1)
+    if not re.fullmatch("[1-9][0-9]{0,2}", value):
+        raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
+    return int(value)
 
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -73,7 +82,7 @@ def history() -> None:
 
 
 @commands.command()
-@click.option("--agent", required=True, help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
+@click.option("--agent", help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
@@ -96,15 +105,25 @@ def history() -> None:
     show_default=True,
     help="The OS wall around an agent: bubblewrap, whole; or (auto) what works of it here.",
 )
-def night(**flags: Any) -> None:
+@click.option(
+    "--pairs", default="1", callback=_num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
+)
+@click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
+def night(stop: bool, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
-    run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
+    runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. Runs go on
+    to their own end when the night is killed; the same command takes them over.
     """
-    from nightshift.night.begin import night
+    from nightshift.night.begin import night, stop_night
     from nightshift.night.state import NightRequest
 
+    if stop:
+        console.print_text(stop_night(command.process_root()))
+        return
+    if flags["agent"] is None:
+        raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
     sys.exit(night(command.process_root(), NightRequest(**flags)))
 
 
@@ -127,7 +146,6 @@ def doctor(
                 console.print_text(console.printable(line))
         return
     from nightshift.engines.doctor import checks, is_ready, table
-    from nightshift.processes.gpus import num_gpus
     from nightshift.rules_toml import rules_here
 
     root = command.process_root()

@@ -117,9 +117,10 @@ def run(root: Path, request: Request) -> int:
     load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
         return detach(root)
-    from nightshift.experiment import admit, next_seed, require_ready, run_experiment
+    from nightshift.experiment import admit, require_ready, run_experiment
     from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
+    from nightshift.runs import next_seed
     from nightshift.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():

@@ -211,6 +211,7 @@ class Judgement:
     diagnostics: dict[str, float] = field(default_factory=dict)
     taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
     taken_back_score: float | None = None  # posterior mean of that one
+    incumbent: int | None = None  # the experiment that it was when this was decided; None: the parent
 
 
 @dataclass(frozen=True, slots=True)

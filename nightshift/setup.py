@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +17,13 @@ from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.environments import load
+from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.processes.gpus import num_gpus
+from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
+from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.records import Progress, Record
 from nightshift.request import Request
 from nightshift.rules import Rules
@@ -63,6 +65,18 @@ class Setup:
         """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
         return fold(self.ledger, self.ledger.records() if records is None else records, branch, self.rules_hash)
 
+    @property
+    def hardware(self) -> str:
+        """What a run has here, as records name it."""
+        return self.pool.hardware(self.engine.hardware())
+
+    def experiments_in_flight(self) -> set[int]:
+        """Their numbers."""
+        runs_dir = self.ledger.runs_dir
+        return {
+            int(f.parent.name) for f in self.pool.in_flight() if f.parent.parent == runs_dir and f.parent.name.isdigit()
+        }
+
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
@@ -85,18 +99,33 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
+    engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
+    num_slots = request.pairs or (num_slots_of(first.hardware) if first else 1)
     return Setup(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
         harness_tree=rules.harness_tree(root),
-        engine=open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl),
+        engine=engine,
         ledger=ledger,
         repo=repo,
-        pool=LocalPool(root, environ),
+        pool=LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives),
         surroundings=Surroundings(root),
         reporter=reporter,
         request=request,
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
     )
+
+
+def slots_of(engine: Engine, num_slots: int, request: Request, environ: Mapping[str, str]) -> tuple[Slot, ...]:
+    """Where the runs of this machine go. UsageError where there is no room for so many."""
+    if num_slots == 1:
+        return (Slot(),)
+    if request.gpus is not None:
+        raise UsageError(
+            f"--gpus {request.gpus} names the GPUs of one run", "Leave it out: --pairs takes them in order."
+        )
+    num_each = len({*engine.gpu_ids()})
+    ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+    return tuple(divide(num_slots, ids, num_each, own_cores()))

@@ -2,14 +2,13 @@
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
 the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
-`attempt-0/result.json`, signed, and is linked to FOLDER/result.json. On stdin the head sends a key, and holds the pipe
-open as long as it lives.
+`attempt-0/result.json`, signed. On stdin the head sends a private key, and holds the pipe open as long as it lives: a
+worker that does not outlive its head ends with that. One that does ends at its deadline, by a watchdog if it has to.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import itertools
 import os
 import signal
@@ -24,6 +23,7 @@ from statistics import median
 from typing import Any, Literal
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
@@ -32,14 +32,16 @@ from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
-from nightshift.processes.supervise import interruptible
+from nightshift.processes.slots import layout
+from nightshift.processes.supervise import interruptible, limit_life
 from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
-KEY_BYTES = 32
+KEY_BYTES = 32  # of Ed25519, and of a look
+LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 _PROGRESS_SECONDS = 0.5
 
@@ -48,7 +50,8 @@ _PROGRESS_SECONDS = 0.5
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what the
+    worker is pinned to, none where it is free; `num_slots`: how many run side by side.
     A worker with another rules hash, harness or hardware refuses."""
 
     rules: Rules
@@ -63,19 +66,21 @@ class Job:
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
+    cores: tuple[int, ...] = ()
+    num_slots: int = 1
+    outlives: bool = False  # its head
 
 
 class Signed(msgspec.Struct):
-    """`result.json`. `hmac`: hex digest over the bytes of the result, and over the job as the worker understood it."""
+    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
 
-    hmac: str
+    signature: str
     result: msgspec.Raw
 
 
-def signature(key: bytes, result: bytes, job: Job) -> str:
-    """What proves that the worker with this key made this result of this job."""
-    digests = [hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job))]
-    return hmac.new(key, b"".join(digests), hashlib.sha256).hexdigest()
+def signed_bytes(result: bytes, job: Job) -> bytes:
+    """What a worker signs: the bytes of its result, and the job as it understood that."""
+    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))
 
 
 def main(root: Path, folder: Path) -> int:
@@ -85,14 +90,16 @@ def main(root: Path, folder: Path) -> int:
             key = _read_key()
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
             look_key = _read_key() if job.split == "sealed" else b""
-            threading.Thread(target=_end_with_the_head, daemon=True).start()
+            if job.outlives:
+                limit_life(job.deadline_seconds + LATE_SECONDS)
+            else:
+                threading.Thread(target=_end_with_the_head, daemon=True).start()
             attempt = folder / ATTEMPT
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
     except Interrupted as error:
         return error.exit_code
-    write_json(attempt / RESULT_NAME, Signed(signature(key, raw, job), msgspec.Raw(raw)))
-    with suppress(FileExistsError):  # planted: it has no valid code
-        os.link(attempt / RESULT_NAME, folder / RESULT_NAME)
+    signature = Ed25519PrivateKey.from_private_bytes(key).sign(signed_bytes(raw, job))
+    write_json(attempt / RESULT_NAME, Signed(signature.hex(), msgspec.Raw(raw)))
     return ExitCode.MEASURED
 
 
@@ -124,12 +131,15 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         attempt.mkdir()
         rules = job.rules
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
-        _require_same(job, root, engine)
+        hardware = hardware_of(job, engine)
+        _require_same(job, root, hardware)
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
             examples, answers = sealed_set(rules, root, job.look, look_key), None
         else:
             examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
-        result = replace(result, hardware=engine.hardware(), versions=engine.versions())
+        result = replace(result, hardware=hardware, versions=engine.versions())
         opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
@@ -174,12 +184,17 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def _require_same(job: Job, root: Path, engine: Engine) -> None:
+def hardware_of(job: Job, engine: Engine) -> str:
+    """What the run has: the engine's, before this process is pinned to its part of it."""
+    return layout(engine.hardware(), job.num_slots, len(job.cores))
+
+
+def _require_same(job: Job, root: Path, hardware: str) -> None:
     """Refuse a job that was made for another harness or other hardware."""
     for what, wanted, found in (
         ("rules", job.rules_hash, job.rules.hash(root)),
         ("harness", job.harness_tree, job.rules.harness_tree(root)),
-        ("hardware", job.hardware, engine.hardware()),
+        ("hardware", job.hardware, hardware),
     ):
         if wanted not in (None, found):
             raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")

@@ -17,14 +17,17 @@ class StandInPool:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
     look_key = b""
+    num_slots = 1
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._jobs: dict[Path, Job] = {}
         self._results: dict[Path, Result | None] = {}
         self.during: Callable[[Path], object] = lambda folder: None
 
     def submit(self, folder: Path, job: Job) -> None:
         write_json(folder / JOB_NAME, job)
+        self._jobs[folder] = job
         self._results.setdefault(folder, None)
 
     def is_over(self, folder: Path) -> bool:
@@ -45,5 +48,11 @@ class StandInPool:
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
             self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
 
-    def in_flight(self) -> list[Path]:
-        return list(self._results)
+    def in_flight(self) -> dict[Path, Job]:
+        return {folder: self._jobs[folder] for folder in self._results}
+
+    def hardware(self, of_engine: str) -> str:
+        return of_engine
+
+    def adopt(self, folder: Path) -> bool:
+        return False

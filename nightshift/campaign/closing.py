@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,12 +38,12 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
     return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, clean(cause)))
 
 
-def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
-    """Close what an earlier head left open. Call as the head, with the lock held."""
-    ledger.sweep()
+def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
+    """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
+    ledger.sweep(in_flight)
     records = mend(ledger, note)
     due = _due(records, ledger, repo)
-    for record in records:
+    for record in (record for record in records if record.number not in in_flight):
         if record.version == 1:
             if record.status == STARTED:
                 note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
@@ -54,7 +54,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
-    for number in reversed(ledger.numbers()):
+    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # what a full disk would not let go of
             break

@@ -1,12 +1,13 @@
 """The overnight loop: propose, run_experiment, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk, so a night that was killed between or within
-steps goes on with the same command: a proposal waits in night.json until the ledger has decided it.
+steps goes on with the same command: a proposal waits in night.json until the ledger has decided it, and runs that
+outlived their head are adopted. Experiments run side by side, one in each slot of the pool, and are decided in the
+order in which they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
+from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import base_of, next_base
 from nightshift.engines import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, run_experiment
+from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
+from nightshift.night.pending import attempts, undecided, waiting
 from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule, used
 from nightshift.night.text import write_summary
 from nightshift.processes.load import taken_now
@@ -28,6 +31,7 @@ from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
+from nightshift.runs import cancel
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
 from nightshift.train_toml.text import read_source
@@ -36,7 +40,6 @@ MAX_TRIES = 3  # of one config that ends in failures of machinery
 MAX_REFUSALS = 8  # of proposals in a row
 # Seconds to wait after failures of machinery in a row, and after proposals without an edit: a rate limit may pass.
 PAUSES = (60.0, 600.0, 600.0)
-_NAP_SECONDS = 0.2
 
 
 class Night:
@@ -61,6 +64,9 @@ class Night:
         self._pauses = pauses
         self._look = look
         self._num_failures = 0  # of machinery, in a row
+        self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
+        self._proposal_seconds = 0.0  # what the last one took
+        self._over: Stop | None = None  # what cannot be gone on after
         self._is_stop_new = False  # the file came while an agent was at work
 
     def run(self) -> Stop:
@@ -74,12 +80,16 @@ class Night:
                 self._close(stop)
                 return stop
             except Interrupted as error:
+                interrupt(error.cause, self._setup)
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
                 self._close(Stop(error.cause) if self._interrupt.asked else None)
                 raise
             except UsageError as error:
+                cancel(self._setup)
                 self._close(Stop(str(error), is_planned=False))
                 raise
+            finally:
+                cancel(self._setup)
 
     def _step_or_pause(self) -> Stop | None:
         try:
@@ -95,30 +105,70 @@ class Night:
             return None
 
     def _step(self) -> Stop | None:
-        """One thing: settle what is left over, or propose, or repeat, or run."""
+        """One thing: decide what has ended, start what waits, propose, or repeat; else wait."""
+        setup, pool = self._setup, self._setup.pool
+        for number in sorted(setup.experiments_in_flight()):
+            if (record := collect(number, Request(until=self.state.deadline), setup)) is not None:
+                self._conclude(record)
+                return None
         self._tidy()
-        if stop := self._why_stop():
+        stop, num_free = self._why_stop(), pool.num_slots - len(pool.in_flight())
+        if stop and num_free == pool.num_slots:
             return stop
-        if self.state.pending:
-            return self._run(self.state.pending)
+        is_full = num_free == 0 and (pool.num_slots == 1 or bool(self._waiting()))  # one proposal is made ahead
+        if stop or is_full or setup.clock() < self._goes_on_at or not self._begin(num_free):
+            setup.wait()
+        return None
+
+    def _begin(self, num_free: int) -> bool:
+        """Start what waits, or see to it that something does; False where there is nothing to begin."""
+        if num_free and (waiting := self._waiting()):
+            self._start(waiting[0])
+            return True
         campaign = self._setup.campaign(self.state.branch)
-        if campaign.incumbent is None:
-            return self._baseline()
-        if (busy := to_repeat(self._own(), campaign.incumbent.number)) and self._is_calm():
-            self._repeat(busy, campaign)
-            return None
-        return self._propose(campaign, campaign.incumbent)
+        incumbent = campaign.incumbent
+        if incumbent is None:
+            return not self._setup.pool.in_flight() and self._baseline()
+        if self._has_enough():
+            return False
+        if (busy := to_repeat(self._own(), incumbent.number)) and self._is_calm():
+            self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
+        elif num_free > 1 and self._proposer_is_slow():
+            last = max(self._setup.ledger.numbers())
+            self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
+        else:
+            self._propose(campaign, incumbent)
+        return True
 
     def _tidy(self) -> None:
         """Close what was cut off; forget what is decided."""
-        with self._setup.ledger.lock():
-            resume(self._setup.ledger, self._setup.repo, self._setup.reporter.note)
-        if decided(self._attempts()):
-            self._update(pending=None, refusals=(), notes=())
+        setup = self._setup
+        with setup.ledger.lock():
+            resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
+        if (left := undecided(self.state, self._own())) != self.state.pending:
+            self._update(pending=left, refusals=(), notes=())
+
+    def _waiting(self) -> list[Proposal]:
+        return waiting(self.state, self._in_flight())
+
+    def _in_flight(self) -> tuple[Record, ...]:
+        return tuple(map(self._setup.ledger.record, sorted(self._setup.experiments_in_flight())))
+
+    def _has_enough(self) -> bool:
+        """Whether what is in flight and what waits fills the night."""
+        asked = self.state.request.experiments
+        num_open = len(self._in_flight()) + len(self._waiting())
+        return asked is not None and len(decided(self._own())) + num_open >= asked
+
+    def _proposer_is_slow(self) -> bool:
+        """Whether it cannot keep all slots in use."""
+        runs = [run.total_seconds for r in self._own() for run in r.runs if run.evaluation is not None]
+        return bool(runs) and self._proposal_seconds * self._setup.pool.num_slots > runs[-1]
 
     def _why_stop(self) -> Stop | None:
-        if self._interrupt.asked:
-            return Stop("stopped by Ctrl-C")
+        """Why nothing new is to be begun; what is in flight is waited for."""
+        if self._over or self._interrupt.asked:
+            return self._over or Stop("stopped by Ctrl-C")
         if self._is_stop_found():
             by = (
                 f"appeared while {self._proposer.name} was at work, and may be its own"
@@ -129,22 +179,24 @@ class Night:
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        own = self._own()
+        own, num_in_flight = self._own(), len(self._in_flight())
         runs = [run.total_seconds for r in own for run in r.runs if run.evaluation is not None]
         # The next run takes as long as the last one; before there is one, its budget at least.
         run_seconds = runs[-1] if runs else self._setup.rules.budget_seconds
-        return stop_rule(self.state, own, self._setup.now(), run_seconds)
+        return stop_rule(self.state, own, self._setup.now(), run_seconds, num_in_flight)
 
-    def _baseline(self) -> Stop | None:
+    def _baseline(self) -> bool:
+        """Have train.toml wait as the campaign's first; False where that crashed already."""
         failed = [r for r in self._own() if r.failure is not Failure.INTERRUPTED]
         if failed and failed[-1].judgement:
-            return Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+            self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+            return False
         config = load(self._setup.root / CONFIG_NAME)
         admit(config, Request(), self._setup)
-        self._update(pending=Proposal(config.source, "baseline"))
-        return None
+        self._update(pending=(Proposal(config.source, "baseline"),))
+        return True
 
-    def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
+    def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last = self._setup, campaign.decided[-1]
         over = used(self.state, self._own(), setup.now())
@@ -152,66 +204,71 @@ class Night:
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
         context = self._context(campaign, incumbent, config.source, base)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
+        began = setup.clock()
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
+        self._proposal_seconds = setup.clock() - began
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
         self._is_stop_new = unwalled and self._is_stop_found()
         if self._interrupt.asked:
-            return None
+            return
         if proposal.lesson and last.lesson is None:
             with setup.ledger.lock():
                 setup.ledger.write(replace(last, lesson=proposal.lesson))
         proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=base)
         if proposal.source is None or proposal.cause is not None:
-            return self._refuse(proposal, proposal.cause or "no edit")
+            self._refuse(proposal, proposal.cause or "no edit")
+            return
         try:
             admit(parse(proposal.source), Request(base=base), setup)
         except UsageError as error:
-            return self._refuse(proposal, str(error))
-        self._update(pending=proposal)
-        return None
+            self._refuse(proposal, str(error))
+            return
+        self._update(pending=(*self.state.pending, proposal), refusals=(), notes=())
 
     def _is_calm(self) -> bool:
         return self._look().taken < BUSY
 
-    def _repeat(self, record: Record, campaign: Campaign) -> None:
-        """Run a busy experiment's train.toml once more, with another seed."""
-        self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
-        what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
-        source = self._setup.ledger.source(record.number)
-        base = base_of(campaign, record, self._setup.ledger.stored_config)
-        self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
+    def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
+        """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
+        self._setup.reporter.note(why)
+        ledger = self._setup.ledger
+        base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
+        again = Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
+        self._update(pending=(*self.state.pending, again))
 
     def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: tuple[int, ...]) -> Context:
         setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
+        ledger = setup.ledger
         return Context(
-            number=setup.ledger.next_number(),
+            number=ledger.next_number(),
             incumbent=incumbent,
             source=source,
             base=base,
             campaign=campaign,
             rules=setup.rules,
-            ledger=setup.ledger,
+            ledger=ledger,
             used_keys=used_keys(setup.engine, parse(source)),
             refusals=self.state.refusals,
+            in_flight=self._in_flight(),
             new_direction=plateau is not None and num_since_keep(self._own()) == plateau,
             seconds_left=None if deadline is None else max((deadline - setup.now()).total_seconds(), 1.0),
         )
 
-    def _refuse(self, proposal: Proposal, cause: str) -> Stop | None:
+    def _refuse(self, proposal: Proposal, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
         notes = (*proposal.notes, f"proposal {len(refusals)} refused: {cause}")
-        self._update(pending=None, refusals=refusals, notes=notes)
+        left = tuple(other for other in self.state.pending if other != proposal)
+        self._update(pending=left, refusals=refusals, notes=notes)
         self._setup.reporter.note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
-            return Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", is_planned=False)
-        if proposal.source is None:
+            why = f"{len(refusals)} proposals in a row were refused, the last one: {cause}"
+            self._over = Stop(why, is_planned=False)
+        elif proposal.source is None:
             self._pause(len(refusals))
-        return None
 
-    def _run(self, pending: Proposal) -> Stop | None:
+    def _start(self, pending: Proposal) -> None:
         setup = self._setup
-        self._place(pending.source or b"")
         request = Request(
             pending.hypothesis,
             until=self.state.deadline,
@@ -221,21 +278,30 @@ class Night:
             base=pending.base,
         )
         try:
-            record = run_experiment(request, setup)
+            record = start(request, parse(pending.source or b""), setup)
         except UsageError as error:
-            return self._refuse(pending, str(error))
+            self._refuse(pending, str(error))
+            return
+        if record.status != STARTED:
+            self._conclude(record)
+
+    def _conclude(self, record: Record) -> None:
+        """After a verdict: train.toml is the incumbent's, the summary is told; what the machinery lost is run again."""
+        incumbent = self._setup.campaign(self.state.branch).incumbent
+        if incumbent is not None:
+            self._place(self._setup.ledger.source(incumbent.number))
+        lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
-        self._tell(write_summary(self.state, setup))
-        if self.state.pending is None:
-            return None
-        num_tries = sum(r.failure is Failure.MACHINERY for r in self._attempts())
-        if num_tries >= MAX_TRIES and record.judgement:
-            return self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
-        self._pause(num_tries)  # the machinery failed, not the config: once more
-        return None
+        self._tell(write_summary(self.state, self._setup))
+        for pending in lost:
+            num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
+            if num_tries >= MAX_TRIES and record.judgement:
+                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
+            else:
+                self._pause(num_tries)  # the machinery failed, not the config: once more
 
     def _place(self, source: bytes) -> None:
-        """Write train.toml for the next experiment; what somebody else wrote there is kept aside."""
+        """Write train.toml; what somebody else wrote there is kept aside."""
         setup, path = self._setup, self._setup.root / CONFIG_NAME
         try:
             present = read_source(path)
@@ -251,12 +317,9 @@ class Night:
         write_atomically(path, source)
 
     def _pause(self, num_failures: int) -> None:
-        """Sleep after so many failures in a row, unless a stop is asked for."""
-        until = self._setup.clock() + self._pauses[min(num_failures, len(self._pauses)) - 1]
-        while (left := until - self._setup.clock()) > 0 and not self._interrupt.asked:
-            if self._is_stop_found():
-                return
-            time.sleep(min(_NAP_SECONDS, left))
+        """After so many failures in a row begin nothing new for a while."""
+        seconds = self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
+        self._goes_on_at = self._setup.clock() + seconds
 
     def _is_stop_found(self) -> bool:
         return (self._setup.root / STOP_NAME).exists()
@@ -279,11 +342,3 @@ class Night:
     def _own(self) -> list[Record]:
         """The closed experiments of this night."""
         return self.state.own(self._setup.ledger.records())
-
-    def _attempts(self) -> list[Record]:
-        """Those that ran the proposal which waits."""
-        pending = self.state.pending
-        if pending is None or pending.source is None:
-            return []
-        tried, after = parse(pending.source).hash, -1 if pending.repeats is None else pending.repeats
-        return [record for record in self._own() if record.config_hash == tried and record.number > after]

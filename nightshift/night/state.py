@@ -45,18 +45,21 @@ class NightRequest:
     agent_timeout_seconds: float = 900.0
     seed: int = 0
     sandbox: str = "auto"
+    pairs: int = 1
 
     @property
     def request(self) -> Request:
         """What of it is for every experiment."""
-        return Request(budget_seconds=self.budget_seconds, engine=self.engine, gpus=self.gpus)
+        return Request(
+            budget_seconds=self.budget_seconds, engine=self.engine, gpus=self.gpus, pairs=self.pairs, outlives=True
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NightState:
     """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's.
 
-    `pending`: a proposal that was taken and is not decided yet. `refusals`: why those since the last decision were not;
+    `pending`: the proposals that were taken and are not decided yet. `refusals`: why those since the last one were not;
     `notes`: what their proposers did besides.
     """
 
@@ -65,7 +68,7 @@ class NightState:
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
-    pending: Proposal | None = None
+    pending: tuple[Proposal, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cause: str | None = None
@@ -156,13 +159,15 @@ def num_crashes(records: Sequence[Record]) -> int:
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
 
 
-def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:
-    """The first rule that says the night is over; None to go on.
+def stop_rule(
+    state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, num_in_flight: int = 0
+) -> Stop | None:
+    """The first rule that says that nothing new is to be begun; None to go on.
 
     `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take.
     """
     asked, num_without = state.request, num_since_keep(own)
-    if asked.experiments is not None and len(decided(own)) >= asked.experiments:
+    if asked.experiments is not None and len(decided(own)) + num_in_flight >= asked.experiments:
         return Stop(f"{asked.experiments} experiments are done")
     if state.deadline is not None and now + timedelta(seconds=run_seconds) > state.deadline:
         return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")

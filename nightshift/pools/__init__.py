@@ -1,18 +1,38 @@
-"""Where runs are made. A pool starts workers; what goes in and what comes back lies in the run's folder.
+"""Where runs are made. A pool starts workers in its slots; what goes in and what comes back lies in the run's folder.
 
 runs/NNNN/run-K/job.json         what the worker needs
-runs/NNNN/run-K/submitted.json   the worker's name, written before it is started: a pool that outlives heads finds it
-runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs
-runs/NNNN/run-K/result.json      a link to the result in it
+runs/NNNN/run-K/submitted.json   the worker's name and its public key, written before it is started
+runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs, and last its result, signed
+
+A worker signs its result with a private key that reaches it by another way than the folder, so whoever can write there
+forges none. By its name and its public key a later head finds and believes a worker that outlived an earlier one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.records import Result
-from nightshift.worker import Job
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from nightshift.errors import EngineError
+from nightshift.files import read_file, read_json
+from nightshift.records import ATTEMPT, Result
+from nightshift.worker import RESULT_NAME, Job, Signed, signed_bytes
+
+SUBMITTED_NAME = "submitted.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`submitted.json`: how a worker is found, and what its result is verified with, as hex."""
+
+    name: str
+    pool: str
+    public_key: str
 
 
 class Pool(Protocol):
@@ -20,8 +40,21 @@ class Pool(Protocol):
 
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
+    @property
+    def num_slots(self) -> int:
+        """How many runs can be in flight."""
+        ...
+
+    def hardware(self, of_engine: str) -> str:
+        """What its runs have, where the engine has this."""
+        ...
+
     def submit(self, folder: Path, job: Job) -> None:
         """Write job.json into `folder` and start the worker of that run. EngineError where none can be started."""
+        ...
+
+    def adopt(self, folder: Path) -> bool:
+        """Take over a run that an earlier head submitted; False where nothing will come of it."""
         ...
 
     def is_over(self, folder: Path) -> bool:
@@ -32,8 +65,8 @@ class Pool(Protocol):
         """Return when a run in flight ends, at the latest after `timeout_seconds`."""
         ...
 
-    def in_flight(self) -> list[Path]:
-        """The folders of the runs that were submitted and not collected."""
+    def in_flight(self) -> dict[Path, Job]:
+        """The runs that were submitted and not collected, by their folders."""
         ...
 
     def cancel(self, folder: Path) -> None:
@@ -43,3 +76,37 @@ class Pool(Protocol):
     def result(self, folder: Path) -> Result:
         """What came back of a run that is over. EngineError where that cannot be relied on, or where nothing did."""
         ...
+
+
+def new_key() -> tuple[bytes, str]:
+    """A private key for one worker, and the public one as `Submitted` holds it."""
+    key = Ed25519PrivateKey.generate()
+    return key.private_bytes_raw(), key.public_key().public_bytes_raw().hex()
+
+
+def submitted(folder: Path) -> Submitted | None:
+    """What was written of a run before its worker was started; None where that was not done. UsageError: damaged."""
+    return read_json(folder / SUBMITTED_NAME, Submitted, "Delete the folder of its experiment.")
+
+
+def verified(folder: Path, job: Job, public_key: str) -> Result:
+    """The result of a run, which its worker signed. FileNotFoundError where there is none; EngineError for any other
+    than the one that was started made of this job."""
+    path = folder / ATTEMPT / RESULT_NAME
+    if others := [attempt for attempt in folder.glob("attempt-*") if attempt.name != ATTEMPT]:
+        raise EngineError(f"{others[0]} was made beside the worker that was started: its result counts for nothing")
+    try:
+        signed = msgspec.json.decode(read_file(path), type=Signed)
+        result = msgspec.json.decode(signed.result, type=Result)
+        _ = result.evaluation and result.evaluation.example_scores
+        key, signature = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)), bytes.fromhex(signed.signature)
+        key.verify(signature, signed_bytes(bytes(signed.result), job))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error.strerror}") from None
+    except InvalidSignature:
+        raise EngineError(f"{path} was not signed by the worker that was started: it counts for nothing") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise EngineError(f"{path} is no result of a worker: {error}") from None
+    return result

@@ -98,6 +98,7 @@ def _sections(context: Context) -> list[Section]:
         ("Noise:", [_noise(context)]),
         (f"Health of experiment {last.number:04d}, the last one:", health.splitlines()),
         ("The last experiments, latest first:", ended),
+        ("In flight now, not yet decided: propose something else.", list(map(describe, context.in_flight))),
         ("Health of the incumbent:", (incumbent.health or "").splitlines()),
         ("What was tried, by key (deltas with standard error):", memory.describe(tried, untried)),
     ]

@@ -83,7 +83,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     assert states.load(ledger) is None
     state = replace(
         state_of(hours=8.0, gpus="2,3"),
-        pending=Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2),
+        pending=(Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2), Proposal(b"lr = 2\n")),
         refusals=("no edit", "locked"),
     )
     states.save(ledger, state)
