@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,36 +18,14 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.decision_rules import DecisionRules
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
+from nightshift.flags import Finite, hexadecimal, num_slots
 from nightshift.processes.gpus import num_gpus
 from nightshift.request import Request
-
-
-class Finite(click.FloatRange):
-    """A range that refuses nan, which is on no side of any bound."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click's."""
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
-
-
-def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
-        raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
-    return value
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
 def commands() -> None:
     """The group of all subcommands."""
-
-
-def _num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    if value == "auto":
-        return max(num_gpus(os.environ) // (1 if ctx.params.get("engine") == "trl" else 2), 1)
-    if not re.fullmatch("[1-9][0-9]{0,2}", value):
-        raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
-    return int(value)
 
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -106,7 +82,7 @@ def history() -> None:
     help="The OS wall around an agent: bubblewrap, whole; or (auto) what works of it here.",
 )
 @click.option(
-    "--pairs", default="1", callback=_num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
+    "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
 )
 @click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
 def night(stop: bool, **flags: Any) -> None:
@@ -257,7 +233,9 @@ def show(number: int) -> None:
 
 
 @commands.command("verify")
-@click.option("--head", callback=_hex, help="The chain's head as a summary, certificate or commit of then tells it.")
+@click.option(
+    "--head", callback=hexadecimal, help="The chain's head as a summary, certificate or commit of then tells it."
+)
 def verify_command(head: str | None) -> None:
     """Compare records, looks and certificates with their chain; exits 1 where something was changed, 0 where not."""
     from nightshift.campaign.verify import verify

@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-import click
-
-from nightshift.campaign.ledger import Ledger, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.console import (
     TerminalReporter,
     dry_run,
@@ -44,38 +42,6 @@ _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 P = ParamSpec("P")
-
-
-def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """HH:MM (the next one, local time) or an ISO 8601 time, as an aware one in UTC."""
-    if value is None:
-        return None
-    now = datetime.now().astimezone()
-    try:
-        if len(value) == len("HH:MM"):
-            found = datetime.combine(now, datetime.strptime(value, "%H:%M").time()).astimezone()
-            found += timedelta(days=found <= now)
-        else:
-            found = datetime.fromisoformat(value).astimezone()
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.") from None
-    if found <= now:
-        raise click.BadParameter(f"{value!r} is over.")
-    return found.astimezone(UTC)
-
-
-def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """--max-runs of version 0.1.0."""
-    if value is not None:
-        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
-        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
-
-
-def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
-    if value is not None:
-        os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
-    return value
 
 
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -259,13 +225,9 @@ def status_line(ledger: Ledger, now: datetime) -> str:
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     lines = [f"damaged:  {cause}" for cause in (*damaged, *unfit.values())]
     is_running = ledger.is_running()
-    if is_running and records and records[-1].status == "started":
-        last = records[-1]
-        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
-        lines.append(
-            f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
-            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
-        )
+    runs = [running_line(ledger, record, now) for record in records if record.status == STARTED]
+    if is_running and runs:
+        lines += runs
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
         lines.append(f"running:  {what}")
@@ -276,6 +238,16 @@ def status_line(ledger: Ledger, now: datetime) -> str:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)
     return "\n".join(printable(line) for line in lines)
+
+
+def running_line(ledger: Ledger, record: Record, now: datetime) -> str:
+    """How far an experiment in flight is: each of its runs that are, where several are side by side."""
+    folders = [ledger.run_dir(record.number, len(record.runs) + 1)]
+    while (following := ledger.run_dir(record.number, len(record.runs) + len(folders) + 1)).is_dir():
+        folders.append(following)
+    readings = [reading_text(reading) if (reading := read_progress(folder)) else "starting" for folder in folders]
+    seconds = (now - datetime.fromisoformat(record.started)).total_seconds()
+    return f"running:  {record.number:04d} for {seconds:.0f} s  {'  |  '.join(readings)}  {record.description}"
 
 
 def process_root() -> Path:

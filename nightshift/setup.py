@@ -38,8 +38,8 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """One line of news."""
 
-    def show(self, folder: Path, reading: Progress) -> None:
-        """How far the run in `folder` is: the live line."""
+    def show(self, readings: Mapping[Path, Progress]) -> None:
+        """How far the runs in these folders are: the live line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,8 @@ class Setup:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
         self.is_stopping()  # a night says by that, once, that the run in flight is the last one
-        for folder in self.pool.in_flight():
-            if reading := read_progress(folder):
-                self.reporter.show(folder, reading)
+        readings = {folder: read_progress(folder) for folder in self.pool.in_flight()}
+        self.reporter.show({folder: reading for folder, reading in readings.items() if reading})
 
 
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:

@@ -4,7 +4,7 @@ REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are 
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
-Neighbours in stand_ins.py.
+Neighbours in stand_ins.py. `deadline`: of every run, in seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from nightshift import runs  # noqa: E402
 from nightshift.command import in_one_line  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.night import begin  # noqa: E402
@@ -75,6 +76,9 @@ def main() -> None:
         make, signs = begin.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
         begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
+    if (seconds := asked.pop("deadline", None)) is not None:
+        job_of = runs.job_of
+        runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731

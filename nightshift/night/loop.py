@@ -8,6 +8,7 @@ order in which they end; train.toml is the incumbent's all the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,24 +18,22 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.engines import used_keys
-from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, collect, interrupt, start
-from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.pending import attempts, undecided, waiting
-from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule, used
+from nightshift.night.pending import attempts, context_of, undecided, waiting
+from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, run_seconds, save, stop_rule, used
 from nightshift.night.text import write_summary
+from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
-from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.proposers import Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
 from nightshift.runs import cancel
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
-from nightshift.train_toml.text import read_source
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 MAX_REFUSALS = 8  # of proposals in a row
@@ -93,9 +92,7 @@ class Night:
 
     def _step_or_pause(self) -> Stop | None:
         try:
-            stop = self._step()
-            self._num_failures = 0
-            return stop
+            return self._step()
         except (EngineError, OSError) as error:
             self._num_failures += 1
             if self._num_failures > len(self._pauses):
@@ -115,10 +112,23 @@ class Night:
         stop, num_free = self._why_stop(), pool.num_slots - len(pool.in_flight())
         if stop and num_free == pool.num_slots:
             return stop
-        is_full = num_free == 0 and (pool.num_slots == 1 or bool(self._waiting()))  # one proposal is made ahead
-        if stop or is_full or setup.clock() < self._goes_on_at or not self._begin(num_free):
-            setup.wait()
+        has_next = num_free == 0 and (pool.num_slots == 1 or bool(self._waiting()))  # one proposal is made ahead
+        if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
+            self._wait()
+        else:
+            self._num_failures = 0
         return None
+
+    def _wait(self) -> None:
+        """Until a run has ended, a pause is over, or somebody wants to stop."""
+        setup, before = self._setup, (self._interrupt.asked, self._is_stop_found())
+        began = setup.clock()
+        while (self._interrupt.asked, self._is_stop_found()) == before:
+            setup.wait()
+            in_flight = setup.pool.in_flight()
+            is_over = any(map(setup.pool.is_over, in_flight)) or not in_flight
+            if is_over or began < self._goes_on_at <= setup.clock():
+                return
 
     def _begin(self, num_free: int) -> bool:
         """Start what waits, or see to it that something does; False where there is nothing to begin."""
@@ -129,11 +139,12 @@ class Night:
         incumbent = campaign.incumbent
         if incumbent is None:
             return not self._setup.pool.in_flight() and self._baseline()
-        if self._has_enough():
+        if is_full(self.state, self._own(), len(self._in_flight()) + len(self._waiting())):
             return False
-        if (busy := to_repeat(self._own(), incumbent.number)) and self._is_calm():
+        busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
+        if busy and busy.number not in repeated and self._look().taken < BUSY:
             self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
-        elif num_free > 1 and self._proposer_is_slow():
+        elif num_free > 1 and self._proposal_seconds * self._setup.pool.num_slots > run_seconds(self._own(), math.inf):
             last = max(self._setup.ledger.numbers())
             self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
         else:
@@ -154,36 +165,19 @@ class Night:
     def _in_flight(self) -> tuple[Record, ...]:
         return tuple(map(self._setup.ledger.record, sorted(self._setup.experiments_in_flight())))
 
-    def _has_enough(self) -> bool:
-        """Whether what is in flight and what waits fills the night."""
-        asked = self.state.request.experiments
-        num_open = len(self._in_flight()) + len(self._waiting())
-        return asked is not None and len(decided(self._own())) + num_open >= asked
-
-    def _proposer_is_slow(self) -> bool:
-        """Whether it cannot keep all slots in use."""
-        runs = [run.total_seconds for r in self._own() for run in r.runs if run.evaluation is not None]
-        return bool(runs) and self._proposal_seconds * self._setup.pool.num_slots > runs[-1]
-
     def _why_stop(self) -> Stop | None:
         """Why nothing new is to be begun; what is in flight is waited for."""
         if self._over or self._interrupt.asked:
             return self._over or Stop("stopped by Ctrl-C")
         if self._is_stop_found():
-            by = (
-                f"appeared while {self._proposer.name} was at work, and may be its own"
-                if self._is_stop_new
-                else "found"
-            )
-            return Stop(f"file {STOP_NAME} {by}", is_planned=not self._is_stop_new)
+            by = f"appeared while {self._proposer.name} was at work, and may be its own"
+            return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
         own, num_in_flight = self._own(), len(self._in_flight())
-        runs = [run.total_seconds for r in own for run in r.runs if run.evaluation is not None]
-        # The next run takes as long as the last one; before there is one, its budget at least.
-        run_seconds = runs[-1] if runs else self._setup.rules.budget_seconds
-        return stop_rule(self.state, own, self._setup.now(), run_seconds, num_in_flight)
+        seconds = run_seconds(own, self._setup.rules.budget_seconds)
+        return stop_rule(self.state, own, self._setup.now(), seconds, num_in_flight)
 
     def _baseline(self) -> bool:
         """Have train.toml wait as the campaign's first; False where that crashed already."""
@@ -202,7 +196,7 @@ class Night:
         over = used(self.state, self._own(), setup.now())
         base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, config.source, base)
+        context = context_of(self.state, setup, campaign, incumbent, config.source, base, self._in_flight())
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         began = setup.clock()
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
@@ -223,10 +217,7 @@ class Night:
         except UsageError as error:
             self._refuse(proposal, str(error))
             return
-        self._update(pending=(*self.state.pending, proposal), refusals=(), notes=())
-
-    def _is_calm(self) -> bool:
-        return self._look().taken < BUSY
+        self._update(pending=(*self.state.pending, proposal), notes=())
 
     def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
         """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
@@ -236,24 +227,6 @@ class Night:
         again = Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
         self._update(pending=(*self.state.pending, again))
 
-    def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: tuple[int, ...]) -> Context:
-        setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
-        ledger = setup.ledger
-        return Context(
-            number=ledger.next_number(),
-            incumbent=incumbent,
-            source=source,
-            base=base,
-            campaign=campaign,
-            rules=setup.rules,
-            ledger=ledger,
-            used_keys=used_keys(setup.engine, parse(source)),
-            refusals=self.state.refusals,
-            in_flight=self._in_flight(),
-            new_direction=plateau is not None and num_since_keep(self._own()) == plateau,
-            seconds_left=None if deadline is None else max((deadline - setup.now()).total_seconds(), 1.0),
-        )
-
     def _refuse(self, proposal: Proposal, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
@@ -262,8 +235,7 @@ class Night:
         self._update(pending=left, refusals=refusals, notes=notes)
         self._setup.reporter.note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
-            why = f"{len(refusals)} proposals in a row were refused, the last one: {cause}"
-            self._over = Stop(why, is_planned=False)
+            self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
         elif proposal.source is None:
             self._pause(len(refusals))
 
@@ -289,7 +261,7 @@ class Night:
         """After a verdict: train.toml is the incumbent's, the summary is told; what the machinery lost is run again."""
         incumbent = self._setup.campaign(self.state.branch).incumbent
         if incumbent is not None:
-            self._place(self._setup.ledger.source(incumbent.number))
+            place(self._setup.ledger.source(incumbent.number), self._setup)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
         self._tell(write_summary(self.state, self._setup))
@@ -299,22 +271,6 @@ class Night:
                 self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
-
-    def _place(self, source: bytes) -> None:
-        """Write train.toml; what somebody else wrote there is kept aside."""
-        setup, path = self._setup, self._setup.root / CONFIG_NAME
-        try:
-            present = read_source(path)
-        except ConfigError:
-            present = None
-        if present == source:
-            return
-        known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
-        if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
-            aside = setup.ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
-            write_atomically(aside, present)
-            setup.reporter.note(f"train.toml was edited by somebody else: kept as {aside}")
-        write_atomically(path, source)
 
     def _pause(self, num_failures: int) -> None:
         """After so many failures in a row begin nothing new for a while."""

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
+from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.chain import sha256
 from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.engines import used_keys
 from nightshift.files import read_file
-from nightshift.night.state import NightState, decided
+from nightshift.night.state import NightState, decided, num_since_keep
 from nightshift.pools import SUBMITTED_NAME, Submitted
-from nightshift.proposers import Proposal
+from nightshift.processes.watchdog import marker_of
+from nightshift.proposers import Context, Proposal
 from nightshift.records import Record
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
@@ -62,6 +66,17 @@ def survivors(ledger: Ledger, first: int) -> dict[Path, Submitted]:
     return found
 
 
+def alive(ledger: Ledger, first: int) -> dict[int, list[int]]:
+    """Process ids of the workers that outlived the head of a night, by the number of their experiment."""
+    found, names = dict[int, list[int]](), {}
+    for folder, run in survivors(ledger, first).items():
+        names[run.name] = int(folder.parent.name)
+    for process in psutil.process_iter() if names else ():
+        if (number := names.get(marker_of(process) or "")) is not None:
+            found.setdefault(number, []).append(process.pid)
+    return found
+
+
 def adopt(state: NightState, setup: Setup) -> None:
     """Take over what an earlier head of this night left running, or finished."""
     folders = [folder for folder in survivors(setup.ledger, state.first) if setup.pool.adopt(folder)]
@@ -69,3 +84,30 @@ def adopt(state: NightState, setup: Setup) -> None:
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
         names = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in folders}))
         setup.reporter.note(f"adopted what an earlier head of this night left running: {names}")
+
+
+def context_of(
+    state: NightState,
+    setup: Setup,
+    campaign: Campaign,
+    incumbent: Record,
+    source: bytes,
+    base: tuple[int, ...],
+    in_flight: tuple[Record, ...],
+) -> Context:
+    """What the next proposal is made from: the train.toml `source`, which holds the ideas `base`."""
+    plateau, now = state.request.plateau, setup.now()
+    return Context(
+        number=setup.ledger.next_number(),
+        incumbent=incumbent,
+        source=source,
+        base=base,
+        campaign=campaign,
+        rules=setup.rules,
+        ledger=setup.ledger,
+        used_keys=used_keys(setup.engine, parse(source)),
+        refusals=state.refusals,
+        in_flight=in_flight,
+        new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) == plateau,
+        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+    )

@@ -147,6 +147,18 @@ def used(state: NightState, own: Sequence[Record], now: datetime) -> float | Non
     return max(shares, default=None)
 
 
+def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
+    """Whether what is decided, and the `num_open` that are in flight or wait, are all that was asked for."""
+    asked = state.request.experiments
+    return asked is not None and len(decided(own)) + num_open >= asked
+
+
+def run_seconds(own: Sequence[Record], at_first: float) -> float:
+    """What the next run is expected to take: as long as the last one, `at_first` before there is one."""
+    runs = [run.total_seconds for record in own for run in record.runs if run.evaluation is not None]
+    return runs[-1] if runs else at_first
+
+
 def num_since_keep(records: Sequence[Record]) -> int:
     """Decided experiments since the last keep."""
     ours = decided(records)

@@ -23,8 +23,9 @@ from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.files import read_json, write_json
 from nightshift.pools import SUBMITTED_NAME, Submitted, new_key, submitted, verified
+from nightshift.processes.child import Child
 from nightshift.processes.slots import Slot, layout
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
+from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
 from nightshift.worker import JOB_NAME, LATE_SECONDS, LOG_NAME, Job

@@ -33,12 +33,10 @@ import psutil
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import open_regular
 from nightshift.processes import leftovers
+from nightshift.processes.child import Child
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
-from nightshift.text import ANSI, clean
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TAIL_BYTES = 64 * 1024
-TAIL_LINE_LENGTH = 200
 
 # What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
 # Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
@@ -109,37 +107,6 @@ def _signals_deferred() -> Iterator[None]:
     finally:
         if caught:
             signal.raise_signal(caught[0])
-
-
-class Child(subprocess.Popen[bytes]):
-    """A process that a group started: as Popen, with the name and the log that `start` gave it."""
-
-    name: str
-    log_path: Path
-
-    def exit_cause(self) -> str:
-        """How it ended, for an error line: `exit code 1`, `killed by SIGKILL`, `still running`."""
-        code = self.poll()
-        if code is None:
-            return "still running"
-        if code >= 0:
-            return f"exit code {code}"
-        return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-
-    def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        """The last lines that say something in the last `num_bytes` of its log, as plain text of so many characters.
-
-        Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
-        """
-        try:
-            with open_regular(self.log_path) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
-                text = log.read(num_bytes).decode(errors="replace")
-        except OSError:
-            return []
-        shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-        lines = (clean(line, line_length) for line in shown)
-        return [line for line in lines if line][-num_lines:]
 
 
 class ProcessGroup:

@@ -31,7 +31,9 @@ def fault(root: Path, name: str, once: bool = True) -> None:
 
 
 def workers(root: Path) -> list[psutil.Process]:
-    return [process for process in leftovers(root) if any(name.endswith("/worker.py") for name in process.cmdline())]
+    found = [process for process in leftovers(root) if process.cmdline()[-1].rpartition("/")[2].startswith("run-")]
+    assert len(found) == 2, found
+    return sorted(found, key=lambda process: process.pid)
 
 
 def seeds_twice(found: list[Record]) -> list[tuple[str, int]]:
@@ -68,6 +70,9 @@ def test_runs_outlive_a_killed_head_and_the_same_command_adopts_them(root: Path)
     night.communicate()
     time.sleep(3)
     assert all(map(is_alive, survivors)), "a worker died with its head"
+    status = nightshift(root, "status")[1]
+    assert f"left:     0001 outlived its head, in process {', '.join(str(p.pid) for p in survivors)}\n" in status
+    assert "the same command goes on with it and adopts what still runs; nightshift night --stop ends it" in status
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start(root, **asked))
     assert code == 0, stderr
@@ -93,3 +98,16 @@ def test_what_nobody_adopts_can_be_stopped_and_is_named(root: Path) -> None:
     assert leftovers(root) == []
     assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
     assert nightshift(root, "night", "--stop")[1] == "nothing of a night is left here\n"
+
+
+def test_a_worker_that_nobody_comes_back_for_is_gone_soon_after_its_deadline(root: Path) -> None:
+    fault(root, "hold", once=False)
+    night = start(root, **SIDE_BY_SIDE, experiments=3, deadline=4.0)
+    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/**/metrics.jsonl")]) == 2)
+    for worker in workers(root):  # so that it cannot end by itself
+        worker.suspend()
+    night.kill()
+    night.communicate()
+    began = time.monotonic()
+    wait_for(lambda: not leftovers(root))
+    assert time.monotonic() - began < 4.0 + 30.0

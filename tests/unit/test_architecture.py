@@ -17,7 +17,7 @@ LINE = """
     command
     night
     console report pin
-    certify own_environment
+    certify own_environment flags
     experiment
     runs
     setup
