@@ -84,6 +84,11 @@ def history() -> None:
 @click.option(
     "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
 )
+@click.option(
+    "--slurm",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="slurm.toml: make the runs as jobs of that cluster (docs/cluster.md).",
+)
 @click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
 def night(stop: bool, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.

@@ -58,7 +58,8 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     with setup.ledger.lock():
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     record = admit(config, request, setup)
-    require_ready(setup.engine)
+    if setup.pool.is_here:
+        require_ready(setup.engine)
     if record.parent is None and Head(record.branch, record.commit).is_campaign:
         require_packaged(setup)
     files = {CONFIG_NAME: config.source, "effective.json": as_json(record.effective)}
@@ -88,7 +89,8 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     if not setup.pool.is_over(run_dir):
         return None
     try:
-        record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))
+        result = setup.pool.result(run_dir)
+        record = replace(record, runs=(*record.runs, result), hardware=record.hardware or result.hardware)
         failure = _failure(record, setup)
         is_more_in_flight = number in setup.experiments_in_flight()
         if failure is None and (is_more_in_flight or wants_another_run(record, request, setup)):
@@ -140,6 +142,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
     hardware, variables = setup.hardware, setup.surroundings.variables
     if first:
+        hardware = hardware or first.hardware
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
@@ -260,6 +263,8 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
             return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if changed := setup.surroundings.changed():
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
+    if run.hardware not in ("", record.hardware):
+        return Failure.MACHINERY, f"it was made on {run.hardware}, and the campaign on {record.hardware}"
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

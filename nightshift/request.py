@@ -30,6 +30,7 @@ class Request:
     base: tuple[int, ...] | None = None
     pairs: int | None = None
     outlives: bool = False
+    slurm: Path | None = None
 
     def __post_init__(self) -> None:
         """The front door of all that people and agents say: nothing that records it has to clean it again."""

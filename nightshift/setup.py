@@ -22,6 +22,8 @@ from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
+from nightshift.pools.slurm import SlurmPool
+from nightshift.pools.slurm_toml import read as read_slurm
 from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.records import Progress, Record
@@ -93,13 +95,20 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
-    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus(environ))
+    cluster = None if request.slurm is None else read_slurm(request.slurm)
+    num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
+    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
     num_slots = request.pairs or (num_slots_of(first.hardware) if first else 1)
+    pool: Pool = (
+        LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
+        if cluster is None
+        else SlurmPool(root, environ, cluster)
+    )
     return Setup(
         root=root,
         rules=rules,
@@ -108,7 +117,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         engine=engine,
         ledger=ledger,
         repo=repo,
-        pool=LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives),
+        pool=pool,
         surroundings=Surroundings(root),
         reporter=reporter,
         request=request,

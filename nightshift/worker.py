@@ -34,7 +34,7 @@ from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
 from nightshift.processes.slots import layout
 from nightshift.processes.supervise import interruptible, limit_life
-from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
+from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
@@ -94,7 +94,7 @@ def main(root: Path, folder: Path) -> int:
                 limit_life(job.deadline_seconds + LATE_SECONDS)
             else:
                 threading.Thread(target=_end_with_the_head, daemon=True).start()
-            attempt = folder / ATTEMPT
+            attempt = _own_attempt(folder)
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
     except Interrupted as error:
         return error.exit_code
@@ -111,6 +111,16 @@ def _read_key() -> bytes:
     return key
 
 
+def _own_attempt(folder: Path) -> Path:
+    """A folder of this start's own: SLURM may start a job twice."""
+    for number in itertools.count():
+        attempt = folder / f"attempt-{number}"
+        with suppress(FileExistsError):
+            attempt.mkdir()
+            return attempt
+    raise AssertionError
+
+
 def _end_with_the_head() -> None:
     """Wait for the end of stdin: the head is dead. Then stop as if it had asked."""
     while os.read(0, 1):
@@ -125,10 +135,10 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     refusal is a result, too.
     """
     began = time.monotonic()
-    result = Result(job.seed, Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY))
+    crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
+    result = Result(job.seed, crashed, attempt=int(attempt.name.removeprefix("attempt-")))
     engine: Engine | None = None
     try:
-        attempt.mkdir()
         rules = job.rules
         engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
         hardware = hardware_of(job, engine)
@@ -165,8 +175,8 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, attempt / INCUMBENT, seconds_left)
             cause = f"{cause.rstrip('.')}; {told}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        crashed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
-        result = replace(result, training=crashed, evaluation=None)
+        failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
+        result = replace(result, training=failed, evaluation=None)
     return replace(result, total_seconds=time.monotonic() - began)
 
 

@@ -16,6 +16,7 @@ from nightshift.worker import JOB_NAME, Job, make_run
 class StandInPool:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
+    is_here = True
     look_key = b""
     num_slots = 1
 
@@ -46,6 +47,7 @@ class StandInPool:
         for folder in [folder for folder, result in self._results.items() if result is None]:
             self.during(folder)
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
+            (folder / ATTEMPT).mkdir()
             self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
 
     def in_flight(self) -> dict[Path, Job]:

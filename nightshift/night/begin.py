@@ -17,7 +17,7 @@ from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
-from nightshift.night.pending import adopt, survivors
+from nightshift.night.pending import adopt, end_jobs, survivors
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
@@ -40,13 +40,15 @@ def night(root: Path, request: NightRequest) -> int:
         end_leftovers(root, reporter.note, {run.name for run in alive.values()})
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        require_ready(setup.engine)  # a person is still there to put it right
+        if setup.pool.is_here:
+            require_ready(setup.engine)  # a person is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
         state = begin(request, setup)
         if old is not None and state.started == old.started:
             adopt(state, setup)
         else:
             end_leftovers(root, reporter.note)
+            end_jobs(ledger)
         stop = Night(state, setup, proposer, console.print_text).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
@@ -56,6 +58,7 @@ def stop_night(root: Path) -> str:
     ledger, notes = Ledger(root), list[str]()
     with ledger.head():
         end_leftovers(root, notes.append)
+        end_jobs(ledger)
         with ledger.lock():
             resume(ledger, Repo(root), notes.append)
         state = load(ledger)

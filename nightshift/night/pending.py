@@ -15,6 +15,8 @@ from nightshift.engines import used_keys
 from nightshift.files import read_file
 from nightshift.night.state import NightState, decided, num_since_keep
 from nightshift.pools import SUBMITTED_NAME, Submitted
+from nightshift.pools.slurm import NAME as SLURM
+from nightshift.pools.slurm import cancel_jobs
 from nightshift.processes.watchdog import marker_of
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Record
@@ -75,6 +77,11 @@ def alive(ledger: Ledger, first: int) -> dict[int, list[int]]:
         if (number := names.get(marker_of(process) or "")) is not None:
             found.setdefault(number, []).append(process.pid)
     return found
+
+
+def end_jobs(ledger: Ledger) -> None:
+    """Cancel the jobs of a cluster that earlier heads of this checkout left there."""
+    cancel_jobs([run.name for run in survivors(ledger, 0).values() if run.pool == SLURM])
 
 
 def adopt(state: NightState, setup: Setup) -> None:

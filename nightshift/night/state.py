@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -46,12 +47,18 @@ class NightRequest:
     seed: int = 0
     sandbox: str = "auto"
     pairs: int = 1
+    slurm: str | None = None
 
     @property
     def request(self) -> Request:
         """What of it is for every experiment."""
         return Request(
-            budget_seconds=self.budget_seconds, engine=self.engine, gpus=self.gpus, pairs=self.pairs, outlives=True
+            budget_seconds=self.budget_seconds,
+            engine=self.engine,
+            gpus=self.gpus,
+            pairs=self.pairs,
+            outlives=True,
+            slurm=None if self.slurm is None else Path(self.slurm),
         )
 
 

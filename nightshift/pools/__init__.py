@@ -36,8 +36,9 @@ class Submitted:
 
 
 class Pool(Protocol):
-    """`local`: workers on this machine."""
+    """`local`: workers on this machine; `slurm`: jobs of a cluster."""
 
+    is_here: bool  # whether its runs need what this machine has
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
     @property
@@ -46,7 +47,7 @@ class Pool(Protocol):
         ...
 
     def hardware(self, of_engine: str) -> str:
-        """What its runs have, where the engine has this."""
+        """What its runs have, where the engine has this; empty where their results tell it."""
         ...
 
     def submit(self, folder: Path, job: Job) -> None:
@@ -89,18 +90,32 @@ def submitted(folder: Path) -> Submitted | None:
     return read_json(folder / SUBMITTED_NAME, Submitted, "Delete the folder of its experiment.")
 
 
-def verified(folder: Path, job: Job, public_key: str) -> Result:
+def verified(folder: Path, job: Job, public_key: str, is_one: bool = True) -> Result:
     """The result of a run, which its worker signed. FileNotFoundError where there is none; EngineError for any other
-    than the one that was started made of this job."""
-    path = folder / ATTEMPT / RESULT_NAME
-    if others := [attempt for attempt in folder.glob("attempt-*") if attempt.name != ATTEMPT]:
+    than the one that was started made of this job. Unless a run `is_one` start, the first of several that was signed.
+    """
+    attempts = sorted(folder.glob("attempt-*"))
+    if is_one and (others := [attempt for attempt in attempts if attempt.name != ATTEMPT]):
         raise EngineError(f"{others[0]} was made beside the worker that was started: its result counts for nothing")
+    found: list[Exception] = [FileNotFoundError(folder / ATTEMPT / RESULT_NAME)]
+    for attempt in attempts:
+        try:
+            return _verified(attempt, job, public_key)
+        except (EngineError, FileNotFoundError) as error:
+            found.append(error)
+    raise next((error for error in found if isinstance(error, EngineError)), found[0])
+
+
+def _verified(attempt: Path, job: Job, public_key: str) -> Result:
+    path = attempt / RESULT_NAME
     try:
         signed = msgspec.json.decode(read_file(path), type=Signed)
         result = msgspec.json.decode(signed.result, type=Result)
         _ = result.evaluation and result.evaluation.example_scores
         key, signature = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)), bytes.fromhex(signed.signature)
         key.verify(signature, signed_bytes(bytes(signed.result), job))
+        if attempt.name != f"attempt-{result.attempt}":
+            raise EngineError(f"{path} was copied from attempt-{result.attempt}: it counts for nothing")
     except FileNotFoundError:
         raise
     except OSError as error:

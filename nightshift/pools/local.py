@@ -103,6 +103,7 @@ class LocalPool:
     environ: Mapping[str, str]
     slots: tuple[Slot, ...] = (Slot(),)
     outlives: bool = False
+    is_here = True
     look_key: bytes = b""
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
