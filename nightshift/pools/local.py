@@ -158,7 +158,9 @@ class LocalPool:
             return False
         found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
         process = min(found, key=lambda one: one.pid, default=None)
-        slot = next((slot for slot in self.slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)), None)
+        taken = [worker.slot for worker in self._workers.values()]
+        fits = [slot for slot in self.slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)]
+        slot = next((slot for slot in fits if slot not in taken), None)
         if slot is None:
             return False
         self._take(folder, _Adopted(process, was.name), was.public_key, job, slot)

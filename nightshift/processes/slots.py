@@ -15,6 +15,7 @@ class Slot:
     """The place of one worker. `gpus`: as --gpus names them, None for the engine's own choice; `cores`: of the
     operating system, which the worker is pinned to; none where it is free."""
 
+    number: int = 0
     gpus: str | None = None
     cores: tuple[int, ...] = ()
 
@@ -37,6 +38,7 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
     share = len(cores) // num_slots
     return [
         Slot(
+            i,
             ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None,
             tuple(cores[share * i : share * (i + 1)]),
         )
