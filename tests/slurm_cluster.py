@@ -136,6 +136,18 @@ MinJobAge=300
             time.sleep(0.1)
         raise TimeoutError(self.ask("sinfo", "-N", "-l"))
 
+    def calm(self) -> None:
+        """No job, and both nodes idle; a controller that forgot a job drains the node that still ran it."""
+        self.ask("scancel", "--user=root")
+
+        def is_idle() -> bool:
+            states = self.ask("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+            for node in (line.split()[0] for line in states if "drain" in line or "down" in line):
+                self.ask("scontrol", "update", f"nodename={node}", "state=resume")
+            return {line.split()[1] for line in states} == {"idle"}
+
+        self.wait_until(is_idle)
+
     def stop(self) -> None:
         """End the daemons, and the jobs that they watch."""
         subprocess.run(["scancel", "--user=root"], env=self.environ, check=False, capture_output=True)

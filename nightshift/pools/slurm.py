@@ -193,8 +193,8 @@ class SlurmPool:
 
 def cancel_jobs(names: Sequence[str]) -> None:
     """End jobs that no head has any more, by their names. EngineError where the controller does not answer."""
-    if names:
-        _ask(["scancel", f"--name={','.join(names)}"])
+    for name in names:
+        _ask(["scancel", f"--name={name}"])
 
 
 def _ask(command: list[str], stdin: bytes = b"") -> str:
