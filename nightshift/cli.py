@@ -19,7 +19,6 @@ from nightshift.decision_rules import DecisionRules
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.flags import Finite, hexadecimal, num_slots
-from nightshift.processes.gpus import num_gpus
 from nightshift.request import Request
 
 
@@ -30,6 +29,11 @@ def commands() -> None:
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 _SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
+_SLURM = click.option(
+    "--slurm",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
+)
 _GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 
 
@@ -84,11 +88,7 @@ def history() -> None:
 @click.option(
     "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
 )
-@click.option(
-    "--slurm",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="slurm.toml: make the runs as jobs of that cluster (docs/cluster.md).",
-)
+@_SLURM
 @click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
 def night(stop: bool, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
@@ -114,31 +114,19 @@ def night(stop: bool, **flags: Any) -> None:
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
-def doctor(
-    engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None, environment: str | None
-) -> None:
-    """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
-    if environment is not None:
-        from nightshift.own_environment import look
-        from nightshift.processes.supervise import interruptible
+@_SLURM
+def doctor(agent: str | None, environment: str | None, slurm: str | None, **flags: Any) -> None:
+    """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
-        with interruptible():
-            for line in look(command.process_root(), environment):
-                console.print_text(console.printable(line))
-        return
-    from nightshift.engines.doctor import checks, is_ready, table
-    from nightshift.rules_toml import rules_here
-
+    With --slurm: submit one job there that looks around, and say what it found.
+    """
     root = command.process_root()
-    flags = PrepareFlags(engine, gpus, prime_rl)
-    rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
-    found = checks(root, rules, dict(os.environ), flags)
-    if agent:
-        from nightshift.proposers.agent import check_agent
-
-        found.append(check_agent(agent, root, dict(os.environ)))
-    console.print_text(table(found, rules))
-    sys.exit(ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE)
+    if slurm is not None:
+        command.probe(root, Request(engine=flags["engine"], slurm=Path(slurm)))
+    elif environment is not None:
+        command.look_at(root, environment)
+    else:
+        sys.exit(command.doctor(root, PrepareFlags(**flags), agent))
 
 
 @commands.command()

@@ -157,6 +157,44 @@ def compare(
     print_text(said)
 
 
+def doctor(root: Path, flags: PrepareFlags, agent: str | None) -> int:
+    """Print what was checked; the exit code."""
+    from nightshift.engines.doctor import checks, is_ready, table
+    from nightshift.proposers.agent import check_agent
+
+    rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
+    found = checks(root, rules, dict(os.environ), flags)
+    found += [check_agent(agent, root, dict(os.environ))] if agent else []
+    print_text(table(found, rules))
+    return ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE
+
+
+def look_at(root: Path, environment: str) -> None:
+    """Print what one environment is."""
+    from nightshift.own_environment import look
+    from nightshift.processes.supervise import interruptible
+
+    with interruptible():
+        for line in look(root, environment):
+            print_text(printable(line))
+
+
+def probe(root: Path, request: Request) -> None:
+    """doctor --slurm: print what a job finds. EngineError where none answers."""
+    from nightshift.pools.probe import ask
+    from nightshift.pools.slurm import SlurmPool
+    from nightshift.processes.supervise import interruptible
+    from nightshift.runs import job_of
+    from nightshift.setup import open_setup
+
+    with closing(TerminalReporter()) as reporter, interruptible():
+        setup = open_setup(root, request, reporter)
+        assert isinstance(setup.pool, SlurmPool)
+        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
+        lines = ask(setup.pool, job_of({}, 0, setup, ""))
+    print_text("\n".join(map(printable, lines)))
+
+
 def exit_code(record: Record) -> int:
     """0 for a measured experiment, 130 for an interrupted one, 1 for a crash."""
     if record.status in ("keep", "discard"):

@@ -73,8 +73,8 @@ class SlurmPool:
         """What the nodes have is told by the first result."""
         return ""
 
-    def submit(self, folder: Path, job: Job) -> None:
-        """As the protocol says."""
+    def submit(self, folder: Path, job: Job, program: Sequence[str] = ()) -> None:
+        """As the protocol says. `program`: in place of the worker's."""
         job = replace(job, num_slots=1, outlives=True)
         name, (key, public_key) = f"nightshift-{uuid.uuid4().hex}", new_key()
         write_json(folder / JOB_NAME, job)
@@ -82,9 +82,9 @@ class SlurmPool:
         work = self._take(folder, name, public_key, job)
         options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
-        program = isolated(*PROGRAM, str(self.root), str(folder))
+        command = isolated(*(program or PROGRAM), str(self.root), str(folder))
         try:
-            script = self.script(program, key + self.look_key)
+            script = self.script(command, key + self.look_key)
             said = _ask(["sbatch", *fixed, *options, *self.config.options], script)
         except BaseException:
             self._works.pop(folder)

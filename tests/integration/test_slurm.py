@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -272,6 +273,23 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
+
+
+def test_doctor_asks_a_node_what_it_has(root: Path, cluster: Cluster) -> None:
+    config = str(root.parent / "slurm.toml")
+    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
+    assert code == 0, stderr
+    first, hardware, rules, harness, *rest = stdout.splitlines()
+    assert re.fullmatch(r"probe:     answered after \d+\.\d s from node n[12]", first)
+    assert hardware.startswith("hardware:  cpu ")
+    assert (rules, harness) == ("rules:     the same as here", "harness:   the same as here")
+    assert rest == []
+    assert cluster.ask("squeue", "-h") == ""
+    assert [*(root / "runs").iterdir()] == []
+    (root.parent / "slurm.toml").write_text(Path(config).read_text() + 'partition = "nowhere"\n')
+    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
+    assert (code, stdout) == (2, "")
+    assert "sbatch: error: Batch job submission failed: Invalid partition" in stderr
 
 
 @pytest.mark.parametrize(
