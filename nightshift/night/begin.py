@@ -19,6 +19,7 @@ from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
 from nightshift.night.pending import adopt, end_jobs, survivors
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.pools.slurm import SlurmPool
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import AgentProposer, open_agent
@@ -107,4 +108,5 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     if agent.shortfall:
         setup.reporter.note(agent.shortfall)
     checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.pool.in_flight)
-    return AgentProposer(agent, checkout, setup.surroundings)
+    jobs = setup.pool.strangers if isinstance(setup.pool, SlurmPool) else tuple
+    return AgentProposer(agent, checkout, setup.surroundings, jobs)

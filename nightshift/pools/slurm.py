@@ -150,6 +150,15 @@ class SlurmPool:
             else:
                 work.gone_at, work.state, work.node = None, state[0], " ".join(state[1:])
 
+    def strangers(self) -> list[str]:
+        """Jobs of this user that this pool did not submit: `17 name`; none where the controller does not answer."""
+        own = {work.name for work in self._works.values()}
+        try:
+            said = _ask(["squeue", "--noheader", "--me", "--format=%A %j"])
+        except EngineError:
+            return []
+        return [line for line in said.splitlines() if line.partition(" ")[2] not in own]
+
     def wait(self, timeout_seconds: float) -> None:
         """Sleep: SLURM calls nobody."""
         time.sleep(timeout_seconds)

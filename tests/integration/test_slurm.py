@@ -23,6 +23,7 @@ from nightshift.processes.slots import Slot
 from nightshift.records import Failure
 from nightshift.worker import Job
 from tests import slurm_cluster, stand_ins
+from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
@@ -273,6 +274,27 @@ def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluste
     cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
     wait_for(lambda: not leftovers(root))
     assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+def test_an_agent_s_own_job_is_named_and_behind_the_wall_there_is_none(
+    root: Path, cluster: Cluster, sandbox: str
+) -> None:
+    if sandbox == "bwrap" and (why := why_no_wall()):
+        pytest.skip(why)
+    agent = root.parent / "agent.sh"
+    agent.write_text(
+        "#!/bin/sh\nsbatch --job-name=mine --output=/dev/null --mem=1 --wrap 'sleep 600' || echo no\n"
+        "sed -i 's/^lr = .*/lr = 3e-6/' train.toml\n"
+    )
+    agent.chmod(0o755)
+    config = str(root.parent / "slurm.toml")
+    code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox=sandbox))
+    assert code == 0, stderr
+    names = cluster.ask("squeue", "-h", "-o", "%j").split()
+    notes = " ".join(records(root)[1].notes)
+    assert names == ([] if sandbox == "bwrap" else ["mine"])
+    assert ("jobs that are not the night's appeared on the cluster: " in notes) == (sandbox == "none")
 
 
 def test_doctor_asks_a_node_what_it_has(root: Path, cluster: Cluster) -> None:
