@@ -103,6 +103,8 @@ def night(stop: bool, **flags: Any) -> None:
     if stop:
         console.print_text(stop_night(command.process_root()))
         return
+    if flags["slurm"] and flags["pairs"] != 1:
+        raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
     sys.exit(night(command.process_root(), NightRequest(**flags)))

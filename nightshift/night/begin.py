@@ -10,6 +10,7 @@ from pathlib import Path
 from nightshift import console
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
+from nightshift.engines import Engine, open_engine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
@@ -19,6 +20,7 @@ from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
 from nightshift.night.pending import adopt, end_jobs, survivors
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmPool
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
@@ -41,8 +43,9 @@ def night(root: Path, request: NightRequest) -> int:
         end_leftovers(root, reporter.note, {run.name for run in alive.values()})
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        if setup.pool.is_here:
-            require_ready(setup.engine)  # a person is still there to put it right
+        engines = engines_of(setup)  # each holds the GPUs of its slot as long as it lives
+        for engine in engines:
+            require_ready(engine)  # a person is still there to put it right
         setup.engine.prepare_at_start(reporter.note)
         state = begin(request, setup)
         if old is not None and state.started == old.started:
@@ -52,6 +55,14 @@ def night(root: Path, request: NightRequest) -> int:
             end_jobs(ledger)
         stop = Night(state, setup, proposer, console.print_text).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
+
+
+def engines_of(setup: Setup) -> list[Engine]:
+    """One for each slot of this machine with GPUs of its own; else the one that there is. None for a cluster."""
+    if not isinstance(setup.pool, LocalPool):
+        return []
+    gpus = [slot.gpus for slot in setup.pool.slots if slot.gpus]
+    return [open_engine(setup.rules, setup.root, dict(os.environ), each) for each in gpus] or [setup.engine]
 
 
 def stop_night(root: Path) -> str:
