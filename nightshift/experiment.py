@@ -225,6 +225,12 @@ def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
     return request.until is None or end <= request.until
 
 
+def withdraw(number: int, cause: str, setup: Setup) -> None:
+    """Take an experiment back of which no run has begun: it decides nothing."""
+    cancel(setup, number)
+    conclude(crash(setup.ledger.record(number), Failure.INTERRUPTED, cause), setup)
+
+
 def interrupt(cause: str, setup: Setup) -> None:
     """End what is in flight, and close its record: as interrupted, unless it has its verdict and was not settled."""
     numbers = setup.experiments_in_flight()

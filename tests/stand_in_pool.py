@@ -58,3 +58,6 @@ class StandInPool:
 
     def adopt(self, folder: Path) -> bool:
         return False
+
+    def has_begun(self, folder: Path) -> bool:
+        return True

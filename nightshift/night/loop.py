@@ -22,7 +22,7 @@ from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageEr
 from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.pending import attempts, context_of, undecided, waiting
+from nightshift.night.pending import attempts, context_of, undecided, waiting, withdraw_jobs
 from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, run_seconds, save, stop_rule, used
 from nightshift.night.text import write_summary
 from nightshift.night.working_file import place
@@ -113,6 +113,8 @@ class Night:
         if stop and num_free == pool.num_slots:
             return stop
         has_next = num_free == 0 and (pool.num_slots == 1 or bool(self._waiting()))  # one proposal is made ahead
+        if stop:
+            withdraw_jobs(self._in_flight(), stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
             self._wait()
         else:
@@ -175,9 +177,9 @@ class Night:
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        own, num_in_flight = self._own(), len(self._in_flight())
+        own = self._own()
         seconds = run_seconds(own, self._setup.rules.budget_seconds)
-        return stop_rule(self.state, own, self._setup.now(), seconds, num_in_flight)
+        return stop_rule(self.state, own, self._setup.now(), seconds)
 
     def _baseline(self) -> bool:
         """Have train.toml wait as the campaign's first; False where that crashed already."""

@@ -12,6 +12,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.chain import sha256
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.engines import used_keys
+from nightshift.experiment import withdraw
 from nightshift.files import read_file
 from nightshift.night.state import NightState, decided, num_since_keep
 from nightshift.pools import SUBMITTED_NAME, Submitted
@@ -77,6 +78,14 @@ def alive(ledger: Ledger, first: int) -> dict[int, list[int]]:
         if (number := names.get(marker_of(process) or "")) is not None:
             found.setdefault(number, []).append(process.pid)
     return found
+
+
+def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
+    """Take back what waits for its turn on a cluster: it would begin when the night is over."""
+    for record in in_flight:
+        folders = [f for f in setup.pool.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
+        if not any(map(setup.pool.has_begun, folders)):
+            withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
 def end_jobs(ledger: Ledger) -> None:

@@ -178,15 +178,13 @@ def num_crashes(records: Sequence[Record]) -> int:
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
 
 
-def stop_rule(
-    state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, num_in_flight: int = 0
-) -> Stop | None:
+def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:
     """The first rule that says that nothing new is to be begun; None to go on.
 
     `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take.
     """
     asked, num_without = state.request, num_since_keep(own)
-    if asked.experiments is not None and len(decided(own)) + num_in_flight >= asked.experiments:
+    if asked.experiments is not None and len(decided(own)) >= asked.experiments:
         return Stop(f"{asked.experiments} experiments are done")
     if state.deadline is not None and now + timedelta(seconds=run_seconds) > state.deadline:
         return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")

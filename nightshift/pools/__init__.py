@@ -70,6 +70,10 @@ class Pool(Protocol):
         """The runs that were submitted and not collected, by their folders."""
         ...
 
+    def has_begun(self, folder: Path) -> bool:
+        """Whether a run in flight is more than a job that waits."""
+        ...
+
     def cancel(self, folder: Path) -> None:
         """End the worker and all that it started; nothing where it was collected."""
         ...

@@ -188,6 +188,10 @@ class LocalPool:
         """As the protocol says."""
         return {folder: worker.job for folder, worker in self._workers.items()}
 
+    def has_begun(self, folder: Path) -> bool:
+        """As the protocol says."""
+        return folder in self._workers
+
     def cancel(self, folder: Path) -> None:
         """As the protocol says."""
         if folder in self._workers:

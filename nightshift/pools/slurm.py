@@ -167,6 +167,11 @@ class SlurmPool:
         """As the protocol says."""
         return {folder: work.job for folder, work in self._works.items()}
 
+    def has_begun(self, folder: Path) -> bool:
+        """As the protocol says; a job that was never seen to wait counts as begun."""
+        self._poll()
+        return self._works[folder].state != "PENDING" or any(folder.glob("attempt-*"))
+
     def cancel(self, folder: Path) -> None:
         """As the protocol says; returns when the job is gone from the cluster, at the latest after CANCEL_SECONDS."""
         work = self._works.pop(folder, None)

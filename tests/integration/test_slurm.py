@@ -264,6 +264,21 @@ def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, clu
     assert leftovers(root) == []
 
 
+def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
+    config = root.parent / "slurm.toml"
+    assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
+    cluster.ask("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    night = start(root, agent="lr", proposer="lr", experiments=3, slurm=str(config))
+    cluster.wait_until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-o", "%T"))
+    (root / "STOP").touch()
+    code, stdout, stderr = finish(night)
+    assert code == 0, stderr
+    assert "file STOP found" in stdout
+    assert [r.failure for r in records(root)] == [None, Failure.INTERRUPTED]
+    assert "its job still waited when the night ended" in stdout + str(records(root)[-1].judgement)
+    assert cluster.ask("squeue", "-h") == ""
+
+
 def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))

@@ -59,6 +59,9 @@ class AnyOrder:
     def adopt(self, folder: Path) -> bool:
         return False
 
+    def has_begun(self, folder: Path) -> bool:
+        return True
+
     def is_over(self, folder: Path) -> bool:
         return folder not in self._jobs or folder in self._over
 
