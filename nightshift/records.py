@@ -196,6 +196,8 @@ class Result:
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
     attempt: int | None = 0
+    began: str = ""  # ISO 8601, UTC, by the worker's clock
+    place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
 
 @dataclass(frozen=True, slots=True)

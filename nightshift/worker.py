@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -69,6 +70,7 @@ class Job:
     cores: tuple[int, ...] = ()
     num_slots: int = 1
     outlives: bool = False  # its head
+    place: str = ""
 
 
 class Signed(msgspec.Struct):
@@ -136,7 +138,9 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     """
     began = time.monotonic()
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
-    result = Result(job.seed, crashed, attempt=int(attempt.name.removeprefix("attempt-")))
+    number, now = int(attempt.name.removeprefix("attempt-")), datetime.now(UTC).isoformat(timespec="milliseconds")
+    place = job.place or os.environ.get("SLURMD_NODENAME", "")
+    result = Result(job.seed, crashed, attempt=number, began=now, place=place)
     engine: Engine | None = None
     try:
         rules = job.rules

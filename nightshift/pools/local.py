@@ -127,6 +127,7 @@ class LocalPool:
             gpus=slot.gpus or job.gpus,
             cores=slot.cores,
             num_slots=len(self.slots),
+            place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
             outlives=self.outlives and not self.look_key,
         )
         name, (key, public_key) = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}", new_key()
