@@ -17,6 +17,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -32,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from arithmetic import ARITHMETIC_TRL  # noqa: E402
 
+from nightshift.campaign.busy import BUSY  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.campaign.replay import replay  # noqa: E402
 from nightshift.decision_rules import DecisionRules  # noqa: E402
@@ -55,6 +57,12 @@ def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> l
         result = subprocess.run([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, check=False)
         if result.returncode != 0:
             sys.exit(f"run.py ended with {result.returncode}")
+
+
+def decided_anew(recorded: Sequence[Record]) -> list[Record]:
+    """The same runs, each decided as if its settings were new: an idea that does nothing."""
+    changed = [replace(record, effective_hash=str(record.number), base=None) for record in recorded]
+    return list(replay(changed, {}).decided)
 
 
 def simulate(matrix: Floats, rules: DecisionRules, num_decisions: int, repetitions: int) -> Floats:
@@ -117,7 +125,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
     """Run, simulate, print, write."""
     kind = machine()
     recorded = real_decisions(folder, decisions, budget_seconds)
-    records = list(replay([replace(record, effective_hash=str(record.number)) for record in recorded], {}).decided)
+    records = decided_anew(recorded)
     kept = sum(r.status == "keep" for r in records[1:])
     low, high = wilson(kept, len(records) - 1)
     rows = [run.evaluation.example_scores for record in records for run in record.runs if run.evaluation]
@@ -133,6 +141,7 @@ def main(decisions: int, budget_seconds: float, folder: Path, repetitions: int, 
         "predicted_share": predicted,
         "predicted_middle_95": np.quantile(shares, [0.025, 0.975]).tolist(),
         "predicted_inside": low <= predicted <= high,
+        "busy_runs": sum(run.load is not None and run.load.taken >= BUSY for r in recorded for run in r.runs),
         "taken_back": sum(bool(r.judgement and r.judgement.taken_back_to) for r in records),
         "run_scores": [round(float(np.mean(row)), 4) for row in rows],
         "p_better_quartiles": np.quantile(p_better, [0.0, 0.25, 0.5, 0.75, 1.0]).round(3).tolist(),

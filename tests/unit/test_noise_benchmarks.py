@@ -1,8 +1,9 @@
-"""benchmarks/seeds.py and agreement.py: what two runs have in common, of made-up runs of which it is known."""
+"""benchmarks/seeds.py, agreement.py and aa.py: what two runs have in common, of made-up runs of which it is known."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import aa
 import agreement
 import seeds
 
 from nightshift.records import packed
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, judged
 
 
 def scores_of(common: float, num_seeds: int) -> list[dict[int, float]]:
@@ -54,3 +56,14 @@ def test_runs_of_the_same_settings_agree_more_than_others() -> None:
     assert found["same settings"]["median"] == pytest.approx(0.64, abs=0.06)  # (1 - 0.2)^2
     assert found["other settings"]["median"] == pytest.approx(0.0, abs=0.06)
     assert (found["same settings"]["pairs"], found["other settings"]["pairs"]) == (4, 1)
+
+
+def test_runs_of_equal_settings_are_decided_as_changes_that_do_nothing() -> None:
+    """As a ledger has them: made from the incumbent's own set of ideas, with no key changed."""
+    story = judged([(0.50, 0.51), *([(0.50 + 0.02 * (number % 3 - 1),) for number in range(9)])])
+    recorded = [replace(record, effective_hash="same", diff=(), base=()) for record in story]
+    found = aa.decided_anew(recorded)
+    said = [record.judgement.p_better for record in found[1:] if record.judgement]
+    assert len(said) == 9
+    assert all(p is not None and p != 0.5 for p in said), said
+    assert {record.status for record in found} == {"keep", "discard"}

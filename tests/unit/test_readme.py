@@ -75,6 +75,7 @@ def test_the_rule_and_where_it_fails() -> None:
     assert f"{100 * ours['kept_worse']:.0f} % of the keeps are worse" in RULE
     assert f"A keep is taken back {ours['taken_back']:.1f} times a night" in RULE
     assert f"{aa['kept']} times of {aa['decisions']} on the real engine" in RULE
+    assert f"it is never kept: {aa['kept_as_equal_settings']} of {aa['decisions']}" in RULE
     assert f"ends {-gains['ours']['helpful 0%']:.2f} pp worse" in RULE
     off = [round(100 * errors[world]) for world in ("helpful 0%", "hard", "helpful 50%", "default")]
     assert list(map(int, re.findall(r"(?:off by|help by|world by) (\d+)", RULE))) == off
