@@ -281,9 +281,12 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
     assert "after 9 more experiments" in status
     night.kill()
     finish(night)
-    wait_for(lambda: not leftovers(root))
     status = status_of(root)
-    assert "was cut off: the same command goes on with it" in status
+    assert "left:     0001 outlived its head, in process " in status
+    assert "was cut off: the same command goes on with it and adopts what still runs" in status
+    (root / "stand-in.json").unlink()
+    wait_for(lambda: not leftovers(root))
+    assert status_of(root).endswith("was cut off: the same command goes on with it\n")
 
 
 def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:
