@@ -51,9 +51,8 @@ _PROGRESS_SECONDS = 0.5
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what the
-    worker is pinned to, none where it is free; `num_slots`: how many run side by side.
-    A worker with another rules hash, harness or hardware refuses."""
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what it is
+    pinned to; `num_slots`: how many run side by side. A worker with another rules hash, harness or hardware refuses."""
 
     rules: Rules
     rules_hash: str

@@ -76,6 +76,8 @@ class Night:
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
+                if self._setup.pool.in_flight():
+                    interrupt(stop.cause, self._setup)
                 self._close(stop)
                 return stop
             except Interrupted as error:
@@ -84,7 +86,7 @@ class Night:
                 self._close(Stop(error.cause) if self._interrupt.asked else None)
                 raise
             except UsageError as error:
-                cancel(self._setup)
+                cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
             finally:
@@ -97,8 +99,7 @@ class Night:
             self._num_failures += 1
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
-            self._setup.reporter.note(f"{error} -- once more in {self._pauses[self._num_failures - 1]:g} s")
-            self._pause(self._num_failures)
+            self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
             return None
 
     def _step(self) -> Stop | None:
@@ -123,8 +124,7 @@ class Night:
 
     def _wait(self) -> None:
         """Until a run has ended, a pause is over, or somebody wants to stop."""
-        setup, before = self._setup, (self._interrupt.asked, self._is_stop_found())
-        began = setup.clock()
+        setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
         while (self._interrupt.asked, self._is_stop_found()) == before:
             setup.wait()
             in_flight = setup.pool.in_flight()
@@ -138,8 +138,7 @@ class Night:
             self._start(waiting[0])
             return True
         campaign = self._setup.campaign(self.state.branch)
-        incumbent = campaign.incumbent
-        if incumbent is None:
+        if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
         if is_full(self.state, self._own(), len(self._in_flight()) + len(self._waiting())):
             return False
@@ -177,9 +176,8 @@ class Night:
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        own = self._own()
-        seconds = run_seconds(own, self._setup.rules.budget_seconds)
-        return stop_rule(self.state, own, self._setup.now(), seconds)
+        seconds = run_seconds(self._own(), self._setup.rules.budget_seconds)
+        return stop_rule(self.state, self._own(), self._setup.now(), seconds)
 
     def _baseline(self) -> bool:
         """Have train.toml wait as the campaign's first; False where that crashed already."""
@@ -194,8 +192,7 @@ class Night:
 
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
-        setup, last = self._setup, campaign.decided[-1]
-        over = used(self.state, self._own(), setup.now())
+        setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
         base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
         context = context_of(self.state, setup, campaign, incumbent, config.source, base, self._in_flight())
@@ -274,10 +271,11 @@ class Night:
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
 
-    def _pause(self, num_failures: int) -> None:
-        """After so many failures in a row begin nothing new for a while."""
+    def _pause(self, num_failures: int) -> float:
+        """After so many failures in a row begin nothing new for so many seconds."""
         seconds = self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
         self._goes_on_at = self._setup.clock() + seconds
+        return seconds
 
     def _is_stop_found(self) -> bool:
         return (self._setup.root / STOP_NAME).exists()

@@ -108,6 +108,6 @@ def _side_by_side(night: Night, num_slots: int) -> Night:
     """With what slots stood idle for, where several runs were under way at once."""
     if num_slots < 2:
         return night
-    used = {use: seconds for use, seconds in night.seconds.items() if use is not Use.IDLE}
+    used: dict[Use, float] = {use: seconds for use, seconds in night.seconds.items() if use is not Use.IDLE}
     idle = num_slots * night.length_seconds - sum(used.values())
     return replace(night, seconds=total([used, {Use.IDLE: idle}]))

@@ -48,6 +48,7 @@ EXCEPTIONS = {
     "nightshift/request.py": "what was asked for",
     "nightshift/rules.py": "its constants are hashed by value",
     "nightshift/rules_toml.py": "makes the rules, which are hashed by value",
+    "nightshift/runs.py": "makes jobs, which name their seed and settings, and which a worker signs",
     "nightshift/scorer.py": "of tasksets, whose rules cover it",
     "nightshift/tasksets.py": "makes the rules of a taskset, which are hashed by value",
     "nightshift/sealed.py": "counts looks at examples that decide nothing",

@@ -55,8 +55,7 @@ class Timing:
     startup_seconds: float
     # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
     hang_seconds: float = 300.0
-    # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
-    # gets no grace at all: it would train on after its budget.
+    # Nothing of value is lost by a kill: metrics are line-buffered, weights count when STABLE. Trainers get none.
     grace_seconds: float = 5.0
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic
