@@ -140,17 +140,17 @@ def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(roo
     (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
     night = start(root, experiments=3, **ASKED)
     wait_for(lambda: is_running(root, 3))
-    assert state(root)["pending"]["repeats"] == 2
+    assert state(root)["pending"][0]["repeats"] == 2
     night.kill()
     finish(night)
     (root / "stand-in.json").unlink()
     wait_for(lambda: not leftovers(root))
-    assert state(root)["pending"]["repeats"] == 2
+    assert state(root)["pending"][0]["repeats"] == 2
     code, _, stderr = whole_night(root, experiments=3, **ASKED)
     assert code == 0, stderr
     assert "going on with the night of" in stderr
     ours = records(root)
     assert [record.failure for record in ours] == [None, None, "interrupted", None]
     assert ours[3].description.startswith("0002 again")
-    assert state(root)["pending"] is None
+    assert state(root)["pending"] == []
     assert problems(root) == []
