@@ -268,6 +268,14 @@ def test_the_slope_of_countdown() -> None:
     assert f"of the learning rate ({slower['sd']:.3f})" in told
 
 
+def test_the_slope_of_the_game() -> None:
+    base, shipped, faster = (result("tictactoe_slope")["settings"][name] for name in ("base", "default", "lr*3"))
+    told = " ".join(MEASURED.split())
+    assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
+    assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {faster['mean']:.3f} with three times" in told
+    assert f"the learning rate ({faster['sd']:.3f})" in told
+
+
 def test_the_mean_of_the_last_weights() -> None:
     data, told = result("score_last"), " ".join(MEASURED.split())
     of = {each["score_last"]: each for each in data["settings"]}
@@ -294,8 +302,8 @@ def test_the_ratings_of_a_game_and_what_another_would_cost() -> None:
     )
     late, early = (data["turn_milliseconds"][place] for place in ("750", "20"))
     assert f"a turn after 750 tokens costs {late:.0f} ms of one core, not {early:.1f}." in told
-    assert f"{data['num_games']:,} are ten minutes of evaluation, not {data['seconds_a_set']:.0f} s," in told
-    assert data["num_games"] * 21 * late / 1000 == pytest.approx(600, rel=0.05)
+    assert f"{data['num_games']:,} are eleven minutes of evaluation, not {data['seconds_a_set']:.0f} s," in told
+    assert data["num_games"] * 21 * late / 1000 == pytest.approx(660, rel=0.05)
     assert f"random = {ratings.ELO['random']:,}, perfect = {ratings.ELO['perfect']:,})" in told
 
 
