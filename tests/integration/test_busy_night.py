@@ -67,7 +67,7 @@ def test_a_busy_run_is_repeated_once_and_both_are_believed(root: Path) -> None:
     assert last.description == "lr 6e-06", "the proposer goes on, and nothing is repeated twice"
     campaign = believed(root)
     assert [record.number for record in campaign.decided] == [1, 2, 3, 4]
-    assert campaign.num_runs_of(busy.effective_hash) == 2
+    assert len(campaign.seeds_of(busy.effective_hash)) == 2
     assert busy.status == "keep"
     assert again.judgement
     assert again.judgement.why.startswith("the settings of 0002: one more run of it")
