@@ -276,6 +276,15 @@ def test_the_slope_of_the_game() -> None:
     assert f"the learning rate ({fast['sd']:.3f})" in told
 
 
+def test_what_seeds_are_worth() -> None:
+    data, told = result("seeds"), " ".join(MEASURED.split())
+    same, other = ([100 * data[name][of] for name in ("lr*1.5", "batch128", "group8")] for of in ("same", "different"))
+    assert {data[name]["seeds"] for name in ("lr*1.5", "batch128", "group8")} == {10}
+    assert f"differ by {same[0]:.1f} pp (standard deviation) with the same seed, by {other[0]:.1f} pp with" in told
+    assert f"it is {same[1]:.1f} and {same[2]:.1f} pp with the same, {other[1]:.1f} and {other[2]:.1f} pp with" in told
+    assert f"a part of the {same[0]:.1f} pp may be" in told
+
+
 def test_the_mean_of_the_last_weights() -> None:
     data, told = result("score_last"), " ".join(MEASURED.split())
     of = {each["score_last"]: each for each in data["settings"]}

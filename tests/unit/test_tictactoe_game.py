@@ -149,7 +149,7 @@ class Player:
         self.say = of_pool("random") if step != 7 else lambda match: "pass"
 
     def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
-        boards = ["".join(chat[-1]["content"].rpartition(": ")[2].split()) for chat in chats]
+        boards = ["".join(word[0] for word in chat[-1]["content"].rpartition(": ")[2].split()) for chat in chats]
         matches = [Match(board, "X", None, "", random.Random(0)) for board in boards]
         return [Completion(self.say(match), 2, False) for match in matches]
 
