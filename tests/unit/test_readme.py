@@ -260,20 +260,15 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
 
 
-def test_the_slope_of_countdown() -> None:
-    base, shipped, slower = (result("countdown_slope")["settings"][name] for name in ("base", "default", "lr/3"))
+@pytest.mark.parametrize(
+    ("name", "other", "words"), [("countdown", "lr/3", "a third of"), ("tictactoe", "lr*3", "three times")]
+)
+def test_the_slope_of_other_environments(name: str, other: str, words: str) -> None:
+    base, shipped, changed = (result(f"{name}_slope")["settings"][setting] for setting in ("base", "default", other))
     told = " ".join(MEASURED.split())
     assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
-    assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {slower['mean']:.3f} with a third" in told
-    assert f"of the learning rate ({slower['sd']:.3f})" in told
-
-
-def test_the_slope_of_the_game() -> None:
-    base, shipped, fast = (result("tictactoe_slope")["settings"][name] for name in ("base", "default", "lr*3"))
-    told = " ".join(MEASURED.split())
-    assert f"{base['mean']:.3f} before training, {shipped['mean']:.3f} as shipped (five seeds, standard" in told
-    assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {fast['mean']:.3f} with three times" in told
-    assert f"the learning rate ({fast['sd']:.3f})" in told
+    assert f"deviation {shipped['sd']:.3f}, {shipped['steps']:.0f} steps), {changed['mean']:.3f} with {words}" in told
+    assert f"{words} the learning rate ({changed['sd']:.3f})" in told
 
 
 def test_what_seeds_are_worth() -> None:
