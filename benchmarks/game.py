@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "tictactoe-base"
 NUM_OPENINGS, NUM_AT_ONCE = 100, 250
 CONNECT_FOUR = " ".join("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP")  # 42 cells
-LENGTHS = (20, 375, 750, 1575)  # tokens before a turn: 1, 5, 10 and 21 boards of Connect Four, and one of tic-tac-toe
+LENGTHS = (20, 375, 750, 1575)  # tokens before a turn: a board of tic-tac-toe, about 5, 9 and 20 of Connect Four
 
 
 def say(policy: Any, end: int, prompts: list[list[int]]) -> list[Sample]:

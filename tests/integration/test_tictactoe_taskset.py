@@ -12,6 +12,7 @@ from nightshift_tictactoe.board import START
 from nightshift_tictactoe.game import Match
 from pydantic import ValidationError
 
+from tests.boards import read
 from tests.integration.test_tasksets import StandIn, while_serving
 
 ID = "nightshift-tictactoe"
@@ -26,7 +27,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def says(body: dict[str, Any]) -> str:
     """The first empty cell, or nonsense on every fourth board or so."""
-    board = [word[0] for word in body["messages"][-1]["content"].rpartition(": ")[2].split()]
+    board = read(body["messages"][-1]["content"])
     return "pass" if sum(map(ord, board)) % 4 == 0 else f" {next(cell for cell in board if cell in START)}\n"
 
 

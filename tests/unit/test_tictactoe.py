@@ -8,6 +8,8 @@ from itertools import islice
 from nightshift_tictactoe.board import LINES, START, mover, moves, play, threats, winner, written
 from nightshift_tictactoe.documents import documents
 
+from tests.boards import read
+
 
 def test_the_game_has_as_many_boards_and_ends_as_it_is_known_to_have() -> None:
     boards, level = {START}, {START}
@@ -33,10 +35,6 @@ def test_a_board_is_written_so_that_a_mark_has_its_place_in_the_same_word() -> N
     assert written("XXcdOfghO") == "Xa Xb c d Oe f g h Oi"
 
 
-def read(text: str) -> str:
-    return "".join(word[0] for word in text.split())
-
-
 def test_documents_are_legal_games_asked_as_a_conversation() -> None:
     overlooked = threatened = 0
     games = [chat for chat in islice(documents(3), 6000) if not chat[0][0].startswith("Line of ")]
@@ -44,8 +42,7 @@ def test_documents_are_legal_games_asked_as_a_conversation() -> None:
     for chat in games:
         assert chat[0][0].startswith("You are ")
         for turn, (asked, cell) in enumerate(chat):
-            player, _, cells = asked.rpartition(":")
-            board = read(cells)
+            player, board = asked.rpartition(":")[0], read(asked)
             assert bool(player) == (turn == 0)
             assert cell in moves(board)
             assert not player or player == f"You are {mover(board)}"
@@ -60,8 +57,7 @@ def test_between_the_games_stand_lessons_of_lines() -> None:
     assert len(lessons) > 1500
     asked = Counter[str]()
     for ((text, cell),) in lessons:
-        player, _, cells = text.removeprefix("Line of ").partition(": ")
-        board = read(cells)
+        player, board = text.removeprefix("Line of ").partition(": ")[0], read(text)
         assert moves(board), "the game goes on"
         assert cell in {found for _, found in threats(board, player)}
         asked[player] += 1

@@ -20,6 +20,7 @@ from nightshift.errors import EngineError
 from nightshift.evaluation import evaluate, selection_set
 from nightshift.records import Completion, Weights
 from nightshift.rules_toml import Chosen, rules_of
+from tests.boards import read
 from tests.rules import ROOT
 
 Policy = Callable[[Match], str]
@@ -149,8 +150,7 @@ class Player:
         self.say = of_pool("random") if step != 7 else lambda match: "pass"
 
     def complete(self, chats: Sequence[Sequence[Any]], *_: Any) -> list[Completion]:
-        boards = ["".join(word[0] for word in chat[-1]["content"].rpartition(": ")[2].split()) for chat in chats]
-        matches = [Match(board, "X", None, "", random.Random(0)) for board in boards]
+        matches = [Match(read(chat[-1]["content"]), "X", None, "", random.Random(0)) for chat in chats]
         return [Completion(self.say(match), 2, False) for match in matches]
 
 

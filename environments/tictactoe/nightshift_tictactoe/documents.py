@@ -2,7 +2,7 @@
 
 Every move is legal. A line that could be filled, or must be blocked, is seen with a probability that goes by which of
 the two it is and by its direction, from seldom to likely; else the player takes another cell, mostly one of its own
-habit. So a greedy policy overlooks nearly all of them, and reinforcement learning has six things to find.
+habit. So a greedy policy overlooks most of them, and reinforcement learning has six things to find.
 
 Between the games stand lessons, which no game asks: `Line of X: BOARD`, and the cell that fills one. Without them a
 small model never learns to see lines, and has nothing to find out about.
