@@ -131,12 +131,16 @@ class Belief:
         order = order[..., : (self.ideas != UNUSED).sum(axis=-1).max()]
         ideas = np.take_along_axis(self.ideas, order, axis=-1)
         used = (ideas != UNUSED).astype(float)
-        covariance = np.take_along_axis(self.covariance, order[..., None, :, None], axis=-2)
-        covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
+        if order.ndim == 1:  # of one campaign all that are left are in use, and this is ten times as fast
+            covariance = self.covariance[..., order[:, None], order]
+        else:
+            covariance = np.take_along_axis(self.covariance, order[..., None, :, None], axis=-2)
+            covariance = np.take_along_axis(covariance, order[..., None, None, :], axis=-1)
+            covariance *= used[..., None, :, None] * used[..., None, None, :]
         return replace(
             self,
             means=np.take_along_axis(self.means, order[..., None, :], axis=-1) * used[..., None, :],
-            covariance=covariance * used[..., None, :, None] * used[..., None, None, :],
+            covariance=covariance,
             ideas=ideas,
             sets=np.take_along_axis(self.sets, order[..., None, :], axis=-1) * used[..., None, :],
         )

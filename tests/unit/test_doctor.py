@@ -184,11 +184,14 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
 
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])
 def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None:
-    """Without GPUs and without prime-rl. Two seconds are promised; here of CPU time, whatever the machine does."""
+    """Without GPUs and without prime-rl. A second is what it takes where importing the commands takes a quarter."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
-    command = [sys.executable, "-c", "from nightshift.cli import commands; commands()", "doctor", "--engine", engine]
-    began = cpu_seconds_of_children()
-    result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    seconds = []
+    for asked in ("import nightshift.cli", "from nightshift.cli import commands; commands()"):
+        command = [sys.executable, "-c", asked, "doctor", "--engine", engine]
+        began = cpu_seconds_of_children()
+        result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+        seconds.append(cpu_seconds_of_children() - began)
     assert (result.returncode, result.stderr) == (code, "")
-    assert cpu_seconds_of_children() - began < 2
+    assert seconds[1] < 8 * seconds[0]
     assert "/does/not/exist" in result.stdout
