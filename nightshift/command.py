@@ -84,6 +84,7 @@ def run(root: Path, request: Request) -> int:
     if request.detach:
         return detach(root)
     from nightshift.experiment import admit, require_ready, run_experiment
+    from nightshift.night.pending import end_jobs
     from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
     from nightshift.runs import next_seed
@@ -97,9 +98,10 @@ def run(root: Path, request: Request) -> int:
             starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
             print_text(dry_run(record, starts))
             return ExitCode.MEASURED
-        require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
+        require_ready(setup)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
             end_leftovers(root, reporter.note)
+            end_jobs(setup.ledger)
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
     print_text(summary(record, setup.ledger.chain.head))

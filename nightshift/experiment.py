@@ -12,18 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from importlib import metadata
+from pathlib import Path
 
 from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import start_from
-from nightshift.engines import Engine, used_keys
+from nightshift.engines import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
+from nightshift.processes.slots import Slot
 from nightshift.records import Failure, Record
 from nightshift.request import Request
 from nightshift.runs import as_json, cancel, hash_of, submit
@@ -58,8 +60,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     with setup.ledger.lock():
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     record = admit(config, request, setup)
-    if setup.pool.is_here:
-        require_ready(setup.engine)
+    require_ready(setup)
     if record.parent is None and Head(record.branch, record.commit).is_campaign:
         require_packaged(setup)
     files = {CONFIG_NAME: config.source, "effective.json": as_json(record.effective)}
@@ -85,7 +86,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     record = setup.ledger.record(number)
     if record.status != STARTED:
         return record
-    run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
+    run_dir = next_run(record, setup)
     if not setup.pool.is_over(run_dir):
         return None
     try:
@@ -103,9 +104,22 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
         failure = Failure.MACHINERY, str(error)
     if failure:
         cancel(setup, number)
-        return conclude(crash(record, *failure), setup)
+        return conclude(_beside(crash(record, *failure), setup), setup)
     judgement = setup.campaign(record.branch).judge(record)
     return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
+
+
+def _beside(record: Record, setup: Setup) -> Record:
+    """With the incumbent in the judgement, where that is not the parent any more: git has the former's config."""
+    incumbent = setup.campaign(record.branch).incumbent
+    if record.judgement is None or incumbent is None or incumbent.number == record.parent:
+        return record
+    return replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
+
+
+def next_run(record: Record, setup: Setup) -> Path:
+    """The folder of the run that is collected next: in their order, whichever ends first."""
+    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
 
 
 def proven(record: Record, setup: Setup) -> Record:
@@ -198,11 +212,13 @@ def refuse_running(config_hash: str, in_flight: Sequence[Record]) -> None:
         raise UsageError(f"this config is in flight as experiment {same[0]:04d}", "Change train.toml.")
 
 
-def require_ready(engine: Engine) -> None:
-    """Raise EngineError with the first problem that makes a run impossible."""
-    if problems := engine.check():
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise EngineError(problems[0] + more)
+def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
+    """Raise EngineError with the first problem that makes a run impossible in these slots of this machine; for None in
+    that of the next run. A cluster's nodes tell it themselves."""
+    for slot in setup.pool.free_slots[:1] if slots is None else slots:
+        if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise EngineError(problems[0] + more)
 
 
 def require_packaged(setup: Setup) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 
-from nightshift.processes.gpus import num_gpus
-
 
 class Finite(click.FloatRange):
     """A range that refuses nan, which is on no side of any bound."""
@@ -31,9 +29,9 @@ def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """--pairs: a number, or as many as there are GPUs for."""
+    """--pairs: a number, or 0: as many as there are GPUs for."""
     if value == "auto":
-        return max(num_gpus(os.environ) // (1 if ctx.params.get("engine") == "trl" else 2), 1)
+        return 0
     if not re.fullmatch("[1-9][0-9]{0,2}", value):
         raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
     return int(value)

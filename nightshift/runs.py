@@ -32,10 +32,12 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
     """Start a worker, once it is known how all is that it will import."""
     if not setup.pool.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-    setup.pool.submit(run_dir, job)
-    if (run_dir / SUBMITTED_NAME).is_file():  # a later head believes what is in the chain
+
+    def enter() -> None:  # a later head believes what is in the chain
         with setup.ledger.lock():
             setup.ledger.enter(run_dir / SUBMITTED_NAME)
+
+    setup.pool.submit(run_dir, job, enter)
 
 
 def next_seed(record: Record, setup: Setup) -> int:
@@ -65,9 +67,8 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
 
 def cancel(setup: Setup, number: int | None = None) -> None:
     """End all runs that nobody collected, or those of one experiment."""
-    for run_dir in setup.pool.in_flight():
-        if number is None or run_dir.parent == setup.ledger.run_dir(number):
-            setup.pool.cancel(run_dir)
+    in_flight = setup.pool.in_flight()
+    setup.pool.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +62,8 @@ class Setup:
     now: Callable[[], datetime]  # aware, UTC
     clock: Callable[[], float]  # monotonic seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
+    # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
+    engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
 
     def campaign(self, branch: str, records: Sequence[Record] | None = None) -> Campaign:
         """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
@@ -103,12 +105,15 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         rules = rules.with_budget(request.budget_seconds)
     rules = on_cards(rules, root, environ, request.gpus)
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
-    num_slots = request.pairs or (num_slots_of(first.hardware) if first else 1)
+    num_slots = request.pairs
+    if num_slots is None:
+        num_slots = num_slots_of(first.hardware) if first else 1
     pool: Pool = (
         LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
         if cluster is None
         else SlurmPool(root, environ, cluster)
     )
+    gpus = [slot.gpus for slot in pool.free_slots if slot.gpus]
     return Setup(
         root=root,
         rules=rules,
@@ -123,6 +128,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         request=request,
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
+        engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
 
 

@@ -33,8 +33,7 @@ from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
-from nightshift.processes.slots import layout
-from nightshift.processes.supervise import interruptible, limit_life
+from nightshift.processes.supervise import engine_environment, interruptible, limit_life
 from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
@@ -52,7 +51,8 @@ class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
     `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what it is
-    pinned to; `num_slots`: how many run side by side. A worker with another rules hash, harness or hardware refuses."""
+    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
+    refuses."""
 
     rules: Rules
     rules_hash: str
@@ -67,7 +67,7 @@ class Job:
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
     cores: tuple[int, ...] = ()
-    num_slots: int = 1
+    layout: str = ""
     outlives: bool = False  # its head
     place: str = ""
 
@@ -143,8 +143,9 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     engine: Engine | None = None
     try:
         rules = job.rules
-        engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
-        hardware = hardware_of(job, engine)
+        # A cluster's node adds what a login there brings, with its tokens.
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
         _require_same(job, root, hardware)
         if job.cores:
             os.sched_setaffinity(0, job.cores)
@@ -195,11 +196,6 @@ def _start_incumbent(
     except (NightshiftError, OSError) as error:
         return False, f"the incumbent does not start either: {error}"
     return True, "the incumbent starts, so it is the config's fault"
-
-
-def hardware_of(job: Job, engine: Engine) -> str:
-    """What the run has: the engine's, before this process is pinned to its part of it."""
-    return layout(engine.hardware(), job.num_slots, len(job.cores))
 
 
 def _require_same(job: Job, root: Path, hardware: str) -> None:

@@ -37,7 +37,7 @@ def free_ports(num: int) -> list[int]:
 
 
 class Cluster:
-    """slurmctld and two slurmd, on ports of their own, in `folder`; `munged` is the machine's."""
+    """slurmctld and two slurmd, on ports of their own, in `folder`, with a munged of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder, free_ports(1 + len(NODES))
@@ -58,12 +58,15 @@ class Cluster:
         self.wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"])
 
     def _munge(self) -> None:
-        if subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode == 0:
-            return
-        for path, mode in (("/run/munge", "755"), ("/var/log/munge", "700"), ("/var/lib/munge", "700")):
-            subprocess.run(["install", "-d", "-o", "munge", "-g", "munge", "-m", mode, path], check=True)
-        demoted = ("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged")
-        subprocess.run(demoted, check=True, env=self.environ)
+        """A munged of its own: the machine's, if there is one, is left alone."""
+        named = {
+            name: self.folder / "munge" / name for name in ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        }
+        named["key-file"].parent.mkdir(mode=0o711)
+        named["key-file"].touch(0o600)
+        named["key-file"].write_bytes(os.urandom(128))
+        # --force: it warns of folders above that others may write, as /tmp is.
+        self.ask("munged", "--force", *(f"--{name}={path}" for name, path in named.items()))
 
     def _configure(self) -> None:
         host, at = socket.gethostname().partition(".")[0], self.folder
@@ -73,6 +76,7 @@ SlurmctldPort={self.ports[0]}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=socket={at}/munge/socket
 StateSaveLocation={at}/state
 SlurmdSpoolDir={at}/spool/%n
 SlurmctldPidFile={at}/slurmctld.pid
@@ -151,8 +155,8 @@ MinJobAge=300
     def stop(self) -> None:
         """End the daemons, and the jobs that they watch."""
         subprocess.run(["scancel", "--user=root"], env=self.environ, check=False, capture_output=True)
-        for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld"):
-            path = self.folder / f"{name}.pid"
+        for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munge/pid-file"):
+            path = self.folder / (name if "/" in name else f"{name}.pid")
             if path.exists():
                 try:
                     os.kill(int(path.read_text()), signal.SIGTERM)
@@ -164,4 +168,4 @@ if __name__ == "__main__":
     at = Path(sys.argv[1]).resolve()
     cluster = Cluster(at)
     cluster.start()
-    print(f"export SLURM_CONF={cluster.conf}; stop it: kill $(cat {at}/*.pid)")
+    print(f"export SLURM_CONF={cluster.conf}; stop it: kill $(cat {at}/*.pid {at}/munge/pid-file)")

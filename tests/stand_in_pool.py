@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 
 from nightshift.errors import EngineError
 from nightshift.files import write_json
+from nightshift.pools import Submitted
+from nightshift.processes.slots import Slot
 from nightshift.records import ATTEMPT, Result
 from nightshift.worker import JOB_NAME, Job, make_run
 
@@ -16,7 +18,6 @@ from nightshift.worker import JOB_NAME, Job, make_run
 class StandInPool:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
-    is_here = True
     look_key = b""
     num_slots = 1
 
@@ -26,7 +27,7 @@ class StandInPool:
         self._results: dict[Path, Result | None] = {}
         self.during: Callable[[Path], object] = lambda folder: None
 
-    def submit(self, folder: Path, job: Job) -> None:
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         write_json(folder / JOB_NAME, job)
         self._jobs[folder] = job
         self._results.setdefault(folder, None)
@@ -40,8 +41,13 @@ class StandInPool:
             raise EngineError(f"{folder} has no result")
         return result
 
-    def cancel(self, folder: Path) -> None:
-        self._results.pop(folder, None)
+    @property
+    def free_slots(self) -> list[Slot]:
+        return [] if self._results else [Slot()]
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        for folder in folders:
+            self._results.pop(folder, None)
 
     def wait(self, timeout_seconds: float) -> None:
         for folder in [folder for folder, result in self._results.items() if result is None]:
@@ -56,7 +62,7 @@ class StandInPool:
     def hardware(self, of_engine: str) -> str:
         return of_engine
 
-    def adopt(self, folder: Path) -> bool:
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         return False
 
     def has_begun(self, folder: Path) -> bool:

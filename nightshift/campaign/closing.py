@@ -14,7 +14,7 @@ from nightshift.campaign.version_1 import FINISH
 from nightshift.files import disk_error, remove_tree
 from nightshift.git.repo import Repo
 from nightshift.git.settlement import is_unsettled, settle
-from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
+from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -98,7 +98,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 
 
 def _delete_weights(folder: Path) -> None:
-    for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+    for path in folder.glob(f"run-*/attempt-*/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
         remove_tree(path)  # whatever lies in its place
 
 

@@ -72,9 +72,9 @@ def _number(name: str) -> int | None:
 
 
 def _open(records: Sequence[Record]) -> list[Record]:
-    """The last decided record and those after it: what a head that was killed may have had in its hands."""
-    last = max((index for index, record in enumerate(records) if record.decided is not None), default=0)
-    return list(records[last:])
+    """The record that was decided last, and those that are not: what a killed head may have had in its hands."""
+    last = max((record.decided or 0 for record in records), default=0)
+    return [record for record in records if record.decided in (None, last)]
 
 
 def _files(record: Record, ledger: Ledger) -> dict[str, str]:

@@ -132,7 +132,7 @@ def _make_run(pairs: Pairs, side: str, seed: int, folder: Path, setup: Setup) ->
         )
         proof = "; ".join(filter(None, lines)) or None
     except Interrupted:
-        setup.pool.cancel(folder)
+        setup.pool.cancel([folder])
         raise
     except EngineError as error:
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")

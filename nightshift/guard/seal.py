@@ -25,7 +25,6 @@ from nightshift.errors import UsageError, listed
 from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.freeze import files_below, untracked_code
-from nightshift.records import ATTEMPT
 from nightshift.rules import Rules
 from nightshift.worker import LOG_NAME
 
@@ -154,15 +153,15 @@ def _loose_names(checkout: Checkout, tracked: frozenset[str]) -> Iterator[str]:
 def _of_runs(runs_dir: Path, in_flight: Collection[Path]) -> Iterator[tuple[str, str]]:
     """All that lies in runs/, by size, times and inode: a change time cannot be set back. Of runs in flight not what
     their workers write: a result of theirs is signed."""
-    written = [os.path.relpath(run_dir / name, runs_dir) for run_dir in in_flight for name in (ATTEMPT, LOG_NAME)]
+    folders = "|".join(re.escape(os.path.relpath(run_dir, runs_dir)) for run_dir in in_flight)
+    written = re.compile(rf"({folders})/(attempt-[0-9]+(/.*)?|{re.escape(LOG_NAME)})")
     if runs_dir.is_symlink():
         yield "runs", f"a link to {runs_dir.readlink()}"
     if not runs_dir.is_dir():
         return
     for entry in (*os.scandir(runs_dir), *files_below(runs_dir)):
         name = os.path.relpath(entry.path, runs_dir)
-        is_written = any(name == of_worker or name.startswith(f"{of_worker}/") for of_worker in written)
-        if is_written or _OF_RUNS.match(name) or f"runs/{name}" == _STATE_OF_THE_NIGHT:
+        if written.fullmatch(name) or _OF_RUNS.match(name) or f"runs/{name}" == _STATE_OF_THE_NIGHT:
             continue
         try:
             status = entry.stat(follow_symlinks=False)

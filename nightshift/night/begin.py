@@ -10,7 +10,6 @@ from pathlib import Path
 from nightshift import console
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
-from nightshift.engines import Engine, open_engine
 from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
 from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
@@ -20,7 +19,6 @@ from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
 from nightshift.night.pending import adopt, end_jobs, survivors
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
-from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmPool
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
@@ -40,29 +38,21 @@ def night(root: Path, request: NightRequest) -> int:
         old = load(ledger)
         alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
         # First of all: they may still write. What this night left running on purpose is adopted below.
-        end_leftovers(root, reporter.note, {run.name for run in alive.values()})
+        end_leftovers(root, reporter.note, {was.name for was, _ in alive.values()})
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        engines = engines_of(setup)  # each holds the GPUs of its slot as long as it lives
-        for engine in engines:
-            require_ready(engine)  # a person is still there to put it right
+        held, slots = {job.gpus for _, job in alive.values()}, setup.pool.free_slots
+        # A person is still there to put it right.
+        require_ready(setup, [slot for slot in slots if (slot.gpus or setup.request.gpus) not in held])
         setup.engine.prepare_at_start(reporter.note)
-        state = begin(request, setup)
+        state, adopted = begin(request, setup), set[str]()
         if old is not None and state.started == old.started:
-            adopt(state, setup)
+            adopted = adopt(state, setup)
         else:
-            end_leftovers(root, reporter.note)
             end_jobs(ledger)
+        end_leftovers(root, reporter.note, adopted)
         stop = Night(state, setup, proposer, console.print_text).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
-
-
-def engines_of(setup: Setup) -> list[Engine]:
-    """One for each slot of this machine with GPUs of its own; else the one that there is. None for a cluster."""
-    if not isinstance(setup.pool, LocalPool):
-        return []
-    gpus = [slot.gpus for slot in setup.pool.slots if slot.gpus]
-    return [open_engine(setup.rules, setup.root, dict(os.environ), each) for each in gpus] or [setup.engine]
 
 
 def stop_night(root: Path) -> str:

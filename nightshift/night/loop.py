@@ -19,7 +19,7 @@ from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import base_of, next_base
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, collect, interrupt, start
+from nightshift.experiment import admit, collect, interrupt, next_run, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.pending import attempts, context_of, undecided, waiting, withdraw_jobs
@@ -73,6 +73,8 @@ class Night:
         with self._interrupt.installed():
             try:
                 self._update()  # for `status`, and for the same command after a kill
+                self._tidy()
+                self._place()
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
@@ -110,10 +112,11 @@ class Night:
                 self._conclude(record)
                 return None
         self._tidy()
-        stop, num_free = self._why_stop(), pool.num_slots - len(pool.in_flight())
-        if stop and num_free == pool.num_slots:
+        stop, num_free = self._why_stop(), max(pool.num_slots - len(pool.in_flight()), 0)
+        if stop and not pool.in_flight():
             return stop
-        has_next = num_free == 0 and (pool.num_slots == 1 or bool(self._waiting()))  # one proposal is made ahead
+        # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
+        has_next = num_free == 0 and (pool.num_slots == 1 or len(self._waiting()) >= (pool.num_slots + 1) // 2)
         if stop:
             withdraw_jobs(self._in_flight(), stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
@@ -127,9 +130,8 @@ class Night:
         setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
         while (self._interrupt.asked, self._is_stop_found()) == before:
             setup.wait()
-            in_flight = setup.pool.in_flight()
-            is_over = any(map(setup.pool.is_over, in_flight)) or not in_flight
-            if is_over or began < self._goes_on_at <= setup.clock():
+            due = [next_run(record, setup) for record in self._in_flight()]
+            if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
 
     def _begin(self, num_free: int) -> bool:
@@ -193,9 +195,11 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
-        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
+        in_flight, waiting = self._in_flight(), self._waiting()
+        num_open = len(in_flight) + len(waiting)
+        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-        context = context_of(self.state, setup, campaign, incumbent, config.source, base, self._in_flight())
+        context = context_of(self.state, setup, campaign, incumbent, config.source, base, in_flight, waiting)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
         began = setup.clock()
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
@@ -212,6 +216,8 @@ class Night:
             self._refuse(proposal, proposal.cause or "no edit")
             return
         try:
+            if proposal.source in [other.source for other in waiting]:
+                raise UsageError("this config waits for its turn already", "Change train.toml.")
             admit(parse(proposal.source), Request(base=base), setup)
         except UsageError as error:
             self._refuse(proposal, str(error))
@@ -258,9 +264,9 @@ class Night:
 
     def _conclude(self, record: Record) -> None:
         """After a verdict: train.toml is the incumbent's, the summary is told; what the machinery lost is run again."""
-        incumbent = self._setup.campaign(self.state.branch).incumbent
-        if incumbent is not None:
-            place(self._setup.ledger.source(incumbent.number), self._setup)
+        self._place()
+        if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
+            self._setup.engine.prepare_at_start(self._setup.reporter.note)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
         self._tell(write_summary(self.state, self._setup))
@@ -270,6 +276,11 @@ class Night:
                 self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
+
+    def _place(self) -> None:
+        incumbent = self._setup.campaign(self.state.branch).incumbent
+        if incumbent is not None:
+            place(self._setup.ledger.source(incumbent.number), self._setup)
 
     def _pause(self, num_failures: int) -> float:
         """After so many failures in a row begin nothing new for so many seconds."""
@@ -286,6 +297,7 @@ class Night:
             if stop is not None:
                 self._update(cause=stop.cause)
             self._tidy()
+            self._place()
             self._tell(write_summary(self.state, self._setup))
         except (NightshiftError, OSError) as error:
             self._setup.reporter.note(f"the night's summary cannot be written: {error}")

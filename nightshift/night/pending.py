@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ from nightshift.engines import used_keys
 from nightshift.experiment import withdraw
 from nightshift.files import read_file
 from nightshift.night.state import NightState, decided, num_since_keep
-from nightshift.pools import SUBMITTED_NAME, Submitted
+from nightshift.pools import SUBMITTED_NAME, Submitted, job_of
 from nightshift.pools.slurm import NAME as SLURM
 from nightshift.pools.slurm import cancel_jobs
 from nightshift.processes.watchdog import marker_of
@@ -24,6 +26,9 @@ from nightshift.records import Record
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import parse
+from nightshift.worker import Job
+
+_RUN = re.compile("run-[1-9][0-9]{0,3}")
 
 
 def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
@@ -52,28 +57,31 @@ def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
     return found
 
 
-def survivors(ledger: Ledger, first: int) -> dict[Path, Submitted]:
+def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
     """By folder, the runs of the experiments from `first` on that were submitted and not collected, as the chain has
-    them: whoever wrote another name or key there gets nothing adopted."""
+    them: whoever wrote another name, key or job there gets nothing adopted."""
     found = {}
     for record in ledger.records():
         if record.status != STARTED or record.number < first or record.version == 1:
             continue
         for folder in sorted(ledger.run_dir(record.number).glob("run-*")):
-            path = folder / SUBMITTED_NAME
-            if not path.is_file() or int(folder.name.removeprefix("run-")) <= len(record.runs):
+            if not _RUN.fullmatch(folder.name) or int(folder.name.removeprefix("run-")) <= len(record.runs):
                 continue
-            data = read_file(path)
-            if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
-                found[folder] = msgspec.json.decode(data, type=Submitted)
+            path = folder / SUBMITTED_NAME
+            with suppress(OSError):  # none, or what somebody put in its place
+                data = read_file(path)
+                if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
+                    was = msgspec.json.decode(data, type=Submitted)
+                    if (job := job_of(folder, was)) is not None:
+                        found[folder] = was, job
     return found
 
 
 def alive(ledger: Ledger, first: int) -> dict[int, list[int]]:
     """Process ids of the workers that outlived the head of a night, by the number of their experiment."""
     found, names = dict[int, list[int]](), {}
-    for folder, run in survivors(ledger, first).items():
-        names[run.name] = int(folder.parent.name)
+    for folder, (was, _) in survivors(ledger, first).items():
+        names[was.name] = int(folder.parent.name)
     for process in psutil.process_iter() if names else ():
         if (number := names.get(marker_of(process) or "")) is not None:
             found.setdefault(number, []).append(process.pid)
@@ -90,16 +98,18 @@ def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
 
 def end_jobs(ledger: Ledger) -> None:
     """Cancel the jobs of a cluster that earlier heads of this checkout left there."""
-    cancel_jobs([run.name for run in survivors(ledger, 0).values() if run.pool == SLURM])
+    cancel_jobs([was.name for was, _ in survivors(ledger, 0).values() if was.pool == SLURM])
 
 
-def adopt(state: NightState, setup: Setup) -> None:
-    """Take over what an earlier head of this night left running, or finished."""
-    folders = [folder for folder in survivors(setup.ledger, state.first) if setup.pool.adopt(folder)]
-    if folders:
+def adopt(state: NightState, setup: Setup) -> set[str]:
+    """Take over what an earlier head of this night left running, or finished; the workers' names."""
+    alive = survivors(setup.ledger, state.first)
+    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.pool.adopt(folder, was, job)}
+    if adopted:
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-        names = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in folders}))
-        setup.reporter.note(f"adopted what an earlier head of this night left running: {names}")
+        numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
+        setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
+    return set(adopted.values())
 
 
 def context_of(
@@ -110,6 +120,7 @@ def context_of(
     source: bytes,
     base: tuple[int, ...],
     in_flight: tuple[Record, ...],
+    waiting: Sequence[Proposal],
 ) -> Context:
     """What the next proposal is made from: the train.toml `source`, which holds the ideas `base`."""
     plateau, now = state.request.plateau, setup.now()
@@ -124,6 +135,7 @@ def context_of(
         used_keys=used_keys(setup.engine, parse(source)),
         refusals=state.refusals,
         in_flight=in_flight,
-        new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) == plateau,
+        waiting=tuple(waiting),
+        new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) >= plateau,
         seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
     )

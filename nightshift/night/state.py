@@ -20,7 +20,7 @@ from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
-from nightshift.records import Failure, Record
+from nightshift.records import Failure, Record, Verdict
 from nightshift.request import Request
 
 STATE_NAME = "night.json"
@@ -140,8 +140,8 @@ class _Head:
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
-    """Those that count as experiments: not interrupted, not ended by broken machinery."""
-    return [record for record in records if record.decided is not None]
+    """Those that count as experiments, in their order: not interrupted, not ended by broken machinery."""
+    return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
 def used(state: NightState, own: Sequence[Record], now: datetime) -> float | None:
@@ -167,15 +167,22 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Decided experiments since the last keep."""
-    ours = decided(records)
+    """Decided experiments since the last keep; repeats try nothing."""
+    ours = [
+        r for r in decided(records) if r.is_keep or r.status == Verdict.CRASH or (r.judgement and r.judgement.delta)
+    ]
     return next((i for i, r in enumerate(reversed(ours)) if r.is_keep), len(ours))
 
 
 def num_crashes(records: Sequence[Record]) -> int:
     """Crashes in a row at the end; an interruption is nobody's fault."""
-    ours = [r for r in records if r.failure is not Failure.INTERRUPTED]
+    ours = sorted((r for r in records if r.failure is not Failure.INTERRUPTED), key=_ended)
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
+
+
+def _ended(record: Record) -> float:
+    """When, in seconds since 1970."""
+    return datetime.fromisoformat(record.started).timestamp() + (record.total_seconds or 0.0)
 
 
 def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:

@@ -10,6 +10,8 @@ forges none. By its name and its public key a later head finds and believes a wo
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,26 +21,27 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from nightshift.errors import EngineError
-from nightshift.files import read_file, read_json
+from nightshift.files import read_file, write_json
+from nightshift.processes.slots import Slot
 from nightshift.records import ATTEMPT, Result
-from nightshift.worker import RESULT_NAME, Job, Signed, signed_bytes
+from nightshift.worker import JOB_NAME, RESULT_NAME, Job, Signed, signed_bytes
 
 SUBMITTED_NAME = "submitted.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """`submitted.json`: how a worker is found, and what its result is verified with, as hex."""
+    """`submitted.json`: how a worker is found, what its result is verified with, and which job.json it was given."""
 
     name: str
     pool: str
-    public_key: str
+    public_key: str  # hex, as the next
+    job_sha256: str
 
 
 class Pool(Protocol):
     """`local`: workers on this machine; `slurm`: jobs of a cluster."""
 
-    is_here: bool  # whether its runs need what this machine has
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
     @property
@@ -46,15 +49,21 @@ class Pool(Protocol):
         """How many runs can be in flight."""
         ...
 
+    @property
+    def free_slots(self) -> Sequence[Slot]:
+        """The places on this machine that the next runs take, in their order; none of a cluster."""
+        ...
+
     def hardware(self, of_engine: str) -> str:
         """What its runs have, where the engine has this; empty where their results tell it."""
         ...
 
-    def submit(self, folder: Path, job: Job) -> None:
-        """Write job.json into `folder` and start the worker of that run. EngineError where none can be started."""
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        """Write job.json and submitted.json into `folder`, have the latter entered in the chain, and only then start
+        the worker of that run: a later head finds whatever was started. EngineError where none can be started."""
         ...
 
-    def adopt(self, folder: Path) -> bool:
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         """Take over a run that an earlier head submitted; False where nothing will come of it."""
         ...
 
@@ -74,8 +83,8 @@ class Pool(Protocol):
         """Whether a run in flight is more than a job that waits."""
         ...
 
-    def cancel(self, folder: Path) -> None:
-        """End the worker and all that it started; nothing where it was collected."""
+    def cancel(self, folders: Collection[Path]) -> None:
+        """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
         ...
 
     def result(self, folder: Path) -> Result:
@@ -89,20 +98,32 @@ def new_key() -> tuple[bytes, str]:
     return key.private_bytes_raw(), key.public_key().public_bytes_raw().hex()
 
 
-def submitted(folder: Path) -> Submitted | None:
-    """What was written of a run before its worker was started; None where that was not done. UsageError: damaged."""
-    return read_json(folder / SUBMITTED_NAME, Submitted, "Delete the folder of its experiment.")
+def announce(folder: Path, job: Job, name: str, pool: str) -> tuple[bytes, Submitted]:
+    """Write what a worker needs, and by what it is found: its private key, which nobody else gets, and the latter."""
+    key, public_key = new_key()
+    data = write_json(folder / JOB_NAME, job)
+    told = Submitted(name, pool, public_key, hashlib.sha256(data).hexdigest())
+    write_json(folder / SUBMITTED_NAME, told)
+    return key, told
 
 
-def verified(folder: Path, job: Job, public_key: str, is_one: bool = True) -> Result:
-    """The result of a run, which its worker signed. FileNotFoundError where there is none; EngineError for any other
-    than the one that was started made of this job. Unless a run `is_one` start, the first of several that was signed.
+def job_of(folder: Path, was: Submitted) -> Job | None:
+    """The job that a worker was given; None where another one lies there now, or none that can be read."""
+    try:
+        data = read_file(folder / JOB_NAME)
+        is_it = hashlib.sha256(data).hexdigest() == was.job_sha256
+        return msgspec.json.decode(data, type=Job) if is_it else None
+    except (OSError, ValueError):
+        return None
+
+
+def verified(folder: Path, job: Job, public_key: str) -> Result:
+    """The result of a run, which its worker signed: the first of several starts, whatever lies beside it.
+
+    FileNotFoundError where there is none; EngineError where none that lies there is what that worker made of this job.
     """
-    attempts = sorted(folder.glob("attempt-*"))
-    if is_one and (others := [attempt for attempt in attempts if attempt.name != ATTEMPT]):
-        raise EngineError(f"{others[0]} was made beside the worker that was started: its result counts for nothing")
     found: list[Exception] = [FileNotFoundError(folder / ATTEMPT / RESULT_NAME)]
-    for attempt in attempts:
+    for attempt in sorted(folder.glob("attempt-*")):
         try:
             return _verified(attempt, job, public_key)
         except (EngineError, FileNotFoundError) as error:

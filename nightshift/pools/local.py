@@ -11,7 +11,7 @@ import os
 import select
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +21,13 @@ import psutil
 
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.files import read_json, write_json
-from nightshift.pools import SUBMITTED_NAME, Submitted, new_key, submitted, verified
+from nightshift.pools import Submitted, announce, verified
 from nightshift.processes.child import Child
 from nightshift.processes.slots import Slot, layout
 from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
-from nightshift.worker import JOB_NAME, LATE_SECONDS, LOG_NAME, Job
+from nightshift.worker import LATE_SECONDS, LOG_NAME, Job
 
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
 NAME = "local"
@@ -49,6 +48,9 @@ class _Own:
 
     def has_ended(self) -> bool:
         return self.child.poll() is not None
+
+    def ask(self) -> None:
+        self.child.terminate()
 
     def end(self) -> None:
         self.group.stop()
@@ -72,6 +74,11 @@ class _Adopted:
 
     def has_ended(self) -> bool:
         return self.process is None or not is_alive(self.process)
+
+    def ask(self) -> None:
+        with suppress(psutil.Error):
+            if self.process is not None:
+                self.process.terminate()
 
     def end(self) -> None:
         tree = ProcessTree(None, lambda process: False)
@@ -103,7 +110,6 @@ class LocalPool:
     environ: Mapping[str, str]
     slots: tuple[Slot, ...] = (Slot(),)
     outlives: bool = False
-    is_here = True
     look_key: bytes = b""
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
@@ -112,27 +118,32 @@ class LocalPool:
         """As the protocol says."""
         return len(self.slots)
 
-    def hardware(self, of_engine: str) -> str:
-        """As the protocol says."""
-        return layout(of_engine, len(self.slots), len(self.slots[0].cores))
-
-    def submit(self, folder: Path, job: Job) -> None:
+    @property
+    def free_slots(self) -> list[Slot]:
         """As the protocol says."""
         taken = [worker.slot for worker in self._workers.values()]
-        slot = next((slot for slot in self.slots if slot not in taken), None)
-        if slot is None:
+        return [slot for slot in self.slots if slot not in taken]
+
+    def hardware(self, of_engine: str) -> str:
+        """As the protocol says."""
+        return of_engine + layout(len(self.slots), len(self.slots[0].cores))
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        """As the protocol says."""
+        if not self.free_slots:
             raise EngineError(f"all {len(self.slots)} slots are taken")
+        slot = self.free_slots[0]
         job = replace(
             job,
             gpus=slot.gpus or job.gpus,
             cores=slot.cores,
-            num_slots=len(self.slots),
+            layout=layout(len(self.slots), len(slot.cores)),
             place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
             outlives=self.outlives and not self.look_key,
         )
-        name, (key, public_key) = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}", new_key()
-        write_json(folder / JOB_NAME, job)
-        write_json(folder / SUBMITTED_NAME, Submitted(name, NAME, public_key))
+        name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
+        key, told = announce(folder, job, name, NAME)
+        enter()
         group = ProcessGroup(name, GRACE_SECONDS, job.outlives)
         try:
             child = group.start(
@@ -150,20 +161,15 @@ class LocalPool:
         except BaseException:
             group.stop()
             raise
-        self._take(folder, _Own(group, child), public_key, job, slot)
+        self._take(folder, _Own(group, child), told.public_key, job, slot)
 
-    def adopt(self, folder: Path) -> bool:
-        """As the protocol says. Whoever calls has made sure that submitted.json is as it was written."""
-        was, job = submitted(folder), read_json(folder / JOB_NAME, Job, "")
-        if was is None or job is None or was.pool != NAME or not job.outlives:
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        """As the protocol says."""
+        fits = [slot for slot in self.free_slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)]
+        if was.pool != NAME or not job.outlives or not fits:
             return False
         found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
-        process = min(found, key=lambda one: one.pid, default=None)
-        taken = [worker.slot for worker in self._workers.values()]
-        fits = [slot for slot in self.slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)]
-        slot = next((slot for slot in fits if slot not in taken), None)
-        if slot is None:
-            return False
+        process, slot = min(found, key=lambda one: one.pid, default=None), fits[0]
         self._take(folder, _Adopted(process, was.name), was.public_key, job, slot)
         return True
 
@@ -180,9 +186,10 @@ class LocalPool:
         return worker is None or worker.process.has_ended() or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
-        """Sleep until the kernel says that a worker has ended."""
-        pidfds = [worker.pidfd for worker in self._workers.values() if worker.pidfd is not None]
-        can_wait = len(pidfds) == len(self._workers)
+        """Sleep until the kernel says that a worker has ended. One that had ended before may wait for its turn."""
+        running = [worker for worker in self._workers.values() if not worker.process.has_ended()]
+        pidfds = [worker.pidfd for worker in running if worker.pidfd is not None]
+        can_wait = len(pidfds) == len(running)
         select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
 
     def in_flight(self) -> dict[Path, Job]:
@@ -193,9 +200,12 @@ class LocalPool:
         """As the protocol says."""
         return folder in self._workers
 
-    def cancel(self, folder: Path) -> None:
+    def cancel(self, folders: Collection[Path]) -> None:
         """As the protocol says."""
-        if folder in self._workers:
+        ours = [folder for folder in folders if folder in self._workers]
+        for folder in ours:  # all are asked before one is waited for
+            self._workers[folder].process.ask()
+        for folder in ours:
             self._end(folder)
 
     def _end(self, folder: Path) -> _Worker:

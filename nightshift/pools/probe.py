@@ -57,7 +57,7 @@ def ask(pool: SlurmPool, job: Job) -> list[str]:
     runs_dir.mkdir(exist_ok=True)
     folder, began = Path(tempfile.mkdtemp(prefix=".probe-", dir=runs_dir)), time.monotonic()
     try:
-        pool.submit(folder, job, PROGRAM)
+        pool.submit(folder, job, lambda: None, PROGRAM)
         while not (folder / FOUND_NAME).is_file():
             if pool.is_over(folder):
                 said = read_file(folder / LOG_NAME).decode(errors="replace").strip().splitlines()
@@ -68,7 +68,7 @@ def ask(pool: SlurmPool, job: Job) -> list[str]:
         found = read_json(folder / FOUND_NAME, Found, "")
         assert found is not None
     finally:
-        pool.cancel(folder)
+        pool.cancel([folder])
         shutil.rmtree(folder, ignore_errors=True)
     same = "the same as here"
     rules = same if found.rules_hash == job.rules_hash else f"PROBLEM: {found.rules_hash}, here {job.rules_hash}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,12 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gres: str = ""
     setup: tuple[str, ...] = ()
     queue_minutes: Positive = 600
+
+    @property
+    def layout(self) -> str:
+        """What the hardware of a run is followed by: what it was given of its node, and whatever `setup` changes."""
+        digest = hashlib.sha256("\n".join(self.setup).encode()).hexdigest()[:8]
+        return f", job of {self.cpus_per_run} CPUs, {self.mem_gb} GB" + (f", setup {digest}" if self.setup else "")
 
     @property
     def options(self) -> list[str]:

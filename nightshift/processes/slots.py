@@ -21,8 +21,9 @@ class Slot:
 
 
 def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
-    """So many slots of `gpus_each` GPUs, or of none, and of as many cores as there are for each. One slot has the whole
-    machine. UsageError where there is not enough."""
+    """So many slots, 0: as many as there are GPUs for. Each has `gpus_each` GPUs, or none, and its share of the cores;
+    one slot has the whole machine. UsageError where there is not enough."""
+    num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
     if num_slots == 1:
         return [Slot()]
     if num_slots * gpus_each > len(gpu_ids):
@@ -33,7 +34,7 @@ def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequen
         )
     if num_slots > len(cores):
         raise UsageError(
-            f"--pairs {num_slots} needs a core each, there are {len(cores)}", f"Write --pairs {len(cores)}."
+            f"--pairs {num_slots} needs a core each, there are {len(cores)}", f"Write --pairs {max(len(cores), 1)}."
         )
     share = len(cores) // num_slots
     return [
@@ -51,11 +52,9 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-def layout(hardware: str, num_slots: int, num_cores: int) -> str:
-    """The hardware of a run that has others beside it: what is measured on it is compared with such runs only."""
-    if num_slots == 1:
-        return hardware
-    return f"{hardware}, {num_slots} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+def layout(num_slots: int, num_cores: int) -> str:
+    """What a run's hardware is followed by where it has others beside it: it is compared with such runs only."""
+    return "" if num_slots == 1 else f", {num_slots} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
 
 
 def num_slots_of(hardware: str) -> int:

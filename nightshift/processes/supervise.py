@@ -203,6 +203,7 @@ class ProcessGroup:
                     with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
                         pipe.close()
             _open_groups.discard(self)
+            _reap_orphans()
             if not _open_groups:
                 leftovers.remember(())
                 _dismiss_watchdog()
@@ -244,10 +245,20 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    match [*_open_groups]:
+    match [group for group in _open_groups if not group.outlives]:  # orphans of a worker's stay below it
         case [only] if process not in only._foreign:
             return only  # an orphan that was never seen before, cleared its environment and made its own session
     return None
+
+
+def _reap_orphans() -> None:
+    """Collect what came to this process as its orphan and has ended, such as the watchdogs of its workers."""
+    own = {child.pid for group in _open_groups for child in group.children} | {_watchdog.pid if _watchdog else 0}
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            is_orphan = process.pid not in own and session_of(process) != os.getsid(0)
+            if is_orphan and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def _keep_watchdog() -> None:

@@ -280,11 +280,13 @@ def _watch(harness_pid: int) -> None:
                         grace_seconds = max(grace_seconds, float(grace))
         elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
             break
+        tree.sample()
+        # Between fork and exec a child carries no marker yet, and was claimed.
+        tree.seen -= {process for process in tree.seen if marker_of(process) in spared}
         if time.monotonic() > ends_at and harness is not None:
-            tree.sample()
             _kill(harness)
             break
-        tree.sample()
+    tree.seen -= {process for process in tree.seen if marker_of(process) in spared}
     tree.end(grace_seconds)
 
 

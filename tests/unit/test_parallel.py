@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from nightshift.experiment import admit
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
+from nightshift.pools import Submitted
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Outcome, Record, Result, Training
@@ -39,7 +40,6 @@ class AnyOrder:
     `lost` and `crashed`: shares of the runs whose worker is lost, and whose training fails.
     """
 
-    is_here = True
     look_key = b""
 
     def __init__(self, num_slots: int, seed: int, lost: float = 0.0, crashed: float = 0.0) -> None:
@@ -48,7 +48,11 @@ class AnyOrder:
         self.seen = list[tuple[str, int]]()  # settings and seed of each evaluated run
         self.most = 0
 
-    def submit(self, folder: Path, job: Job) -> None:
+    @property
+    def free_slots(self) -> list[Slot]:
+        return [Slot(number) for number in range(self.num_slots - len(self._jobs))]
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         assert len(self._jobs) < self.num_slots
         self._jobs[folder] = job
         self.most = max(self.most, len(self._jobs))
@@ -56,7 +60,7 @@ class AnyOrder:
     def hardware(self, of_engine: str) -> str:
         return of_engine
 
-    def adopt(self, folder: Path) -> bool:
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         return False
 
     def has_begun(self, folder: Path) -> bool:
@@ -72,13 +76,14 @@ class AnyOrder:
     def in_flight(self) -> dict[Path, Job]:
         return dict(self._jobs)
 
-    def cancel(self, folder: Path) -> None:
-        self._jobs.pop(folder, None)
-        self._over.discard(folder)
+    def cancel(self, folders: Collection[Path]) -> None:
+        for folder in folders:
+            self._jobs.pop(folder, None)
+            self._over.discard(folder)
 
     def result(self, folder: Path) -> Result:
         job = self._jobs[folder]
-        self.cancel(folder)
+        self.cancel([folder])
         chance = self._rng.random()
         if chance < self._lost:
             raise EngineError("the worker ended without a result: killed by SIGKILL")
@@ -96,10 +101,11 @@ class Rates:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.in_flight = list[int]()
+        self.in_flight, self.waiting = list[int](), list[int]()
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         self.in_flight.append(len(context.in_flight))
+        self.waiting.append(len(context.waiting))
         rate = self._rng.choice([1e-6, 3e-6, 3e-5, *(self._rng.uniform(1e-6, 1e-5) for _ in range(8))])
         return Proposal(set_values(context.source, {LR: rate}), f"lr {rate:g}")
 
@@ -133,6 +139,7 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert [r.number for r in decided] != sorted(r.number for r in decided), "all ended in the order of their starts"
     assert pool.most == pool.num_slots
     assert max(proposer.in_flight) >= pool.num_slots - 1
+    assert max(proposer.waiting) == (pool.num_slots + 1) // 2 - 1, "proposals are made ahead"
     assert len(set(pool.seen)) == len(pool.seen), "a config saw a seed twice"
     campaign = Campaign()
     for record in decided:
@@ -189,7 +196,11 @@ def test_slots_divide_a_machine() -> None:
 
 
 def test_a_layout_is_part_of_the_hardware() -> None:
-    assert layout("cpu x86_64, 2 cores", 1, 0) == "cpu x86_64, 2 cores"
-    told = layout("cpu x86_64, 2 cores", 2, 1)
+    told = "cpu x86_64, 2 cores" + layout(2, 1)
     assert told == "cpu x86_64, 2 cores, 2 side by side, 1 core each"
-    assert [num_slots_of(text) for text in (told, "2 x H100", layout("2 x H100", 4, 8))] == [2, 1, 4]
+    assert [num_slots_of(text) for text in (told, "2 x H100" + layout(1, 8), "2 x H100" + layout(4, 8))] == [2, 1, 4]
+
+
+def test_auto_is_as_many_as_there_are_gpus_for() -> None:
+    assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]
+    assert divide(0, [], 0, [0, 1]) == [Slot()]
