@@ -31,7 +31,7 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 _SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
 _SLURM = click.option(
     "--slurm",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
 )
 _GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
@@ -90,7 +90,7 @@ def history() -> None:
 )
 @_SLURM
 @click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
-def night(stop: bool, **flags: Any) -> None:
+def night(stop: bool, slurm: Path | None, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
@@ -103,11 +103,11 @@ def night(stop: bool, **flags: Any) -> None:
     if stop:
         console.print_text(stop_night(command.process_root()))
         return
-    if flags["slurm"] and flags["pairs"] != 1:
+    if slurm and flags["pairs"] != 1:
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
-    sys.exit(night(command.process_root(), NightRequest(**flags)))
+    sys.exit(night(command.process_root(), NightRequest(**flags, slurm=str(slurm) if slurm else None)))
 
 
 @commands.command()
@@ -117,14 +117,14 @@ def night(stop: bool, **flags: Any) -> None:
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
 @_SLURM
-def doctor(agent: str | None, environment: str | None, slurm: str | None, **flags: Any) -> None:
+def doctor(agent: str | None, environment: str | None, slurm: Path | None, **flags: Any) -> None:
     """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
     With --slurm: submit one job there that looks around, and say what it found.
     """
     root = command.process_root()
     if slurm is not None:
-        command.probe(root, Request(engine=flags["engine"], slurm=Path(slurm)))
+        command.probe(root, Request(engine=flags["engine"], slurm=slurm))
     elif environment is not None:
         command.look_at(root, environment)
     else:
@@ -145,13 +145,16 @@ def new(what: str, name: str) -> None:
 @_SEEDS
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
 @_GPUS
+@_SLURM
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
-def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str | None, dry_run: bool) -> None:
+def certify_command(
+    seeds: int | None, budget_seconds: float | None, gpus: str | None, slurm: Path | None, dry_run: bool
+) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
     from nightshift.certify.certificate import summary
     from nightshift.certify.run import certify, describe, make_plan
 
-    request = Request(budget_seconds=budget_seconds, gpus=gpus)
+    request = Request(budget_seconds=budget_seconds, gpus=gpus, slurm=slurm)
     plan, run = (lambda s: describe(make_plan(s, seeds), s)), (lambda s: summary(certify(s, seeds)))
     command.compare(request, plan, run, dry_run)
 
@@ -162,6 +165,7 @@ def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str |
 @click.option("--budget-seconds", type=float, help="Of training there: does a short run's winner win a long one?")
 @click.option("--here-seconds", type=float, help="The campaign's own, if its run.py was given --budget-seconds.")
 @_GPUS
+@_SLURM
 @click.option("--dry-run", is_flag=True, help="Show the plan.")
 def transfer_command(
     to: tuple[str, ...],
@@ -169,13 +173,14 @@ def transfer_command(
     budget_seconds: float | None,
     here_seconds: float | None,
     gpus: str | None,
+    slurm: Path | None,
     dry_run: bool,
 ) -> None:
     """Train baseline and incumbent afresh elsewhere, or for longer, and compare; the same command goes on."""
     from nightshift.certify.transfer import describe, summary, targets, transfer
 
     ask = partial(targets, to=to, budget_seconds=budget_seconds, num_seeds=seeds)
-    request = Request(budget_seconds=here_seconds, gpus=gpus)
+    request = Request(budget_seconds=here_seconds, gpus=gpus, slurm=slurm)
     plan, run = (lambda s: describe(ask(s), s)), (lambda s: summary(transfer(ask(s), s)))
     command.compare(request, plan, run, dry_run)
 

@@ -16,8 +16,10 @@ from typing import Any
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.records import Phase, Progress, Record
+from nightshift.text import clean
 
 _PLAIN_INTERVAL_SECONDS = 10.0
+_MAX_PLACE = 40  # characters
 _deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
 
 
@@ -56,7 +58,7 @@ class TerminalReporter:
 
 def reading_text(p: Progress) -> str:
     """One reading of the live line in words."""
-    parts = [p.phase.value]
+    parts = [*([clean(p.place, _MAX_PLACE)] if p.place else []), p.phase.value]
     if p.phase is Phase.EVALUATING:
         parts.append(f"{p.num_done or 0} examples done")
     elif p.phase is Phase.TRAINING:

@@ -156,7 +156,6 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
     hardware, variables = setup.hardware, setup.surroundings.variables
     if first:
-        hardware = hardware or first.hardware
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)

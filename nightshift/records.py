@@ -71,6 +71,7 @@ class Progress:
     seconds_left: float | None = None
     reward: float | None = None  # mean of the last step, 0..1
     num_done: int | None = None  # evaluation: examples completed
+    place: str = ""  # slot or node, where there are several
 
 
 @dataclass(frozen=True, slots=True)

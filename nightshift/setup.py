@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from nightshift.records import Progress, Record
 from nightshift.request import Request
 from nightshift.rules import Rules
 from nightshift.rules_toml import rules_here
+from nightshift.worker import LATE_SECONDS
 
 _TICK_SECONDS = 0.5
 
@@ -71,8 +73,9 @@ class Setup:
 
     @property
     def hardware(self) -> str:
-        """What a run has here, as records name it."""
-        return self.pool.hardware(self.engine.hardware())
+        """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
+        first = baseline_of(self.ledger.records(), self.repo.head())
+        return self.pool.hardware(self.engine.hardware()) or (first.hardware if first else "")
 
     def experiments_in_flight(self) -> set[int]:
         """Their numbers."""
@@ -80,6 +83,11 @@ class Setup:
         return {
             int(f.parent.name) for f in self.pool.in_flight() if f.parent.parent == runs_dir and f.parent.name.isdigit()
         }
+
+    @property
+    def in_flight(self) -> tuple[Record, ...]:
+        """Their records."""
+        return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
 
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
@@ -103,6 +111,10 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
+    if cluster is not None and 60.0 * cluster.time_minutes < rules.deadline_seconds + LATE_SECONDS:
+        least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
+        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
+        raise UsageError(cause, f"Write {least} or more.")
     rules = on_cards(rules, root, environ, request.gpus)
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
     num_slots = request.pairs

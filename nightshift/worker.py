@@ -154,7 +154,7 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         else:
             examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
         result = replace(result, hardware=hardware, versions=engine.versions())
-        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
+        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME, place)
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
@@ -234,7 +234,7 @@ def _step_seconds(steps: list[Step]) -> float | None:
     return median(seconds) if seconds else None
 
 
-def _reporter(path: Path) -> ProgressCallback:
+def _reporter(path: Path, place: str) -> ProgressCallback:
     """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
     last_phase: Phase | None = None
     last = -_PROGRESS_SECONDS
@@ -244,7 +244,7 @@ def _reporter(path: Path) -> ProgressCallback:
         now = time.monotonic()
         if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
             with suppress(OSError):  # a full disk ends the run where it matters, not here
-                write_atomically(path, msgspec.json.encode(reading), sync=False)
+                write_atomically(path, msgspec.json.encode(replace(reading, place=place)), sync=False)
             last_phase, last = reading.phase, now
 
     report(Progress(Phase.STARTING, 0))

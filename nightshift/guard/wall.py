@@ -155,7 +155,7 @@ class Wall:
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
             # Jobs of a cluster run outside. Without munge's socket, which is not shown, these could do nothing.
-            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER) if _is_seen(path, places)},
+            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if _is_seen(path, places)},
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }
@@ -189,9 +189,10 @@ def choose(
     return None, f"no OS wall around the agent: {cause}"
 
 
-def _programs(names: Sequence[str]) -> list[Path]:
-    """Where the system has them."""
-    return [Path(found).resolve() for name in names if (found := shutil.which(name, path=os.defpath))]
+def _programs(names: Sequence[str], search: str) -> list[Path]:
+    """Where the system has them, or the person."""
+    folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
+    return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
 
 
 def _is_seen(path: Path, places: Places) -> bool:

@@ -22,7 +22,7 @@ from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageEr
 from nightshift.experiment import admit, collect, interrupt, next_run, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.pending import attempts, context_of, undecided, waiting, withdraw_jobs
+from nightshift.night.pending import attempts, context_of, request_of, undecided, waiting, withdraw_jobs
 from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, run_seconds, save, stop_rule, used
 from nightshift.night.text import write_summary
 from nightshift.night.working_file import place
@@ -59,22 +59,19 @@ class Night:
         self._interrupt = Interrupt(setup.reporter.note)
         self._setup = replace(setup, is_stopping=self._interrupt.tell)
         self._proposer = proposer
-        self._tell = tell
-        self._pauses = pauses
-        self._look = look
+        self._tell, self._pauses, self._look = tell, pauses, look
         self._num_failures = 0  # of machinery, in a row
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._proposal_seconds = 0.0  # what the last one took
         self._over: Stop | None = None  # what cannot be gone on after
         self._is_stop_new = False  # the file came while an agent was at work
+        self._has_news = False  # since the summary was told
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
         with self._interrupt.installed():
             try:
                 self._update()  # for `status`, and for the same command after a kill
-                self._tidy()
-                self._place()
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
@@ -102,10 +99,10 @@ class Night:
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
             self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
-            return None
+        return None
 
     def _step(self) -> Stop | None:
-        """One thing: decide what has ended, start what waits, propose, or repeat; else wait."""
+        """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
         setup, pool = self._setup, self._setup.pool
         for number in sorted(setup.experiments_in_flight()):
             if (record := collect(number, Request(until=self.state.deadline), setup)) is not None:
@@ -118,7 +115,7 @@ class Night:
         # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
         has_next = num_free == 0 and (pool.num_slots == 1 or len(self._waiting()) >= (pool.num_slots + 1) // 2)
         if stop:
-            withdraw_jobs(self._in_flight(), stop.cause, setup)
+            withdraw_jobs(self._setup.in_flight, stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
             self._wait()
         else:
@@ -127,10 +124,11 @@ class Night:
 
     def _wait(self) -> None:
         """Until a run has ended, a pause is over, or somebody wants to stop."""
+        self._tell_news()
         setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
         while (self._interrupt.asked, self._is_stop_found()) == before:
             setup.wait()
-            due = [next_run(record, setup) for record in self._in_flight()]
+            due = [next_run(record, setup) for record in self._setup.in_flight]
             if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
 
@@ -139,10 +137,11 @@ class Night:
         if num_free and (waiting := self._waiting()):
             self._start(waiting[0])
             return True
+        self._tell_news()  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
-        if is_full(self.state, self._own(), len(self._in_flight()) + len(self._waiting())):
+        if is_full(self.state, self._own(), len(self._setup.in_flight) + len(self._waiting())):
             return False
         busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
         if busy and busy.number not in repeated and self._look().taken < BUSY:
@@ -155,18 +154,17 @@ class Night:
         return True
 
     def _tidy(self) -> None:
-        """Close what was cut off; forget what is decided."""
+        """Close what was cut off; forget what is decided; have train.toml be the incumbent's."""
         setup = self._setup
         with setup.ledger.lock():
             resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=(), notes=())
+        if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
+            place(setup.ledger.source(incumbent.number), setup)
 
     def _waiting(self) -> list[Proposal]:
-        return waiting(self.state, self._in_flight())
-
-    def _in_flight(self) -> tuple[Record, ...]:
-        return tuple(map(self._setup.ledger.record, sorted(self._setup.experiments_in_flight())))
+        return waiting(self.state, self._setup.in_flight)
 
     def _why_stop(self) -> Stop | None:
         """Why nothing new is to be begun; what is in flight is waited for."""
@@ -195,7 +193,7 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
-        in_flight, waiting = self._in_flight(), self._waiting()
+        in_flight, waiting = self._setup.in_flight, self._waiting()
         num_open = len(in_flight) + len(waiting)
         base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
@@ -245,17 +243,8 @@ class Night:
             self._pause(len(refusals))
 
     def _start(self, pending: Proposal) -> None:
-        setup = self._setup
-        request = Request(
-            pending.hypothesis,
-            until=self.state.deadline,
-            again=pending.repeats is not None,
-            prediction=pending.prediction,
-            notes=pending.notes,
-            base=pending.base,
-        )
         try:
-            record = start(request, parse(pending.source or b""), setup)
+            record = start(request_of(pending, self.state), parse(pending.source or b""), self._setup)
         except UsageError as error:
             self._refuse(pending, str(error))
             return
@@ -263,13 +252,12 @@ class Night:
             self._conclude(record)
 
     def _conclude(self, record: Record) -> None:
-        """After a verdict: train.toml is the incumbent's, the summary is told; what the machinery lost is run again."""
-        self._place()
+        """After a verdict: what the machinery lost is run again."""
         if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
             self._setup.engine.prepare_at_start(self._setup.reporter.note)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
-        self._tell(write_summary(self.state, self._setup))
+        self._has_news = True
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
             if num_tries >= MAX_TRIES and record.judgement:
@@ -277,10 +265,10 @@ class Night:
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
 
-    def _place(self) -> None:
-        incumbent = self._setup.campaign(self.state.branch).incumbent
-        if incumbent is not None:
-            place(self._setup.ledger.source(incumbent.number), self._setup)
+    def _tell_news(self) -> None:
+        if self._has_news:
+            self._tell(write_summary(self.state, self._setup))
+        self._has_news = False
 
     def _pause(self, num_failures: int) -> float:
         """After so many failures in a row begin nothing new for so many seconds."""
@@ -297,7 +285,6 @@ class Night:
             if stop is not None:
                 self._update(cause=stop.cause)
             self._tidy()
-            self._place()
             self._tell(write_summary(self.state, self._setup))
         except (NightshiftError, OSError) as error:
             self._setup.reporter.note(f"the night's summary cannot be written: {error}")

@@ -23,6 +23,7 @@ from nightshift.pools.slurm import cancel_jobs
 from nightshift.processes.watchdog import marker_of
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Record
+from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import parse
@@ -77,14 +78,17 @@ def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
     return found
 
 
-def alive(ledger: Ledger, first: int) -> dict[int, list[int]]:
-    """Process ids of the workers that outlived the head of a night, by the number of their experiment."""
-    found, names = dict[int, list[int]](), {}
+def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
+    """The workers that outlived the head of a night, by the number of their experiment: `process 17`, or `job NAME`,
+    of which nobody is asked whether it runs."""
+    found, numbers = dict[int, list[str]](), {}
     for folder, (was, _) in survivors(ledger, first).items():
-        names[was.name] = int(folder.parent.name)
-    for process in psutil.process_iter() if names else ():
-        if (number := names.get(marker_of(process) or "")) is not None:
-            found.setdefault(number, []).append(process.pid)
+        numbers[was.name] = int(folder.parent.name)
+        if was.pool == SLURM:
+            found.setdefault(numbers[was.name], []).append(f"job {was.name}")
+    for process in psutil.process_iter() if numbers else ():
+        if (number := numbers.get(marker_of(process) or "")) is not None:
+            found.setdefault(number, []).append(f"process {process.pid}")
     return found
 
 
@@ -110,6 +114,18 @@ def adopt(state: NightState, setup: Setup) -> set[str]:
         numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
         setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
     return set(adopted.values())
+
+
+def request_of(pending: Proposal, state: NightState) -> Request:
+    """What its experiment is asked for."""
+    return Request(
+        pending.hypothesis,
+        until=state.deadline,
+        again=pending.repeats is not None,
+        prediction=pending.prediction,
+        notes=pending.notes,
+        base=pending.base,
+    )
 
 
 def context_of(

@@ -95,8 +95,8 @@ def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> li
         return [f"night:    {agent} is over: {clean(state.cause, 400)}"]
     if not (ledger.is_running() and psutil.pid_exists(state.pid)):
         left = [
-            f"left:     {number:04d} outlived its head, in process {', '.join(map(str, pids))}"
-            for number, pids in sorted(alive(ledger, state.first).items())
+            f"left:     {number:04d} outlived its head: {', '.join(workers)}"
+            for number, workers in sorted(alive(ledger, state.first).items())
         ]
         how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
         return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]

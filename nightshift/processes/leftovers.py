@@ -21,7 +21,15 @@ import psutil
 
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import read_json, write_json
-from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, is_alive, marker_of
+from nightshift.processes.watchdog import (
+    MARKER_NAME,
+    ProcessTree,
+    children_of,
+    describe,
+    environment_of,
+    is_alive,
+    marker_of,
+)
 
 CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
 SEEN_NAME = "runs/agent/processes.json"
@@ -70,7 +78,7 @@ def end_leftovers(root: Path, note: Callable[[str], None], spared: Collection[st
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
     found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
     for process in [process for process in found if spared and marker_of(process) in spared]:
-        found -= {process, *_below(process)}
+        found -= {process, *children_of(process)}
     if not found:
         return
     tree = ProcessTree(None, lambda process: False)
@@ -80,13 +88,6 @@ def end_leftovers(root: Path, note: Callable[[str], None], spared: Collection[st
     left = tree.end(GRACE_SECONDS)
     ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
     note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
-
-
-def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _noted(path: Path) -> set[psutil.Process]:

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import psutil
@@ -64,10 +64,8 @@ class ProcessTree:
         claims: Callable[[psutil.Process], bool],
         reap: Callable[[psutil.Process], None] = lambda process: None,
     ) -> None:
-        """`claims` tells which direct children of the harness belong here; their descendants do with them.
-
-        `reap` is called for each process of the tree that has ended. `harness` is None if it is dead already.
-        """
+        """`claims` tells which direct children of the harness, None if that is dead already, belong here; their
+        descendants do with them. `reap` is called for each process of the tree that has ended."""
         self.harness = harness
         self.claims = claims
         self.reap = reap
@@ -80,6 +78,10 @@ class ProcessTree:
         for process in ended:
             self.reap(process)
         return alive
+
+    def forget(self, markers: Collection[str]) -> None:
+        """Leave who carries one of these alone: between fork and exec it carried none yet, and was claimed."""
+        self.seen = {process for process in self.seen if marker_of(process) not in markers}
 
     def end(self, grace_seconds: float) -> list[str]:
         """SIGTERM to the whole tree, SIGKILL to what is left after `grace_seconds`, until nothing is found twice.
@@ -123,10 +125,10 @@ class ProcessTree:
     def _descendants(self) -> set[psutil.Process]:
         if self.harness is None or not is_alive(self.harness):
             # Its orphans have gone to init: only what is remembered leads on.
-            return {child for process in self.seen for child in _children(process)}
+            return {child for process in self.seen for child in children_of(process)}
         found: set[psutil.Process] = set()
         pids: set[int] = set()
-        for process in _children(self.harness):  # parents come before their children
+        for process in children_of(self.harness):  # parents come before their children
             with suppress(psutil.NoSuchProcess):
                 parent = process.ppid()
                 if parent in pids or (parent == self.harness.pid and self.claims(process)):
@@ -160,7 +162,8 @@ def session_of(process: psutil.Process) -> int | None:
         return None
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """All that descend from it; none if it is gone."""
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
@@ -175,10 +178,8 @@ def _terminate(process: psutil.Process) -> None:
 
 
 def _kill(process: psutil.Process) -> None:
-    """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look.
-
-    Works on a zombie too: until it is reaped, its pid and its group are nobody else's.
-    """
+    """SIGKILL, to its whole process group first: only that stops a program which forks faster than we look. Also to a
+    zombie: until it is reaped, its pid and its group are nobody else's."""
     with suppress(psutil.Error, ProcessLookupError, PermissionError):  # as in _terminate
         group = os.getpgid(process.pid)
         if process.is_running() and group != os.getpgrp():
@@ -253,16 +254,14 @@ def become_subreaper() -> None:
 
 def _watch(harness_pid: int) -> None:
     """Watch until the harness's end, then end the tree."""
-    harness = psutil.Process().parent()
-    if harness is not None and harness.pid != harness_pid:  # it is dead already
-        harness = None
+    parent = psutil.Process().parent()
+    harness = parent if parent is not None and parent.pid == harness_pid else None  # it is dead already
     sessions_spared = {None, os.getsid(0), session_of(harness) if harness else None}
-    spared, ends_at, grace_seconds = set[str](), math.inf, 0.0
+    spared, ends_at, grace_seconds, received = set[str](), math.inf, 0.0, b""
     tree = ProcessTree(
         harness,
         lambda child: session_of(child) not in sessions_spared and not (spared and marker_of(child) in spared),
     )
-    received = b""
     while True:
         if select.select([0], [], [], WATCH_SECONDS)[0]:
             data = os.read(0, 65536)
@@ -281,12 +280,11 @@ def _watch(harness_pid: int) -> None:
         elif os.getppid() != harness_pid:  # dead, although a forked copy of it still holds the pipe open
             break
         tree.sample()
-        # Between fork and exec a child carries no marker yet, and was claimed.
-        tree.seen -= {process for process in tree.seen if marker_of(process) in spared}
+        tree.forget(spared)
         if time.monotonic() > ends_at and harness is not None:
             _kill(harness)
             break
-    tree.seen -= {process for process in tree.seen if marker_of(process) in spared}
+    tree.forget(spared)
     tree.end(grace_seconds)
 
 

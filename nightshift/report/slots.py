@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,9 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
     seconds = max((ended - began).total_seconds(), 1.0)
     scale = (WIDTH - LEFT) / seconds
     found = defaultdict[str, list[tuple[Record, Result, tuple[datetime, datetime]]]](list)
-    for one in runs:
-        found[one[1].place].append(one)
+    for one in sorted(runs, key=lambda one: one[2]):  # a node may hold several at once
+        names = (f"{one[1].place} ({n})" if n > 1 else one[1].place for n in itertools.count(1))
+        found[next(name for name in names if not found[name] or found[name][-1][2][1] <= one[2][0])].append(one)
     lanes = []
     for index, place in enumerate(sorted(found)):
         bars = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,7 +13,8 @@ import psutil
 import pytest
 
 from nightshift.processes.watchdog import is_alive
-from nightshift.records import Record
+from nightshift.records import Failure, Record
+from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night
 from tests.waiting import wait_for
 
@@ -72,7 +74,7 @@ def test_runs_outlive_a_killed_head_and_the_same_command_adopts_them(root: Path)
     time.sleep(3)
     assert all(map(is_alive, survivors)), "a worker died with its head"
     status = nightshift(root, "status")[1]
-    assert f"left:     0001 outlived its head, in process {', '.join(str(p.pid) for p in survivors)}\n" in status
+    assert f"left:     0001 outlived its head: {', '.join(f'process {p.pid}' for p in survivors)}\n" in status
     assert "the same command goes on with it and adopts what still runs; nightshift night --stop ends it" in status
     (root / "stand-in.json").unlink()
     code, _, stderr = finish(start(root, **asked))
@@ -112,3 +114,54 @@ def test_a_worker_that_nobody_comes_back_for_is_gone_soon_after_its_deadline(roo
     began = time.monotonic()
     wait_for(lambda: not leftovers(root))
     assert time.monotonic() - began < 4.0 + 30.0
+
+
+AGENT = """
+import json, os, random, shutil, sys
+from pathlib import Path
+sys.stdin.read()
+real = Path(sys.argv[1])
+text = Path("train.toml").read_text().splitlines()
+text = [f"lr = {random.uniform(1e-6, 5e-6):.3g}" if line.startswith("lr =") else line for line in text]
+Path("train.toml").write_text("\\n".join(text) + "\\n")
+Path("hypothesis.txt").write_text("HYPOTHESIS: another rate\\nPREDICTION: better\\n")
+try:
+    flying = [path.parent for path in real.glob("runs/*/run-*/attempt-0") if not (path / "result.json").exists()]
+    forged = json.loads((real / "runs/0001/run-1/attempt-0/result.json").read_text())
+    forged["result"]["evaluation"] |= {"eval_score": 1.0, "scores": [1.0] * 400}
+    for run in flying:
+        ACT
+        (real.parent / "acted").touch()
+except OSError as error:
+    print(error)
+"""
+PLANTS = {
+    "results": """(run / 'attempt-0/result.json').write_text(json.dumps(forged))
+        (run / 'attempt-1').mkdir(exist_ok=True)
+        (run / 'attempt-1/result.json').write_text(json.dumps(forged))""",
+    "job.json": "(run / 'job.json').write_text((run / 'job.json').read_text().replace('\"lr\":', '\"lr\":9'))",
+    "submitted.json": "(run / 'submitted.json').write_text((run / 'submitted.json').read_text().replace('a', 'b'))",
+}
+
+
+@pytest.mark.parametrize(
+    ("plant", "sandbox"), [("results", "bwrap"), ("results", "none"), ("job.json", "none"), ("submitted.json", "none")]
+)
+def test_what_an_agent_plants_in_a_run_in_flight_counts_for_nothing(root: Path, plant: str, sandbox: str) -> None:
+    """The worker's own result is taken; what no worker writes there ends the night, and names it."""
+    if sandbox == "bwrap" and (why := why_no_wall()):
+        pytest.skip(why)
+    agent = root.parent / "agent.py"
+    agent.write_text(AGENT.replace("ACT", PLANTS[plant]))
+    asked = {"agent": f"{getattr(sys, '_base_executable', sys.executable)} {agent} {root}", "pairs": 2}
+    code, _, stderr = whole_night(root, **asked, sandbox=sandbox, experiments=6, budget_seconds=4.0)
+    ours = records(root)
+    is_stopped = plant != "results"
+    assert code == (2 if is_stopped else 0), stderr
+    assert (root.parent / "acted").exists() == (sandbox == "none")
+    if is_stopped:
+        assert f"{plant} changed in this checkout while the agent was at work in its clone" in stderr
+    assert problems(root) == []
+    assert all(score < 0.9 for record in ours if (score := record.score) is not None)
+    assert [r.failure for r in ours if r.failure is Failure.MACHINERY] == []
+    assert leftovers(root) == []

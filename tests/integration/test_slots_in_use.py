@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.records import Failure
-from nightshift.report.slots import timeline
+from nightshift.report.slots import span_of_run, timeline
 from tests.night_checkout import finish, furnish, leftovers, problems, records, start
 
 NUM_SLOTS, NUM_EXPERIMENTS, RUN_SECONDS, PROPOSAL_SECONDS = 4, 40, 60.0, 6.0
@@ -51,6 +51,10 @@ def test_slots_are_in_use(root: Path, shortest: float) -> None:
     assert sorted(failures) == sorted([Failure.TRAINING, Failure.TRAINING, Failure.MACHINERY])
     found = timeline(ours)
     assert found is not None
-    print("used", [round(lane.used, 4) for lane in found.lanes])
     assert len(found.lanes) == NUM_SLOTS
-    assert sum(lane.used for lane in found.lanes) / NUM_SLOTS >= LEAST_USED
+    spans = [span for r in ours for run in r.runs if (span := span_of_run(run))]
+    seconds = (max(span[1] for span in spans) - min(span[0] for span in spans)).total_seconds()
+    in_use = sum(run.total_seconds for r in ours for run in r.runs)
+    in_use += sum(r.total_seconds or 0.0 for r in ours if not r.runs)  # the lost one left no result
+    print(f"in use: {in_use / NUM_SLOTS / seconds:.4f} of {seconds:.0f} s")
+    assert in_use / NUM_SLOTS / seconds >= LEAST_USED

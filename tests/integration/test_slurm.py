@@ -28,7 +28,7 @@ from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
 from tests.waiting import wait_for
 
-CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=10)
+CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
 pytestmark = [
     pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
 ]
@@ -47,7 +47,7 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     furnish(checkout)
     (checkout.parent / "slurm.toml").write_text(
-        "pairs = 4\ngpus = 0\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 10\n"
+        "pairs = 4\ngpus = 0\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 20\n"
     )
     yield checkout
     for process in leftovers(checkout):

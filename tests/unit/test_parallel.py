@@ -11,7 +11,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.errors import EngineError, UsageError
-from nightshift.experiment import admit
+from nightshift.experiment import admit, require_ready
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
@@ -204,3 +204,47 @@ def test_a_layout_is_part_of_the_hardware() -> None:
 def test_auto_is_as_many_as_there_are_gpus_for() -> None:
     assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]
     assert divide(0, [], 0, [0, 1]) == [Slot()]
+
+
+def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
+    class Card:
+        """A stand-in for an engine: a problem as long as a run has its GPUs."""
+
+        def __init__(self, gpus: str) -> None:
+            self.gpus = gpus
+
+        def check(self) -> list[str]:
+            return [f"GPUs {self.gpus} are in use"] if self.gpus in taken else []
+
+    class Pool(AnyOrder):
+        @property
+        def free_slots(self) -> list[Slot]:
+            return [slot for slot in slots if slot.gpus not in taken]
+
+    taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
+    engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
+    setup = replace(setup, pool=Pool(2, 0), engine_of=engines)  # type: ignore[arg-type]
+    require_ready(setup)
+    taken.add("0,1")
+    require_ready(setup)
+    with pytest.raises(EngineError, match="GPUs 0,1 are in use"):
+        require_ready(setup, slots)
+
+
+def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(setup: Setup) -> None:
+    """pairs in slurm.toml may be lowered while jobs run."""
+    pool = AnyOrder(num_slots=4, seed=0)
+    setup, begun = replace(setup, pool=pool), list[int]()
+    state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    made = Night(state, setup, Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+    for _ in range(3):
+        made._step()
+    assert len(pool.in_flight()) > 2
+    pool.num_slots = 2
+    before = len(pool.in_flight())
+    made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
+    made._wait = lambda: None  # type: ignore[method-assign]
+    for _ in range(5):
+        made._step()
+    assert 2 <= len(pool.in_flight()) <= before
+    assert [num_free for num_free in begun if num_free] == []

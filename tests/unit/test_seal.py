@@ -161,7 +161,9 @@ def test_of_runs_in_flight_their_attempts_are_left_out_and_nothing_else(watched:
     for name in ("attempt-0/metrics.jsonl", "attempt-0/result.json", "attempt-0/weights/model", "worker.log"):
         write(run_dir / name)
     assert restore(before, watched) == ()
-    for name in ("job.json", "submitted.json", "attempt-1/result.json", "attempt-0.json", "../run-2/attempt-0/a"):
+    write(run_dir / "attempt-1/result.json")  # of a second start, or of nobody: it is not signed then
+    assert restore(before, watched) == ()
+    for name in ("job.json", "submitted.json", "attempt-1.json", "attempt-x/a", "../run-2/attempt-0/a"):
         before = take(watched)
         write(run_dir / name)
         with pytest.raises(UsageError, match="changed in this checkout while the agent was at work"):

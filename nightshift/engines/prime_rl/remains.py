@@ -31,12 +31,12 @@ _SAME_SECONDS = 2.0  # as in leftovers.py
 class _Trace(msgspec.Struct):
     """Who works in the run's folder, and what goes with it."""
 
-    node: str
-    boot: str  # id of the kernel's
     pid: int
     began: float  # of the process, as psutil tells
     keep_all: bool
     segments: set[shared_memory.Segment]
+    node: str = ""
+    boot: str = ""  # id of its kernel's
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Remains:
 
     def _write(self) -> None:
         me = psutil.Process()
-        trace = _Trace(platform.node(), _boot_id(), me.pid, me.create_time(), self.keep_all, self._segments)
+        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments, platform.node(), _boot_id())
         with suppress(OSError, NightshiftError):  # a full disk ends the run where it matters, not here
             write_json(self.prime_dir.parent / TRACE_NAME, trace)
 
@@ -89,7 +89,7 @@ def _sweep(path: Path, prime_dir: Path, runs_dir: Path) -> None:
 
 
 def _is_at_work(trace: _Trace) -> bool:
-    if trace.node != platform.node() and trace.boot != _boot_id():
+    if trace.node not in ("", platform.node()) and trace.boot != _boot_id():
         return True  # as far as can be seen from here: another machine that shares this folder
     with suppress(psutil.Error, OverflowError, ValueError):
         process = psutil.Process(trace.pid)
