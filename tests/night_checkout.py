@@ -93,7 +93,7 @@ def problems(root: Path) -> list[str]:
     busy = sum(taken(r) >= BUSY for r in decided)  # each is run once more
     if len(hashes) - len(set(hashes)) > busy:
         found.append(f"decided twice: {sorted(h for h in set(hashes) if hashes.count(h) > 1)}")
-    kept = [r for r in decided if r.status == "keep" and r.parent is not None]
+    kept = [r for r in sorted(decided, key=lambda r: r.decided or 0) if r.status == "keep" and r.parent is not None]
     log = git(root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Run,valueonly,separator=)")
     commits = [line.split() for line in log.splitlines() if len(line.split()) == 2]
     if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:
