@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from importlib import metadata
-from pathlib import Path
 
 from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
@@ -28,7 +27,7 @@ from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.processes.slots import Slot
 from nightshift.records import Failure, Record
 from nightshift.request import Request
-from nightshift.runs import as_json, cancel, hash_of, submit
+from nightshift.runs import as_json, cancel, hash_of, next_run, submit
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
@@ -104,22 +103,9 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
         failure = Failure.MACHINERY, str(error)
     if failure:
         cancel(setup, number)
-        return conclude(_beside(crash(record, *failure), setup), setup)
+        return conclude(crash(record, *failure), setup)
     judgement = setup.campaign(record.branch).judge(record)
     return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
-
-
-def _beside(record: Record, setup: Setup) -> Record:
-    """With the incumbent in the judgement, where that is not the parent any more: git has the former's config."""
-    incumbent = setup.campaign(record.branch).incumbent
-    if record.judgement is None or incumbent is None or incumbent.number == record.parent:
-        return record
-    return replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
-
-
-def next_run(record: Record, setup: Setup) -> Path:
-    """The folder of the run that is collected next: in their order, whichever ends first."""
-    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
 
 
 def proven(record: Record, setup: Setup) -> Record:

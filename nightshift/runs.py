@@ -28,6 +28,11 @@ def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
     submit_job(run_dir, job, setup)
 
 
+def next_run(record: Record, setup: Setup) -> Path:
+    """The folder of the run that is collected next: in their order, whichever ends first."""
+    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
+
+
 def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
     """Start a worker, once it is known how all is that it will import."""
     if not setup.pool.in_flight():  # else it is still to be as the first of them found it

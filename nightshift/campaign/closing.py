@@ -26,6 +26,12 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
     The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
     """
+    if (
+        record.judgement and record.failure is Failure.TRAINING
+    ):  # git has another's config where its parent is it no more
+        incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent
+        if incumbent and incumbent.number != record.parent:
+            record = replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
     ledger.write(record)
     record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source, ledger.chain.head)
     keep_model(ledger, record)

@@ -19,7 +19,7 @@ from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import base_of, next_base
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, collect, interrupt, next_run, start
+from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.pending import attempts, context_of, request_of, undecided, waiting, withdraw_jobs
@@ -31,7 +31,7 @@ from nightshift.proposers import Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
-from nightshift.runs import cancel
+from nightshift.runs import cancel, next_run
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
 
