@@ -84,7 +84,7 @@ def run(root: Path, request: Request) -> int:
     if request.detach:
         return detach(root)
     from nightshift.experiment import admit, require_ready, run_experiment
-    from nightshift.night.pending import end_jobs
+    from nightshift.pools.survivors import end_jobs
     from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
     from nightshift.runs import next_seed

@@ -17,9 +17,10 @@ from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
-from nightshift.night.pending import adopt, end_jobs, survivors
+from nightshift.night.pending import adopt
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.pools.slurm import SlurmPool
+from nightshift.pools.survivors import end_jobs, survivors
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import AgentProposer, open_agent

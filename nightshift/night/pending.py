@@ -1,35 +1,20 @@
-"""The proposals of a night that are taken and not decided yet, and the runs of them that outlived their head."""
+"""The proposals of a night that are taken and not decided yet."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-
-import msgspec
-import psutil
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.chain import sha256
-from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.engines import used_keys
 from nightshift.experiment import withdraw
-from nightshift.files import read_file
 from nightshift.night.state import NightState, decided, num_since_keep
-from nightshift.pools import SUBMITTED_NAME, Submitted, job_of
-from nightshift.pools.slurm import NAME as SLURM
-from nightshift.pools.slurm import cancel_jobs
-from nightshift.processes.watchdog import marker_of
+from nightshift.pools.survivors import survivors
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Record
 from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import parse
-from nightshift.worker import Job
-
-_RUN = re.compile("run-[1-9][0-9]{0,3}")
 
 
 def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
@@ -58,51 +43,12 @@ def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
     return found
 
 
-def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
-    """By folder, the runs of the experiments from `first` on that were submitted and not collected, as the chain has
-    them: whoever wrote another name, key or job there gets nothing adopted."""
-    found = {}
-    for record in ledger.records():
-        if record.status != STARTED or record.number < first or record.version == 1:
-            continue
-        for folder in sorted(ledger.run_dir(record.number).glob("run-*")):
-            if not _RUN.fullmatch(folder.name) or int(folder.name.removeprefix("run-")) <= len(record.runs):
-                continue
-            path = folder / SUBMITTED_NAME
-            with suppress(OSError):  # none, or what somebody put in its place
-                data = read_file(path)
-                if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
-                    was = msgspec.json.decode(data, type=Submitted)
-                    if (job := job_of(folder, was)) is not None:
-                        found[folder] = was, job
-    return found
-
-
-def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
-    """The workers that outlived the head of a night, by the number of their experiment: `process 17`, or `job NAME`,
-    of which nobody is asked whether it runs."""
-    found, numbers = dict[int, list[str]](), {}
-    for folder, (was, _) in survivors(ledger, first).items():
-        numbers[was.name] = int(folder.parent.name)
-        if was.pool == SLURM:
-            found.setdefault(numbers[was.name], []).append(f"job {was.name}")
-    for process in psutil.process_iter() if numbers else ():
-        if (number := numbers.get(marker_of(process) or "")) is not None:
-            found.setdefault(number, []).append(f"process {process.pid}")
-    return found
-
-
 def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
     """Take back what waits for its turn on a cluster: it would begin when the night is over."""
     for record in in_flight:
         folders = [f for f in setup.pool.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
         if not any(map(setup.pool.has_begun, folders)):
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
-
-
-def end_jobs(ledger: Ledger) -> None:
-    """Cancel the jobs of a cluster that earlier heads of this checkout left there."""
-    cancel_jobs([was.name for was, _ in survivors(ledger, 0).values() if was.pool == SLURM])
 
 
 def adopt(state: NightState, setup: Setup) -> set[str]:

@@ -11,8 +11,8 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import Interrupted
 from nightshift.files import write_atomically
-from nightshift.night.pending import alive
 from nightshift.night.state import STOP_NAME, NightState, decided, load, num_since_keep
+from nightshift.pools.survivors import alive
 from nightshift.records import Record
 from nightshift.setup import Setup
 from nightshift.text import clean

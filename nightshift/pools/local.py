@@ -27,7 +27,7 @@ from nightshift.processes.slots import Slot, layout
 from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
-from nightshift.worker import LATE_SECONDS, LOG_NAME, Job
+from nightshift.worker import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job
 
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
 NAME = "local"
@@ -170,6 +170,8 @@ class LocalPool:
             return False
         found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
         process, slot = min(found, key=lambda one: one.pid, default=None), fits[0]
+        if process is None and not any(folder.glob(f"attempt-*/{RESULT_NAME}")):
+            return False  # its head was killed before it had its key, or it died with that
         self._take(folder, _Adopted(process, was.name), was.public_key, job, slot)
         return True
 

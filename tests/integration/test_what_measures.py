@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "nightshift/errors.py": "words",
     "nightshift/experiment.py": "calls what is covered, in order",
     "nightshift/files.py": "writes whole files",
+    "nightshift/flags.py": "what flags may say",
     "nightshift/git/": "which commits exist, and what a verdict does to the branch",
     "nightshift/guard/": "refuses; it changes nothing that runs",
     "nightshift/health/": "words about curves, beside the verdict",

@@ -262,7 +262,9 @@ def test_only_who_fits_a_free_slot_is_adopted(tmp_path: Path) -> None:
     pool = LocalPool(tmp_path, {}, (Slot(0, cores=(0,)), Slot(1, cores=(1,))), outlives=True)
     assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(7,)))
     assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(0,), outlives=False))
-    assert pool.adopt(tmp_path / "a", was, replace(JOB, cores=(1,)))
+    assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(1,))), "it was never begun"
+    leave_result(folder_of(tmp_path), bytes(32), JOB)
+    assert pool.adopt(tmp_path / "runs/0001/run-1", was, replace(JOB, cores=(1,)))
     assert not pool.adopt(tmp_path / "b", was, replace(JOB, cores=(1,))), "it is taken"
     assert [slot.number for slot in pool.free_slots] == [0]
 
