@@ -19,8 +19,9 @@ from typing import Any
 
 import click
 
-from nightshift.command import in_one_line, moment, refuse_max_runs, run, use_prime_rl
+from nightshift.command import in_one_line, run
 from nightshift.engines import ENGINES
+from nightshift.flags import moment, refuse_max_runs, use_prime_rl
 from nightshift.request import Request
 
 ROOT = Path(__file__).resolve().parent

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Belief
+from nightshift.campaign.belief import UNUSED, Belief, Index
 from nightshift.campaign.recombine import DRAWN_UNTIL
 from nightshift.campaign.standing import reported_gain
 from nightshift.decision_rules import DecisionRules
@@ -128,22 +128,28 @@ class ShippedRule:
         return self._ideas(self.slots)
 
     def test(self, active: Bools, score: Floats, e2: Floats, delta: Floats) -> tuple[Bools, Floats]:
-        """Observe and settle; the belief stays what it was where nothing was run."""
-        before, self.num_ideas = self.belief, self.num_ideas + 1
+        """One more idea on the set that `base` chose."""
+        self.num_ideas += 1
         number = np.where(active, self.num_ideas, UNUSED)
-        how = {"made_from": self.slots, "number": number}
-        tested = decision.observe(before, before.incumbent, score, e2, self.rules, **how)
+        return self.observed(active, score, e2, self.belief.incumbent, self.slots, number)
+
+    def observed(
+        self, active: Bools, score: Floats, e2: Floats, parent: Index, made_from: Floats, number: Ints
+    ) -> tuple[Bools, Floats]:
+        """Observe and settle; the belief stays what it was where nothing was run."""
+        before = self.belief
+        tested = decision.observe(before, parent, score, e2, self.rules, made_from=made_from, number=number)
         keep = active & tested.keep
         idle = ~active
-        told = tested.belief
-        told.means[idle, :, :-1], told.means[idle, :, -1] = before.means[idle], 0.0
-        told.covariance[idle] = np.pad(before.covariance[idle], ((0, 0), (0, 0), (0, 1), (0, 1)))
-        told = replace(
-            told,
-            weights=np.where(active[:, None], told.weights, before.weights),
-            pairing_variance=np.where(active, told.pairing_variance, before.pairing_variance),
+        after = tested.belief
+        after.means[idle, :, :-1], after.means[idle, :, -1] = before.means[idle], 0.0
+        after.covariance[idle] = np.pad(before.covariance[idle], ((0, 0), (0, 0), (0, 1), (0, 1)))
+        after = replace(
+            after,
+            weights=np.where(active[:, None], after.weights, before.weights),
+            pairing_variance=np.where(active, after.pairing_variance, before.pairing_variance),
         )
-        after = decision.settle(replace(tested, belief=told), keep, self.rules)
+        after = decision.settle(replace(tested, belief=after), keep, self.rules)
         self.belief = replace(after, incumbent=np.where(active, after.incumbent, before.incumbent))
         return keep, tested.p_better
 

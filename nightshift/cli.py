@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,22 +18,8 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.decision_rules import DecisionRules
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
+from nightshift.flags import Finite, hexadecimal, num_slots
 from nightshift.request import Request
-
-
-class Finite(click.FloatRange):
-    """A range that refuses nan, which is on no side of any bound."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As click's."""
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
-
-
-def _hex(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
-        raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
-    return value
 
 
 @click.group(help=__doc__, context_settings={"max_content_width": 110})
@@ -45,6 +29,11 @@ def commands() -> None:
 
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 _SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
+_SLURM = click.option(
+    "--slurm",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
+)
 _GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
 
 
@@ -73,7 +62,7 @@ def history() -> None:
 
 
 @commands.command()
-@click.option("--agent", required=True, help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
+@click.option("--agent", help="claude, codex, gemini, tpe, random, or a command that reads the prompt.")
 @click.option("--hours", type=Finite(0, 10_000, min_open=True), help="No run is started that would end later.")
 @click.option("--experiments", type=click.IntRange(min=1), help="Stop after so many, the baseline included.")
 @click.option("--plateau", type=click.IntRange(min=1), help="Stop when nothing was kept in so many, and one more.")
@@ -96,16 +85,29 @@ def history() -> None:
     show_default=True,
     help="The OS wall around an agent: bubblewrap, whole; or (auto) what works of it here.",
 )
-def night(**flags: Any) -> None:
+@click.option(
+    "--pairs", default="1", callback=num_slots, help="Runs side by side, on GPUs or cores of their own, or auto."
+)
+@_SLURM
+@click.option("--stop", is_flag=True, help="End what a night whose head was killed left running; with no other option.")
+def night(stop: bool, slurm: Path | None, **flags: Any) -> None:
     """Propose, train, decide, record, until a stop rule holds; the same command goes on after a kill or reboot.
 
     A command as --agent gets the prompt on stdin, or in a file where it says {prompt_file}. To stop: Ctrl-C lets the
-    run in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment.
+    runs in flight finish, a second one stops now; so does a file STOP in the checkout, after the experiment. Runs go on
+    to their own end when the night is killed; the same command takes them over.
     """
-    from nightshift.night.begin import night
+    from nightshift.night.begin import night, stop_night
     from nightshift.night.state import NightRequest
 
-    sys.exit(night(command.process_root(), NightRequest(**flags)))
+    if stop:
+        console.print_text(stop_night(command.process_root()))
+        return
+    if slurm and flags["pairs"] != 1:
+        raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
+    if flags["agent"] is None:
+        raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
+    sys.exit(night(command.process_root(), NightRequest(**flags, slurm=str(slurm) if slurm else None)))
 
 
 @commands.command()
@@ -114,32 +116,19 @@ def night(**flags: Any) -> None:
 @click.option("--prime-rl", type=click.Path(path_type=Path), help="Folder of prime-rl, if it is not the default one.")
 @click.option("--agent", help="Also ask this agent one question, as a night would: the only proof of its login.")
 @click.option("--environment", help="Only this one: load it, show a task, time and try its reward.")
-def doctor(
-    engine: str | None, gpus: str | None, prime_rl: Path | None, agent: str | None, environment: str | None
-) -> None:
-    """Check what both engines need, changing nothing; exits 2 if run.py could not start here."""
-    if environment is not None:
-        from nightshift.own_environment import look
-        from nightshift.processes.supervise import interruptible
+@_SLURM
+def doctor(agent: str | None, environment: str | None, slurm: Path | None, **flags: Any) -> None:
+    """Check what both engines need, changing nothing; exits 2 if run.py could not start here.
 
-        with interruptible():
-            for line in look(command.process_root(), environment):
-                console.print_text(console.printable(line))
-        return
-    from nightshift.engines.doctor import checks, is_ready, table
-    from nightshift.processes.gpus import num_gpus
-    from nightshift.rules_toml import rules_here
-
+    With --slurm: submit one job there that looks around, and say what it found.
+    """
     root = command.process_root()
-    flags = PrepareFlags(engine, gpus, prime_rl)
-    rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
-    found = checks(root, rules, dict(os.environ), flags)
-    if agent:
-        from nightshift.proposers.agent import check_agent
-
-        found.append(check_agent(agent, root, dict(os.environ)))
-    console.print_text(table(found, rules))
-    sys.exit(ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE)
+    if slurm is not None:
+        command.probe(root, Request(engine=flags["engine"], slurm=slurm))
+    elif environment is not None:
+        command.look_at(root, environment)
+    else:
+        sys.exit(command.doctor(root, PrepareFlags(**flags), agent))
 
 
 @commands.command()
@@ -156,13 +145,16 @@ def new(what: str, name: str) -> None:
 @_SEEDS
 @click.option("--budget-seconds", type=float, help="The campaign's own, if its run.py was given one.")
 @_GPUS
+@_SLURM
 @click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
-def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str | None, dry_run: bool) -> None:
+def certify_command(
+    seeds: int | None, budget_seconds: float | None, gpus: str | None, slurm: Path | None, dry_run: bool
+) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
     from nightshift.certify.certificate import summary
     from nightshift.certify.run import certify, describe, make_plan
 
-    request = Request(budget_seconds=budget_seconds, gpus=gpus)
+    request = Request(budget_seconds=budget_seconds, gpus=gpus, slurm=slurm)
     plan, run = (lambda s: describe(make_plan(s, seeds), s)), (lambda s: summary(certify(s, seeds)))
     command.compare(request, plan, run, dry_run)
 
@@ -173,6 +165,7 @@ def certify_command(seeds: int | None, budget_seconds: float | None, gpus: str |
 @click.option("--budget-seconds", type=float, help="Of training there: does a short run's winner win a long one?")
 @click.option("--here-seconds", type=float, help="The campaign's own, if its run.py was given --budget-seconds.")
 @_GPUS
+@_SLURM
 @click.option("--dry-run", is_flag=True, help="Show the plan.")
 def transfer_command(
     to: tuple[str, ...],
@@ -180,13 +173,14 @@ def transfer_command(
     budget_seconds: float | None,
     here_seconds: float | None,
     gpus: str | None,
+    slurm: Path | None,
     dry_run: bool,
 ) -> None:
     """Train baseline and incumbent afresh elsewhere, or for longer, and compare; the same command goes on."""
     from nightshift.certify.transfer import describe, summary, targets, transfer
 
     ask = partial(targets, to=to, budget_seconds=budget_seconds, num_seeds=seeds)
-    request = Request(budget_seconds=here_seconds, gpus=gpus)
+    request = Request(budget_seconds=here_seconds, gpus=gpus, slurm=slurm)
     plan, run = (lambda s: describe(ask(s), s)), (lambda s: summary(transfer(ask(s), s)))
     command.compare(request, plan, run, dry_run)
 
@@ -239,7 +233,9 @@ def show(number: int) -> None:
 
 
 @commands.command("verify")
-@click.option("--head", callback=_hex, help="The chain's head as a summary, certificate or commit of then tells it.")
+@click.option(
+    "--head", callback=hexadecimal, help="The chain's head as a summary, certificate or commit of then tells it."
+)
 def verify_command(head: str | None) -> None:
     """Compare records, looks and certificates with their chain; exits 1 where something was changed, 0 where not."""
     from nightshift.campaign.verify import verify

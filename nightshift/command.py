@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
-import click
-
-from nightshift.campaign.ledger import Ledger, read_progress
+from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.console import (
     TerminalReporter,
     dry_run,
@@ -44,38 +42,6 @@ _GC_OBJECTS = 100_000  # between two searches for garbage: thousands of records 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 P = ParamSpec("P")
-
-
-def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """HH:MM (the next one, local time) or an ISO 8601 time, as an aware one in UTC."""
-    if value is None:
-        return None
-    now = datetime.now().astimezone()
-    try:
-        if len(value) == len("HH:MM"):
-            found = datetime.combine(now, datetime.strptime(value, "%H:%M").time()).astimezone()
-            found += timedelta(days=found <= now)
-        else:
-            found = datetime.fromisoformat(value).astimezone()
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.") from None
-    if found <= now:
-        raise click.BadParameter(f"{value!r} is over.")
-    return found.astimezone(UTC)
-
-
-def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """--max-runs of version 0.1.0."""
-    if value is not None:
-        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
-        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
-
-
-def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
-    if value is not None:
-        os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
-    return value
 
 
 def in_one_line(command: Callable[P, int]) -> Callable[P, int]:
@@ -117,9 +83,11 @@ def run(root: Path, request: Request) -> int:
     load(root / "train.toml")  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
         return detach(root)
-    from nightshift.experiment import admit, next_seed, require_ready, run_experiment
+    from nightshift.experiment import admit, require_ready, run_experiment
+    from nightshift.pools.survivors import end_jobs
     from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
+    from nightshift.runs import next_seed
     from nightshift.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():
@@ -130,9 +98,10 @@ def run(root: Path, request: Request) -> int:
             starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
             print_text(dry_run(record, starts))
             return ExitCode.MEASURED
-        require_ready(setup.engine)  # before anything is written or downloaded for what cannot run
+        require_ready(setup)  # before anything is written or downloaded for what cannot run
         with setup.ledger.head():
             end_leftovers(root, reporter.note)
+            end_jobs(setup.ledger)
             setup.engine.prepare_at_start(reporter.note)
             record = run_experiment(request, setup)
     print_text(summary(record, setup.ledger.chain.head))
@@ -188,6 +157,44 @@ def compare(
             end_leftovers(setup.root, reporter.note)
             said = run(setup)
     print_text(said)
+
+
+def doctor(root: Path, flags: PrepareFlags, agent: str | None) -> int:
+    """Print what was checked; the exit code."""
+    from nightshift.engines.doctor import checks, is_ready, table
+    from nightshift.proposers.agent import check_agent
+
+    rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
+    found = checks(root, rules, dict(os.environ), flags)
+    found += [check_agent(agent, root, dict(os.environ))] if agent else []
+    print_text(table(found, rules))
+    return ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE
+
+
+def look_at(root: Path, environment: str) -> None:
+    """Print what one environment is."""
+    from nightshift.own_environment import look
+    from nightshift.processes.supervise import interruptible
+
+    with interruptible():
+        for line in look(root, environment):
+            print_text(printable(line))
+
+
+def probe(root: Path, request: Request) -> None:
+    """doctor --slurm: print what a job finds. EngineError where none answers."""
+    from nightshift.pools.probe import ask
+    from nightshift.pools.slurm import SlurmPool
+    from nightshift.processes.supervise import interruptible
+    from nightshift.runs import job_of
+    from nightshift.setup import open_setup
+
+    with closing(TerminalReporter()) as reporter, interruptible():
+        setup = open_setup(root, request, reporter)
+        assert isinstance(setup.pool, SlurmPool)
+        reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
+        lines = ask(setup.pool, job_of({}, 0, setup, ""))
+    print_text("\n".join(map(printable, lines)))
 
 
 def exit_code(record: Record) -> int:
@@ -258,13 +265,9 @@ def status_line(ledger: Ledger, now: datetime) -> str:
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     lines = [f"damaged:  {cause}" for cause in (*damaged, *unfit.values())]
     is_running = ledger.is_running()
-    if is_running and records and records[-1].status == "started":
-        last = records[-1]
-        reading = read_progress(ledger.run_dir(last.number, len(last.runs) + 1))
-        lines.append(
-            f"running:  {last.number:04d} for {(now - datetime.fromisoformat(last.started)).total_seconds():.0f} s  "
-            f"{reading_text(reading) if reading else 'starting'}  {last.description}"
-        )
+    runs = [running_line(ledger, record, now) for record in records if record.status == STARTED]
+    if is_running and runs:
+        lines += runs
     else:
         what = "a certificate, a night between experiments, or an experiment that starts" if is_running else "nothing"
         lines.append(f"running:  {what}")
@@ -275,6 +278,16 @@ def status_line(ledger: Ledger, now: datetime) -> str:
         lines.append(f"best:     {best.number:04d} on {best.branch or 'a detached HEAD'}  {best.description}")
     lines += status_lines(ledger, records, now)
     return "\n".join(printable(line) for line in lines)
+
+
+def running_line(ledger: Ledger, record: Record, now: datetime) -> str:
+    """How far an experiment in flight is: each of its runs that are, where several are side by side."""
+    folders = [ledger.run_dir(record.number, len(record.runs) + 1)]
+    while (following := ledger.run_dir(record.number, len(record.runs) + len(folders) + 1)).is_dir():
+        folders.append(following)
+    readings = [reading_text(reading) if (reading := read_progress(folder)) else "starting" for folder in folders]
+    seconds = (now - datetime.fromisoformat(record.started)).total_seconds()
+    return f"running:  {record.number:04d} for {seconds:.0f} s  {'  |  '.join(readings)}  {record.description}"
 
 
 def process_root() -> Path:

@@ -9,15 +9,17 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.records import Phase, Progress, Record
+from nightshift.text import clean
 
 _PLAIN_INTERVAL_SECONDS = 10.0
+_MAX_PLACE = 40  # characters
 _deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
 
 
@@ -33,17 +35,19 @@ class TerminalReporter:
         self.close()
         _say("stderr", printable(text))
 
-    def show(self, folder: Path, reading: Progress) -> None:
-        """How far the run in `folder` is: on a terminal the live line, in a pipe a line now and then."""
-        line = f"{folder.parent.name} {folder.name.replace('-', ' ')}: {reading_text(reading)}"
-        phase, when = self._last.get(folder, (None, 0.0))
-        if sys.stderr is not None and sys.stderr.isatty():
+    def show(self, readings: Mapping[Path, Progress]) -> None:
+        """How far the runs in these folders are: on a terminal the live line, in a pipe a line now and then."""
+        lines = {f: f"{f.parent.name} {f.name.replace('-', ' ')}: {reading_text(p)}" for f, p in readings.items()}
+        if lines and sys.stderr is not None and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            _say("stderr", f"\r\x1b[2K{line[: width - 1]}", end="")
+            _say("stderr", f"\r\x1b[2K{'  |  '.join(lines.values())[: width - 1]}", end="")
             self._has_live_line = True
-        elif reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
-            _say("stderr", line)
-            self._last[folder] = reading.phase, time.monotonic()
+            return
+        for folder, reading in readings.items():
+            phase, when = self._last.get(folder, (None, 0.0))
+            if reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
+                _say("stderr", lines[folder])
+                self._last[folder] = reading.phase, time.monotonic()
 
     def close(self) -> None:
         """End the live line."""
@@ -54,7 +58,7 @@ class TerminalReporter:
 
 def reading_text(p: Progress) -> str:
     """One reading of the live line in words."""
-    parts = [p.phase.value]
+    parts = [*([clean(p.place, _MAX_PLACE)] if p.place else []), p.phase.value]
     if p.phase is Phase.EVALUATING:
         parts.append(f"{p.num_done or 0} examples done")
     elif p.phase is Phase.TRAINING:

@@ -6,36 +6,33 @@ and evaluates in a process of its own. Both find all they need in the ledger, so
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import start_from
-from nightshift.engines import Engine, used_keys
+from nightshift.engines import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
+from nightshift.processes.slots import Slot
 from nightshift.records import Failure, Record
 from nightshift.request import Request
-from nightshift.rules import covered_files
+from nightshift.runs import as_json, cancel, hash_of, next_run, submit
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
-from nightshift.worker import Job
 
+MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
@@ -60,23 +57,25 @@ def run_experiment(request: Request, setup: Setup) -> Record:
 def start(request: Request, config: Config, setup: Setup) -> Record:
     """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
     with setup.ledger.lock():
-        resume(setup.ledger, setup.repo, setup.reporter.note)
+        resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
     record = admit(config, request, setup)
-    require_ready(setup.engine)
+    require_ready(setup)
     if record.parent is None and Head(record.branch, record.commit).is_campaign:
         require_packaged(setup)
-    files = {CONFIG_NAME: config.source, "effective.json": _json(record.effective)}
+    files = {CONFIG_NAME: config.source, "effective.json": as_json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
-    num_runs = setup.rules.decision.baseline_runs if record.parent is None else 1
+    num_runs = num_baseline_runs(setup) if record.parent is None else 1
     each = f"{setup.rules.budget_text} for training, beside start-up and evaluation"
     setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
-        submit(record, setup)
+        for index in range(min(num_runs, setup.pool.num_slots)):
+            submit(record, setup, index)
         with setup.ledger.lock():  # while the worker starts
             save(setup.ledger)
             setup.ledger.sync_tsv()
     except (EngineError, OSError) as error:
+        cancel(setup, record.number)
         return conclude(crash(record, Failure.MACHINERY, str(error)), setup)
     return record
 
@@ -86,20 +85,24 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
     record = setup.ledger.record(number)
     if record.status != STARTED:
         return record
-    run_dir = setup.ledger.run_dir(number, len(record.runs) + 1)
+    run_dir = next_run(record, setup)
     if not setup.pool.is_over(run_dir):
         return None
     try:
-        record = replace(record, runs=(*record.runs, setup.pool.result(run_dir)))
+        result = setup.pool.result(run_dir)
+        record = replace(record, runs=(*record.runs, result), hardware=record.hardware or result.hardware)
         failure = _failure(record, setup)
-        if failure is None and wants_another_run(record, request, setup):
+        is_more_in_flight = number in setup.experiments_in_flight()
+        if failure is None and (is_more_in_flight or wants_another_run(record, request, setup)):
             with setup.ledger.lock():
                 setup.ledger.write(record)  # an interruption loses the run in flight only
-            submit(record, setup)
+            if not is_more_in_flight:
+                submit(record, setup)
             return None
     except (EngineError, UsageError, OSError) as error:
         failure = Failure.MACHINERY, str(error)
     if failure:
+        cancel(setup, number)
         return conclude(crash(record, *failure), setup)
     judgement = setup.campaign(record.branch).judge(record)
     return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
@@ -137,7 +140,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     first = baseline_of(records, head)
     if head.is_campaign:  # first the harness: it names the file that changed
         require_clean_start(setup.repo, head, candidate.source, first, setup.rules)
-    hardware, variables = setup.engine.hardware(), setup.surroundings.variables
+    hardware, variables = setup.hardware, setup.surroundings.variables
     if first:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
@@ -147,6 +150,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))
+            refuse_running(candidate.hash, [r for r in records if r.number in setup.experiments_in_flight()])
         if made_from and changes and setup.engine.validate(made_from).settings == validated.settings:
             keys = shorten("; ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {keys}"
@@ -162,7 +166,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         rules_name=setup.rules.name,
         rules_hash=setup.rules_hash,
         config_hash=candidate.hash,
-        effective_hash=hashlib.sha256(_json(validated.settings)).hexdigest()[:12],
+        effective_hash=hash_of(validated.settings),
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
@@ -187,11 +191,19 @@ def refuse_tried(tried: Record | None) -> None:
         raise UsageError(cause, "Change train.toml, or repeat it with new seeds: --again.")
 
 
-def require_ready(engine: Engine) -> None:
-    """Raise EngineError with the first problem that makes a run impossible."""
-    if problems := engine.check():
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise EngineError(problems[0] + more)
+def refuse_running(config_hash: str, in_flight: Sequence[Record]) -> None:
+    """Raise UsageError for a config that is being run now."""
+    if same := [record.number for record in in_flight if record.config_hash == config_hash]:
+        raise UsageError(f"this config is in flight as experiment {same[0]:04d}", "Change train.toml.")
+
+
+def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
+    """Raise EngineError with the first problem that makes a run impossible in these slots of this machine; for None in
+    that of the next run. A cluster's nodes tell it themselves."""
+    for slot in setup.pool.free_slots[:1] if slots is None else slots:
+        if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise EngineError(problems[0] + more)
 
 
 def require_packaged(setup: Setup) -> None:
@@ -201,70 +213,37 @@ def require_packaged(setup: Setup) -> None:
         raise UsageError(f"{listed(edited)} in {sys.prefix} differ from their packages", "uv sync --reinstall")
 
 
-def submit(record: Record, setup: Setup) -> None:
-    """Start the worker of the record's next run."""
-    run_dir = setup.ledger.run_dir(record.number, len(record.runs) + 1)
-    run_dir.mkdir()
-    job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
-    if record.parent is not None:  # checked again: its record lies where agents can write
-        incumbent = setup.engine.validate(setup.ledger.stored_config(setup.ledger.record(record.parent)))
-        job = replace(job, incumbent=dict(incumbent.settings))
-    submit_job(run_dir, job, setup)
-
-
-def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
-    """Start a worker, once it is known how all is that it will import."""
-    setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-    setup.pool.submit(run_dir, job)
-
-
-def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's next run: the same settings never see a seed twice, whatever repeats them."""
-    used = setup.campaign(record.branch).num_runs_of(record.effective_hash)
-    return setup.rules.seed(used + len(record.evaluations))
-
-
-def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, look: int | None = None) -> Job:
-    """The job of one run under this set-up; one of a `look` is evaluated on the sealed set."""
-    return Job(
-        rules=setup.rules,
-        rules_hash=setup.rules_hash,
-        harness_tree=setup.harness_tree,
-        settings=dict(settings),
-        seed=seed,
-        split="selection" if look is None else "sealed",
-        deadline_seconds=setup.rules.deadline_seconds,
-        hardware=hardware,
-        look=look,
-        gpus=setup.request.gpus,
-        keep_all=setup.request.keep_all,
-    )
+def num_baseline_runs(setup: Setup) -> int:
+    """As the rules want it; more where there are more slots, which have nothing else to do yet."""
+    return max(setup.rules.decision.baseline_runs, min(setup.pool.num_slots, MAX_BASELINE_RUNS))
 
 
 def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
     """True for a baseline that has fewer runs than the rules want, while there is time for one more."""
-    if record.parent is not None or len(record.runs) >= setup.rules.decision.baseline_runs or setup.is_stopping():
+    if record.parent is not None or len(record.runs) >= num_baseline_runs(setup) or setup.is_stopping():
         return False
     end = setup.now() + timedelta(seconds=record.runs[-1].total_seconds)
     return request.until is None or end <= request.until
 
 
+def withdraw(number: int, cause: str, setup: Setup) -> None:
+    """Take an experiment back of which no run has begun: it decides nothing."""
+    cancel(setup, number)
+    conclude(crash(setup.ledger.record(number), Failure.INTERRUPTED, cause), setup)
+
+
 def interrupt(cause: str, setup: Setup) -> None:
     """End what is in flight, and close its record: as interrupted, unless it has its verdict and was not settled."""
+    numbers = setup.experiments_in_flight()
     cancel(setup)
-    for record in setup.ledger.records()[-1:]:
-        if record.version > 1 and record.settled is None:
+    records = setup.ledger.records()
+    for record in records:
+        if (record.number in numbers or record is records[-1]) and record.version > 1 and record.settled is None:
             if record.status == STARTED:
                 conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
             else:  # its verdict is in the chain, and stays as it is
                 with setup.ledger.lock():
                     close(record, setup.ledger, setup.repo)
-
-
-def cancel(setup: Setup) -> None:
-    """End all runs that nobody collected."""
-    for run_dir in setup.pool.in_flight():
-        setup.pool.cancel(run_dir)
 
 
 def examine(record: Record, setup: Setup) -> str | None:
@@ -291,10 +270,8 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
             return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if changed := setup.surroundings.changed():
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
+    if run.hardware not in ("", record.hardware):
+        return Failure.MACHINERY, f"it was made on {run.hardware}, and the campaign on {record.hardware}"
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()

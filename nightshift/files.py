@@ -54,8 +54,9 @@ def write_json(path: Path, value: Any) -> bytes:
     except UnicodeEncodeError:
         plain = json.dumps(msgspec.to_builtins(value, enc_hook=msgspec.json.decode), ensure_ascii=False)
         data = plain.encode(errors="replace")
+    data += b"\n"
     try:
-        write_atomically(path, data + b"\n")
+        write_atomically(path, data)
     except OSError as error:
         raise disk_error(error, path) from None
     return data

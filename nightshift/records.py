@@ -71,6 +71,7 @@ class Progress:
     seconds_left: float | None = None
     reward: float | None = None  # mean of the last step, 0..1
     num_done: int | None = None  # evaluation: examples completed
+    place: str = ""  # slot or node, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,8 @@ class Result:
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
     attempt: int | None = 0
+    began: str = ""  # ISO 8601, UTC, by the worker's clock
+    place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,7 @@ class Judgement:
     diagnostics: dict[str, float] = field(default_factory=dict)
     taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
     taken_back_score: float | None = None  # posterior mean of that one
+    incumbent: int | None = None  # the experiment that it was when this was decided; None: the parent
 
 
 @dataclass(frozen=True, slots=True)

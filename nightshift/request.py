@@ -11,7 +11,8 @@ from nightshift.text import clean
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prediction` and `notes` come from a night's proposer, `base` from the night (see Record)."""
+    """`prediction` and `notes` come from a night's proposer, `base` from the night (see Record). `pairs`: how many run
+    side by side, None: as the campaign does; `outlives`: what runs goes on when its head is killed."""
 
     description: str = ""
     engine: str | None = None
@@ -27,6 +28,9 @@ class Request:
     prediction: str | None = None
     notes: tuple[str, ...] = ()
     base: tuple[int, ...] | None = None
+    pairs: int | None = None
+    outlives: bool = False
+    slurm: Path | None = None
 
     def __post_init__(self) -> None:
         """The front door of all that people and agents say: nothing that records it has to clean it again."""

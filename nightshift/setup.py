@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -17,15 +18,20 @@ from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.engines import Engine, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.environments import load
+from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
-from nightshift.processes.gpus import num_gpus
+from nightshift.pools.slurm import SlurmPool
+from nightshift.pools.slurm_toml import read as read_slurm
+from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
+from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.records import Progress, Record
 from nightshift.request import Request
 from nightshift.rules import Rules
 from nightshift.rules_toml import rules_here
+from nightshift.worker import LATE_SECONDS
 
 _TICK_SECONDS = 0.5
 
@@ -36,8 +42,8 @@ class Reporter(Protocol):
     def note(self, text: str) -> None:
         """One line of news."""
 
-    def show(self, folder: Path, reading: Progress) -> None:
-        """How far the run in `folder` is: the live line."""
+    def show(self, readings: Mapping[Path, Progress]) -> None:
+        """How far the runs in these folders are: the live line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +64,37 @@ class Setup:
     now: Callable[[], datetime]  # aware, UTC
     clock: Callable[[], float]  # monotonic seconds
     is_stopping: Callable[[], bool] = lambda: False  # a person asked for it: start nothing new
+    # By the GPUs of its slot, where it has its own: each holds them as long as it lives.
+    engine_of: Mapping[str | None, Engine] = field(default_factory=dict)
 
     def campaign(self, branch: str, records: Sequence[Record] | None = None) -> Campaign:
         """The campaign of a branch under this set-up's rules, as these records tell it; the ledger's, as it is now."""
         return fold(self.ledger, self.ledger.records() if records is None else records, branch, self.rules_hash)
 
+    @property
+    def hardware(self) -> str:
+        """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
+        first = baseline_of(self.ledger.records(), self.repo.head())
+        return self.pool.hardware(self.engine.hardware()) or (first.hardware if first else "")
+
+    def experiments_in_flight(self) -> set[int]:
+        """Their numbers."""
+        runs_dir = self.ledger.runs_dir
+        return {
+            int(f.parent.name) for f in self.pool.in_flight() if f.parent.parent == runs_dir and f.parent.name.isdigit()
+        }
+
+    @property
+    def in_flight(self) -> tuple[Record, ...]:
+        """Their records."""
+        return tuple(map(self.ledger.record, sorted(self.experiments_in_flight())))
+
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
         self.is_stopping()  # a night says by that, once, that the run in flight is the last one
-        for folder in self.pool.in_flight():
-            if reading := read_progress(folder):
-                self.reporter.show(folder, reading)
+        readings = {folder: read_progress(folder) for folder in self.pool.in_flight()}
+        self.reporter.show({folder: reading for folder, reading in readings.items() if reading})
 
 
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
@@ -80,23 +105,53 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """
     ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
-    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus(environ))
+    cluster = None if request.slurm is None else read_slurm(request.slurm)
+    num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
+    rules = rules_here(root, request.engine or (first.engine if first else None), num_gpus_here)
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
+    if cluster is not None and 60.0 * cluster.time_minutes < rules.deadline_seconds + LATE_SECONDS:
+        least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
+        cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
+        raise UsageError(cause, f"Write {least} or more.")
     rules = on_cards(rules, root, environ, request.gpus)
+    engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
+    num_slots = request.pairs
+    if num_slots is None:
+        num_slots = num_slots_of(first.hardware) if first else 1
+    pool: Pool = (
+        LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
+        if cluster is None
+        else SlurmPool(root, environ, cluster)
+    )
+    gpus = [slot.gpus for slot in pool.free_slots if slot.gpus]
     return Setup(
         root=root,
         rules=rules,
         rules_hash=rules.hash(root),
         harness_tree=rules.harness_tree(root),
-        engine=open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl),
+        engine=engine,
         ledger=ledger,
         repo=repo,
-        pool=LocalPool(root, environ),
+        pool=pool,
         surroundings=Surroundings(root),
         reporter=reporter,
         request=request,
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
+        engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
+
+
+def slots_of(engine: Engine, num_slots: int, request: Request, environ: Mapping[str, str]) -> tuple[Slot, ...]:
+    """Where the runs of this machine go. UsageError where there is no room for so many."""
+    if num_slots == 1:
+        return (Slot(),)
+    if request.gpus is not None:
+        raise UsageError(
+            f"--gpus {request.gpus} names the GPUs of one run", "Leave it out: --pairs takes them in order."
+        )
+    num_each = len({*engine.gpu_ids()})
+    ids = [gpu.index for gpu in visible_gpus(list_gpus(), environ)] if num_each else []
+    return tuple(divide(num_slots, ids, num_each, own_cores()))

@@ -2,14 +2,13 @@
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
 the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
-`attempt-0/result.json`, signed, and is linked to FOLDER/result.json. On stdin the head sends a key, and holds the pipe
-open as long as it lives.
+`attempt-0/result.json`, signed. On stdin the head sends a private key, and holds the pipe open as long as it lives: a
+worker that does not outlive its head ends with that. One that does ends at its deadline, by a watchdog if it has to.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import itertools
 import os
 import signal
@@ -19,11 +18,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.engines import Engine, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
@@ -32,14 +33,15 @@ from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
-from nightshift.processes.supervise import interruptible
-from nightshift.records import ATTEMPT, CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
+from nightshift.processes.supervise import engine_environment, interruptible, limit_life
+from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
-KEY_BYTES = 32
+KEY_BYTES = 32  # of Ed25519, and of a look
+LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 _PROGRESS_SECONDS = 0.5
 
@@ -48,8 +50,9 @@ _PROGRESS_SECONDS = 0.5
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
-    A worker with another rules hash, harness or hardware refuses."""
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what it is
+    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
+    refuses."""
 
     rules: Rules
     rules_hash: str
@@ -63,19 +66,22 @@ class Job:
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
+    cores: tuple[int, ...] = ()
+    layout: str = ""
+    outlives: bool = False  # its head
+    place: str = ""
 
 
 class Signed(msgspec.Struct):
-    """`result.json`. `hmac`: hex digest over the bytes of the result, and over the job as the worker understood it."""
+    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
 
-    hmac: str
+    signature: str
     result: msgspec.Raw
 
 
-def signature(key: bytes, result: bytes, job: Job) -> str:
-    """What proves that the worker with this key made this result of this job."""
-    digests = [hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job))]
-    return hmac.new(key, b"".join(digests), hashlib.sha256).hexdigest()
+def signed_bytes(result: bytes, job: Job) -> bytes:
+    """What a worker signs: the bytes of its result, and the job as it understood that."""
+    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))
 
 
 def main(root: Path, folder: Path) -> int:
@@ -85,14 +91,16 @@ def main(root: Path, folder: Path) -> int:
             key = _read_key()
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
             look_key = _read_key() if job.split == "sealed" else b""
-            threading.Thread(target=_end_with_the_head, daemon=True).start()
-            attempt = folder / ATTEMPT
+            if job.outlives:
+                limit_life(job.deadline_seconds + LATE_SECONDS)
+            else:
+                threading.Thread(target=_end_with_the_head, daemon=True).start()
+            attempt = _own_attempt(folder)
             raw = msgspec.json.encode(make_run(job, look_key, root, attempt))
     except Interrupted as error:
         return error.exit_code
-    write_json(attempt / RESULT_NAME, Signed(signature(key, raw, job), msgspec.Raw(raw)))
-    with suppress(FileExistsError):  # planted: it has no valid code
-        os.link(attempt / RESULT_NAME, folder / RESULT_NAME)
+    signature = Ed25519PrivateKey.from_private_bytes(key).sign(signed_bytes(raw, job))
+    write_json(attempt / RESULT_NAME, Signed(signature.hex(), msgspec.Raw(raw)))
     return ExitCode.MEASURED
 
 
@@ -102,6 +110,16 @@ def _read_key() -> bytes:
     if len(key) < KEY_BYTES:
         raise Interrupted("the head is gone")
     return key
+
+
+def _own_attempt(folder: Path) -> Path:
+    """A folder of this start's own: SLURM may start a job twice."""
+    for number in itertools.count():
+        attempt = folder / f"attempt-{number}"
+        with suppress(FileExistsError):
+            attempt.mkdir()
+            return attempt
+    raise AssertionError
 
 
 def _end_with_the_head() -> None:
@@ -118,19 +136,25 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
     refusal is a result, too.
     """
     began = time.monotonic()
-    result = Result(job.seed, Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY))
+    crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
+    number, now = int(attempt.name.removeprefix("attempt-")), datetime.now(UTC).isoformat(timespec="milliseconds")
+    place = job.place or os.environ.get("SLURMD_NODENAME", "")
+    result = Result(job.seed, crashed, attempt=number, began=now, place=place)
     engine: Engine | None = None
     try:
-        attempt.mkdir()
         rules = job.rules
-        engine = open_engine(rules, root, dict(os.environ), job.gpus, job.keep_all)
-        _require_same(job, root, engine)
+        # A cluster's node adds what a login there brings, with its tokens.
+        engine = open_engine(rules, root, engine_environment(os.environ, {}), job.gpus, job.keep_all)
+        hardware = engine.hardware() + job.layout  # before this process is pinned to its part of it
+        _require_same(job, root, hardware)
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
             examples, answers = sealed_set(rules, root, job.look, look_key), None
         else:
             examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
-        result = replace(result, hardware=engine.hardware(), versions=engine.versions())
-        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME)
+        result = replace(result, hardware=hardware, versions=engine.versions())
+        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME, place)
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
@@ -155,8 +179,8 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
             is_config_fault, told = _start_incumbent(engine, job.incumbent, job.seed, attempt / INCUMBENT, seconds_left)
             cause = f"{cause.rstrip('.')}; {told}"
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
-        crashed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
-        result = replace(result, training=crashed, evaluation=None)
+        failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
+        result = replace(result, training=failed, evaluation=None)
     return replace(result, total_seconds=time.monotonic() - began)
 
 
@@ -174,12 +198,12 @@ def _start_incumbent(
     return True, "the incumbent starts, so it is the config's fault"
 
 
-def _require_same(job: Job, root: Path, engine: Engine) -> None:
+def _require_same(job: Job, root: Path, hardware: str) -> None:
     """Refuse a job that was made for another harness or other hardware."""
     for what, wanted, found in (
         ("rules", job.rules_hash, job.rules.hash(root)),
         ("harness", job.harness_tree, job.rules.harness_tree(root)),
-        ("hardware", job.hardware, engine.hardware()),
+        ("hardware", job.hardware, hardware),
     ):
         if wanted not in (None, found):
             raise EngineError(f"the worker has other {what} than its job: {found}, not {wanted}")
@@ -210,7 +234,7 @@ def _step_seconds(steps: list[Step]) -> float | None:
     return median(seconds) if seconds else None
 
 
-def _reporter(path: Path) -> ProgressCallback:
+def _reporter(path: Path, place: str) -> ProgressCallback:
     """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
     last_phase: Phase | None = None
     last = -_PROGRESS_SECONDS
@@ -220,7 +244,7 @@ def _reporter(path: Path) -> ProgressCallback:
         now = time.monotonic()
         if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
             with suppress(OSError):  # a full disk ends the run where it matters, not here
-                write_atomically(path, msgspec.json.encode(reading), sync=False)
+                write_atomically(path, msgspec.json.encode(replace(reading, place=place)), sync=False)
             last_phase, last = reading.phase, now
 
     report(Progress(Phase.STARTING, 0))

@@ -57,7 +57,8 @@ def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign:
     unknown = {number for number, _, subject in commits if "Restore the incumbent" not in subject} - kept.keys()
     if unknown and not gaps:
         found.append(f"commits of experiments that kept nothing: {sorted(unknown)}")
-    incumbent = next((r for r in reversed(records) if r.status == "keep"), None)
+    in_order = sorted(records, key=lambda r: r.decided or 0)
+    incumbent = next((r for r in reversed(in_order) if r.status == "keep"), None)
     is_settled = incumbent is not None and (incumbent.kept_commit or incumbent.parent is None)
     if incumbent and is_settled and not foreign and repo.config_at("HEAD") != _source(root, incumbent):
         found.append("HEAD does not hold the incumbent")

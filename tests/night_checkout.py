@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 
-from nightshift.campaign.busy import BUSY, taken
 from nightshift.campaign.ledger import Ledger
 from nightshift.git.repo import Repo
 from nightshift.guard.freeze import changed_harness_files
@@ -90,10 +89,13 @@ def problems(root: Path) -> list[str]:
     found, repo = integrity.problems(root), Repo(root)
     decided = [r for r in records(root) if r.failure is None or r.failure == "training"]
     hashes = [r.config_hash for r in decided]
-    busy = sum(taken(r) >= BUSY for r in decided)  # each is run once more
-    if len(hashes) - len(set(hashes)) > busy:
+    again = sum(
+        r.parent is not None and r.judgement is not None and r.judgement.why.startswith("the settings of")
+        for r in decided
+    )
+    if len(hashes) - len(set(hashes)) > again:
         found.append(f"decided twice: {sorted(h for h in set(hashes) if hashes.count(h) > 1)}")
-    kept = [r for r in decided if r.status == "keep" and r.parent is not None]
+    kept = [r for r in sorted(decided, key=lambda r: r.decided or 0) if r.status == "keep" and r.parent is not None]
     log = git(root, "log", "--reverse", "--format=%H %(trailers:key=Nightshift-Run,valueonly,separator=)")
     commits = [line.split() for line in log.splitlines() if len(line.split()) == 2]
     if commits != [[r.kept_commit, f"{r.number:04d}"] for r in kept]:

@@ -210,7 +210,7 @@ def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
 def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Result:
     """One stand-in run with its metrics.jsonl and evaluation.jsonl."""
     rng, n = state.rng, len(state.examples)
-    seed = 1000 + state.campaign.num_runs_of(record.effective_hash) + index - 1
+    seed = 1000 + len(state.campaign.seeds_of(record.effective_hash)) + index - 1
     truth = min(max(_truth(values) + rng.normal(0, 0.025), 0.004), 0.99)
     latent = math.sqrt(0.62) * state.difficulty + math.sqrt(0.38) * rng.standard_normal(n)
     right = latent > NormalDist().inv_cdf(1 - truth)

@@ -4,7 +4,8 @@ REQUEST is JSON: the fields of NightRequest, and `pauses` in seconds, which are 
 to "lr" a stand-in proposes learning rates by the number of decided experiments, to "keys" other keys in turn. The
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
-Neighbours in stand_ins.py.
+Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
+asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from nightshift import runs, setup  # noqa: E402
 from nightshift.command import in_one_line  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
+from nightshift.processes.slots import own_cores  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
 from nightshift.records import Load  # noqa: E402
 from nightshift.train_toml.edit import set_values  # noqa: E402
+from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
@@ -64,17 +68,42 @@ class KeyProposer(RateProposer):
         return Proposal(set_values(context.source, {key: value}), f"{key} {value:g}")
 
 
+class LengthProposer:
+    """A stand-in for an agent that thinks, and then asks for a run of a given length."""
+
+    name = "lengths"
+
+    def __init__(self, lengths: list[float], thinks_seconds: float) -> None:
+        self.lengths, self.thinks_seconds, self.num_asked = lengths, thinks_seconds, 0
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        time.sleep(self.thinks_seconds)
+        seconds = self.lengths[self.num_asked % len(self.lengths)]
+        self.num_asked += 1
+        values = {"trainer.optim.lr": 1e-6 * (1 + self.num_asked / 100), "max_steps": round(seconds / STEP_SECONDS)}
+        return Proposal(set_values(context.source, values), f"{seconds:.0f} s")
+
+
 def main() -> None:
     asked = json.loads(sys.argv[2])
     pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
     if (proposer := asked.pop("proposer", None)) is not None:
-        begin.proposer_of = lambda request, setup: KeyProposer() if proposer == "keys" else RateProposer()
+        begin.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
+    if lengths := asked.pop("lengths", None):
+        thinks_seconds = asked.pop("proposal_seconds")
+        begin.proposer_of = lambda request, of: LengthProposer(lengths, thinks_seconds)
+    if num_slots := asked.pop("slots", None):
+        asked["pairs"] = num_slots
+        setup.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
     if sign := asked.pop("breaks", None):
         TrlEngine.check = lambda engine: ["the engine is broken"] if Path(sign).exists() else []  # type: ignore[method-assign]
     if leaps := asked.pop("leaps", None):
         make, signs = begin.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
-        begin.proposer_of = lambda request, setup: make(request, replace(setup, clock=clock))
+        begin.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
+    if (seconds := asked.pop("deadline", None)) is not None:
+        job_of = runs.job_of
+        runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731

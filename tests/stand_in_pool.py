@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 
 from nightshift.errors import EngineError
 from nightshift.files import write_json
+from nightshift.pools import Submitted
+from nightshift.processes.slots import Slot
 from nightshift.records import ATTEMPT, Result
 from nightshift.worker import JOB_NAME, Job, make_run
 
@@ -17,14 +19,17 @@ class StandInPool:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
     look_key = b""
+    num_slots = 1
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._jobs: dict[Path, Job] = {}
         self._results: dict[Path, Result | None] = {}
         self.during: Callable[[Path], object] = lambda folder: None
 
-    def submit(self, folder: Path, job: Job) -> None:
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
         write_json(folder / JOB_NAME, job)
+        self._jobs[folder] = job
         self._results.setdefault(folder, None)
 
     def is_over(self, folder: Path) -> bool:
@@ -36,14 +41,29 @@ class StandInPool:
             raise EngineError(f"{folder} has no result")
         return result
 
-    def cancel(self, folder: Path) -> None:
-        self._results.pop(folder, None)
+    @property
+    def free_slots(self) -> list[Slot]:
+        return [] if self._results else [Slot()]
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        for folder in folders:
+            self._results.pop(folder, None)
 
     def wait(self, timeout_seconds: float) -> None:
         for folder in [folder for folder, result in self._results.items() if result is None]:
             self.during(folder)
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
+            (folder / ATTEMPT).mkdir()
             self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
 
-    def in_flight(self) -> list[Path]:
-        return list(self._results)
+    def in_flight(self) -> dict[Path, Job]:
+        return {folder: self._jobs[folder] for folder in self._results}
+
+    def hardware(self, of_engine: str) -> str:
+        return of_engine
+
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        return False
+
+    def has_begun(self, folder: Path) -> bool:
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ class SilentReporter:
         self.notes.append(text)
         self.on_note(text)
 
-    def show(self, folder: Path, reading: Progress) -> None:
+    def show(self, readings: Mapping[Path, Progress]) -> None:
         """Nobody looks."""
 
 

@@ -1,7 +1,7 @@
 """Stand-ins below the engine, for the head and for the workers that it starts.
 
     install("trl", pool=True)           # in the head's process, before run.py's or the night's own code
-    python stand_ins.py KIND ROOT FOLDER   # a worker, as the local pool starts it then
+    python stand_ins.py KIND ROOT FOLDER   # a worker, as a pool starts it then
 
 KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
 rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
@@ -98,12 +98,12 @@ def _put_into(module: ModuleType, kind: str) -> None:
 def install(kind: str) -> None:
     """Have this process, as the head, and its workers use the stand-in."""
     from nightshift import setup
-    from nightshift.pools import local
+    from nightshift.pools import local, slurm
 
     if kind != "real":
         _put_into(setup, kind)
         setup.Surroundings = lambda root: Surroundings(root, path=())  # type: ignore[misc, assignment]
-        local.PROGRAM = (__file__, kind)
+        local.PROGRAM = slurm.PROGRAM = (__file__, kind)
 
 
 if __name__ == "__main__":

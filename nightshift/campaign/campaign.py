@@ -199,9 +199,10 @@ class Campaign:
         """The last experiment that decided this config."""
         return next((record for record in reversed(self.decided) if record.config_hash == config_hash), None)
 
-    def num_runs_of(self, effective_hash: str) -> int:
-        """Evaluated runs of the same settings so far: the index of their next seed."""
-        return sum(len(record.evaluations) for record in self.decided if record.effective_hash == effective_hash)
+    def seeds_of(self, effective_hash: str) -> set[int]:
+        """Those of the evaluated runs of the same settings so far."""
+        same = (record for record in self.decided if record.effective_hash == effective_hash)
+        return {run.seed for record in same for run in record.runs if run.evaluation is not None}
 
 
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from nightshift.campaign.version_1 import FINISH
 from nightshift.files import disk_error, remove_tree
 from nightshift.git.repo import Repo
 from nightshift.git.settlement import is_unsettled, settle
-from nightshift.records import ATTEMPT, Failure, Judgement, Record, Verdict
+from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -26,6 +26,12 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
     The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
     """
+    if (
+        record.judgement and record.failure is Failure.TRAINING
+    ):  # git has another's config where its parent is it no more
+        incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent
+        if incumbent and incumbent.number != record.parent:
+            record = replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
     ledger.write(record)
     record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source, ledger.chain.head)
     keep_model(ledger, record)
@@ -38,12 +44,12 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
     return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, clean(cause)))
 
 
-def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
-    """Close what an earlier head left open. Call as the head, with the lock held."""
-    ledger.sweep()
+def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
+    """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
+    ledger.sweep(in_flight)
     records = mend(ledger, note)
     due = _due(records, ledger, repo)
-    for record in records:
+    for record in (record for record in records if record.number not in in_flight):
         if record.version == 1:
             if record.status == STARTED:
                 note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
@@ -54,7 +60,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None]) -> None:
         elif record.number in due:
             settled = close(record, ledger, repo).settled
             note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
-    for number in reversed(ledger.numbers()):
+    for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # what a full disk would not let go of
             break
@@ -98,7 +104,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
 
 
 def _delete_weights(folder: Path) -> None:
-    for path in folder.glob(f"run-*/{ATTEMPT}/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
+    for path in folder.glob(f"run-*/attempt-*/*{WEIGHTS_NAME}*"):  # a kill leaves partial ones
         remove_tree(path)  # whatever lies in its place
 
 

@@ -213,6 +213,7 @@ def judge(
         p_better=p_better,
         incumbent_score=float(tested.belief.expected[parent]),
         diagnostics=paired(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
+        incumbent=None if parent == before else kept_numbers[before],
     )
     belief = settle(tested, tested.keep, rules)
     after = int(belief.incumbent)

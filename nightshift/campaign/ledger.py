@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -217,11 +217,11 @@ class Ledger:
             self._closed[number] = record
         return record
 
-    def sweep(self) -> None:
-        """Delete the temporary files of writers that were killed (call as the head)."""
+    def sweep(self, in_flight: Collection[int] = ()) -> None:
+        """Delete the temporary files of writers that were killed, but for those `in_flight` (call as the head)."""
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         sweep_folder(self.runs_dir)
-        for number in self.numbers()[-1:]:
+        for number in [number for number in self.numbers() if number not in in_flight][-1:]:
             folder = self.run_dir(number)
             for place in (folder, *folder.glob("run-*"), *folder.glob("run-*/attempt-*")):
                 sweep_folder(place, is_only_mine=True)

@@ -66,17 +66,18 @@ def base_of(campaign: Campaign, record: Record, stored: Stored) -> tuple[int, ..
 
 
 def next_base(
-    campaign: Campaign, used: float | None, stored: Stored, check: Callable[[Config], object]
+    campaign: Campaign, used: float | None, stored: Stored, check: Callable[[Config], object], num_open: int = 0
 ) -> tuple[tuple[int, ...], Config]:
     """The ideas that the next one joins, by experiment, and the config that they make: the incumbent's where another
     set cannot be put together, or `check` raises UsageError for it.
 
-    The same records give the same draw, so that a night that was cut off goes on with it.
+    The same records, and the same number of ideas that are `num_open` (in flight, or waiting), give the same draw, so
+    that a night that was cut off goes on with it.
     """
     assert campaign.incumbent is not None
     seed = hashlib.sha256(f"{campaign.incumbent.branch} {campaign.incumbent.rules_hash}".encode()).digest()
     place = len(campaign.decided)
-    rng = np.random.default_rng([int.from_bytes(seed[:8]), place])
+    rng = np.random.default_rng([int.from_bytes(seed[:8]), place + num_open])
     ideas = chosen(campaign, rng if is_drawn(place, used) else None)
     try:
         config = combine(campaign, ideas, stored)

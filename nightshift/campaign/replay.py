@@ -24,7 +24,8 @@ def campaigns(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples: int | None = None) -> Campaign:
-    """Decide the experiments of one campaign in order, each against the incumbent of the replayed campaign.
+    """Decide the experiments of one campaign in order, each against its parent, or, if that is not kept in the replayed
+    campaign, against the incumbent there.
 
     `constants`: fields of DecisionRules that are different; `num_examples`: only the first so many of every
     environment. The campaign's `decided` are the records as they come out.
@@ -32,12 +33,13 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples
     campaign = Campaign()
     for recorded in records:
         rules = replace(recorded.decision, **constants)
-        runs = [
-            run for run in recorded.runs[: rules.baseline_runs if recorded.parent is None else None] if run.evaluation
-        ]
+        is_cut = recorded.parent is None and "baseline_runs" in constants
+        runs = [run for run in recorded.runs[: rules.baseline_runs if is_cut else None] if run.evaluation]
         if num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
             runs = [replace(run, evaluation=first(run.evaluation, num_examples)) for run in runs if run.evaluation]
         parent = campaign.incumbent.number if campaign.incumbent else None
+        if recorded.parent in [kept.number for kept in campaign.kept]:
+            parent = recorded.parent
         record = replace(recorded, decision=rules, runs=tuple(runs), parent=parent)
         if runs:
             judgement = campaign.judge(record)

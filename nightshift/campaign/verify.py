@@ -1,7 +1,7 @@
 """What differs from the chain, in plain lines; and what a start does about a chain that a kill or a hand has cut.
 
-A record may lack its line only since the last decision: a kill came between. `mend` enters those, as not witnessed,
-if their beginning is entered; a record that was never begun is never entered.
+A record may lack its first line, or its last one if that would be the chain's: a kill came between. `mend` enters
+those, as not witnessed, if their beginning is entered; a record that was never begun is never entered.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _CERTIFIED = (
 )
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
+_ENTERED = re.compile(rb'"([0-9]{4,9})(?: late)?":')
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
 
 
@@ -50,7 +51,8 @@ def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
         lines = []
     records = ledger.records()
     if lines:
-        for record in _open(records):
+        entered = [int(number) for line in lines for number in _ENTERED.findall(line)]
+        for record in _open(records, entered):
             begun = f"{record.number:04d}/{CONFIG_NAME}"
             is_begun = any(f'"{begun}":'.encode() in line for line in lines)
             if record.status == STARTED or is_begun:
@@ -71,10 +73,9 @@ def _number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _open(records: Sequence[Record]) -> list[Record]:
-    """The last decided record and those after it: what a head that was killed may have had in its hands."""
-    last = max((index for index, record in enumerate(records) if record.decided is not None), default=0)
-    return list(records[last:])
+def _open(records: Sequence[Record], entered: Sequence[int]) -> list[Record]:
+    """Those that were never entered, and the last that was: what a killed head may have had in its hands."""
+    return [record for record in records if record.number not in entered or record.number == entered[-1]]
 
 
 def _files(record: Record, ledger: Ledger) -> dict[str, str]:
@@ -175,7 +176,9 @@ def _compare_records(
     ledger: Ledger, records: Sequence[Record], entered: Mapping[str, list[tuple[int, str]]], found: Findings
 ) -> None:
     say = found.problems.append
-    there, is_open = set(ledger.numbers()), {record.number for record in _open(records)}
+    order = sorted((places[-1][0], name) for name, places in entered.items() if not name.endswith(CONFIG_NAME))
+    numbers = [number for _, name in order if (number := _number(name)) is not None]
+    there, is_open = set(ledger.numbers()), {record.number for record in _open(records, numbers)}
     for number in sorted({n for name in entered if (n := _number(name)) is not None} - there):
         say(f"experiment {number:04d} was deleted, or moved out of runs/")
     for record in records:
@@ -187,7 +190,7 @@ def _compare_records(
             say(f"experiment {name} was decided {len(decided)} times: lines {', '.join(str(p) for p, _ in decided)}")
         if record.status == STARTED and decided:
             say(f"experiment {name} was decided, and says now that it was not")
-        if not begun and (record.status != STARTED or record.number not in is_open):
+        if not begun and (record.status != STARTED or record is not records[-1]):
             say(f"experiment {name} is not in the chain: invented, or copied into runs/")
             continue
         for entry, digest in _files(record, ledger).items():

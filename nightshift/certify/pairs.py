@@ -21,11 +21,11 @@ from nightshift.campaign.composite import split, weighted
 from nightshift.certify import certificate
 from nightshift.certify.certificate import Comparison, Difference
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
-from nightshift.experiment import job_of, submit_job
 from nightshift.files import read_file, read_json, remove_tree, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Part, Record
+from nightshift.runs import job_of, submit_job
 from nightshift.setup import Setup
 from nightshift.worker import RESULT_NAME
 
@@ -73,8 +73,8 @@ def contenders(setup: Setup) -> dict[str, Record]:
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to its branch autoresearch/<tag>.")
-    hardware, variables = setup.engine.hardware(), setup.surroundings.variables
-    require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
+    variables = setup.surroundings.variables
+    require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, variables)
     require_clean_start(setup.repo, head, b"", first, setup.rules)
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or incumbent.number == first.number:
@@ -115,7 +115,7 @@ def _make_run(pairs: Pairs, side: str, seed: int, folder: Path, setup: Setup) ->
     remove_tree(folder)  # what an interrupted attempt left
     folder.mkdir()
     try:
-        job = job_of(pairs.settings[side], seed, setup, setup.engine.hardware(), pairs.look)
+        job = job_of(pairs.settings[side], seed, setup, setup.hardware, pairs.look)
         submit_job(folder, job, setup)
         while not setup.pool.is_over(folder):
             setup.wait()
@@ -132,7 +132,7 @@ def _make_run(pairs: Pairs, side: str, seed: int, folder: Path, setup: Setup) ->
         )
         proof = "; ".join(filter(None, lines)) or None
     except Interrupted:
-        setup.pool.cancel(folder)
+        setup.pool.cancel([folder])
         raise
     except EngineError as error:
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")

@@ -47,7 +47,7 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     for line in describe(plan, setup):
         setup.reporter.note(line)
     setup.engine.prepare_at_start(setup.reporter.note)
-    require_ready(setup.engine)
+    require_ready(setup)
     require_packaged(setup)
     setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
     with setup.ledger.lock():

@@ -130,7 +130,7 @@ def transfer(questions: Sequence[Target], setup: Setup) -> list[Transfer]:
     found = []
     for target in questions:
         target.setup.engine.prepare_at_start(setup.reporter.note)
-        require_ready(target.setup.engine)
+        require_ready(target.setup)
         target.pairs.folder.mkdir(parents=True, exist_ok=True)
         made = compare(target.pairs, target.setup)
         is_here = {*target.setup.rules.environment_names} & {*setup.rules.environment_names}

@@ -121,15 +121,15 @@ class Repo:
         commit = self._commit(head.branch, now, candidate, message)
         return commit, f"committed {commit[:7]} on {head.branch}"
 
-    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, parent: bytes | None = None) -> str:
+    def discard(self, head: Head, candidate: bytes, incumbent: bytes, message: str, before: bytes | None = None) -> str:
         """Put the incumbent back, in the working file and on the branch; what was done.
 
         The branch needs no commit unless the agent committed the candidate, or the incumbent is an
-        earlier one than the candidate's `parent`, which the branch holds. UsageError as `keep`.
+        earlier one than that `before`, which the branch holds. UsageError as `keep`.
         """
         now, done = self._commit_on(head.branch), []
         held = self.config_at(now)
-        if held is not None and held != incumbent and held in (candidate, parent):
+        if held is not None and held != incumbent and held in (candidate, before):
             commit = self._commit(head.branch, now, incumbent, message)
             done.append(f"committed {commit[:7]}, which restores the incumbent's train.toml")
         path = self.root / CONFIG_NAME

@@ -37,10 +37,10 @@ def settle(record: Record, repo: Repo, source: Callable[[int], bytes], chain: st
         if record.judgement.verdict is Verdict.KEEP:
             commit, settled = repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
-        parent, back = source(record.parent), record.judgement.taken_back_to
-        incumbent = parent if back is None else source(back)
+        before, back = source(record.judgement.incumbent or record.parent), record.judgement.taken_back_to
+        incumbent = before if back is None else source(back)
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
-        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, parent))
+        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, before))
     except (EngineError, UsageError, OSError, ValueError) as error:
         return replace(record, settled=f"{_FAILED}{error}")
 

@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.freeze import files_below, untracked_code
 from nightshift.rules import Rules
+from nightshift.worker import LOG_NAME
 
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
 _MAX_KEPT_BYTES = 1_000_000  # of a file that can be put back
@@ -49,6 +50,7 @@ class Checkout:
     rules: Rules
     ledger: Ledger
     repo: Repo
+    in_flight: Callable[[], Collection[Path]] = tuple  # folders of runs whose workers write now
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def take(checkout: Checkout) -> Seal:
         free = (CONFIG_NAME, *(name for name in tracked if name.endswith(".md")))
         names = (name for name in tracked if name not in free and checkout.repo.differs(name, tracked[name]))
         parts |= dict.fromkeys((*names, *untracked_code(root, tracked, checkout.rules.frozen)), "changed")
-    parts |= dict(_of_runs(checkout.ledger.runs_dir))
+    parts |= dict(_of_runs(checkout.ledger.runs_dir, checkout.in_flight()))
     tops = frozenset(name.partition("/")[0] for name in tracked)
     return Seal(parts, _loose(checkout, tops), tops, _bytes(root / CONFIG_NAME), _bytes(checkout.ledger.tsv_path))
 
@@ -148,15 +150,18 @@ def _loose_names(checkout: Checkout, tracked: frozenset[str]) -> Iterator[str]:
                 yield str(place / name)
 
 
-def _of_runs(runs_dir: Path) -> Iterator[tuple[str, str]]:
-    """All that lies in runs/, by size, times and inode: a change time cannot be set back."""
+def _of_runs(runs_dir: Path, in_flight: Collection[Path]) -> Iterator[tuple[str, str]]:
+    """All that lies in runs/, by size, times and inode: a change time cannot be set back. Of runs in flight not what
+    their workers write: a result of theirs is signed."""
+    folders = "|".join(re.escape(os.path.relpath(run_dir, runs_dir)) for run_dir in in_flight)
+    written = re.compile(rf"({folders})/(attempt-[0-9]+(/.*)?|{re.escape(LOG_NAME)})")
     if runs_dir.is_symlink():
         yield "runs", f"a link to {runs_dir.readlink()}"
     if not runs_dir.is_dir():
         return
     for entry in (*os.scandir(runs_dir), *files_below(runs_dir)):
         name = os.path.relpath(entry.path, runs_dir)
-        if _OF_RUNS.match(name) or f"runs/{name}" == _STATE_OF_THE_NIGHT:
+        if written.fullmatch(name) or _OF_RUNS.match(name) or f"runs/{name}" == _STATE_OF_THE_NIGHT:
             continue
         try:
             status = entry.stat(follow_symlinks=False)

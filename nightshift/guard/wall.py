@@ -35,6 +35,7 @@ _CACHES = ("NIGHTSHIFT_GSM8K", "NIGHTSHIFT_MATH", "HF_HOME", "HF_HUB_CACHE", "HF
 _ALWAYS = """
     --unshare-user --unshare-ipc --unshare-uts --unshare-cgroup-try --cap-drop ALL --die-with-parent --new-session
 """
+_CLUSTER = ("sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sinfo", "munge", "unmunge")
 _FIX = "Install bubblewrap and allow it user namespaces; or take --sandbox none."
 _LOOK = 'for path; do if [ -e "$path" ]; then echo "$path can be seen" >&2; exit 1; fi; done'
 _MAX_LOOKED_FOR = 1_000  # names in one hidden folder
@@ -153,6 +154,8 @@ class Wall:
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
+            # Jobs of a cluster run outside. Without munge's socket, which is not shown, these could do nothing.
+            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if _is_seen(path, places)},
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }
@@ -184,6 +187,16 @@ def choose(
     if asked == "bwrap":
         raise UsageError(f"--sandbox bwrap: {cause}", _FIX)
     return None, f"no OS wall around the agent: {cause}"
+
+
+def _programs(names: Sequence[str], search: str) -> list[Path]:
+    """Where the system has them, or the person."""
+    folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
+    return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
+
+
+def _is_seen(path: Path, places: Places) -> bool:
+    return any(path.is_relative_to(place) and option[0] == "--ro-bind" for place, option in places.items())
 
 
 def _has_programs(folder: str, places: Places) -> bool:

@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightshift import console
+from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
-from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head
+from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.night.loop import Night
-from nightshift.night.state import STOP_NAME, NightRequest, NightState, load
+from nightshift.night.pending import adopt
+from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
+from nightshift.pools.slurm import SlurmPool
+from nightshift.pools.survivors import end_jobs, survivors
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer
 from nightshift.proposers.agent import AgentProposer, open_agent
@@ -30,14 +34,41 @@ def night(root: Path, request: NightRequest) -> int:
     0: a stop rule or a person ended it; 1: it could not go on. NightshiftError where it could not begin, and
     Interrupted where it was stopped now.
     """
-    with closing(console.TerminalReporter()) as reporter, Ledger(root).head():
-        end_leftovers(root, reporter.note)  # first: they may still write
+    ledger = Ledger(root)
+    with closing(console.TerminalReporter()) as reporter, ledger.head():
+        old = load(ledger)
+        alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
+        # First of all: they may still write. What this night left running on purpose is adopted below.
+        end_leftovers(root, reporter.note, {was.name for was, _ in alive.values()})
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        require_ready(setup.engine)  # a person is still there to put it right
+        held, slots = {job.gpus for _, job in alive.values()}, setup.pool.free_slots
+        # A person is still there to put it right.
+        require_ready(setup, [slot for slot in slots if (slot.gpus or setup.request.gpus) not in held])
         setup.engine.prepare_at_start(reporter.note)
-        stop = Night(begin(request, setup), setup, proposer, console.print_text).run()
+        state, adopted = begin(request, setup), set[str]()
+        if old is not None and state.started == old.started:
+            adopted = adopt(state, setup)
+        else:
+            end_jobs(ledger)
+        end_leftovers(root, reporter.note, adopted)
+        stop = Night(state, setup, proposer, console.print_text).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
+
+
+def stop_night(root: Path) -> str:
+    """End a night that has no head any more: what it left running, and the night itself; what was done, in a line."""
+    ledger, notes = Ledger(root), list[str]()
+    with ledger.head():
+        end_leftovers(root, notes.append)
+        end_jobs(ledger)
+        with ledger.lock():
+            resume(ledger, Repo(root), notes.append)
+        state = load(ledger)
+        if state is not None and state.cause is None:
+            save(ledger, replace(state, cause="stopped by night --stop"))
+            notes.append(f"the night of {state.started} is over")
+    return "\n".join(notes or ["nothing of a night is left here"])
 
 
 def begin(request: NightRequest, setup: Setup) -> NightState:
@@ -78,4 +109,6 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     agent = open_agent(request.agent, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock)
     if agent.shortfall:
         setup.reporter.note(agent.shortfall)
-    return AgentProposer(agent, Checkout(setup.root, setup.rules, setup.ledger, setup.repo), setup.surroundings)
+    checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.pool.in_flight)
+    jobs = setup.pool.strangers if isinstance(setup.pool, SlurmPool) else tuple
+    return AgentProposer(agent, checkout, setup.surroundings, jobs)

@@ -1,12 +1,14 @@
 """The overnight loop: propose, run_experiment, record; stoppable at any time, resumable after any end.
 
 One `_step` does one thing and leaves its result on disk, so a night that was killed between or within
-steps goes on with the same command: a proposal waits in night.json until the ledger has decided it.
+steps goes on with the same command: a proposal waits in night.json until the ledger has decided it, and runs that
+outlived their head are adopted. Experiments run side by side, one in each slot of the pool, and are decided in the
+order in which they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,29 +16,29 @@ from typing import Any
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
+from nightshift.campaign.ledger import STARTED
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.engines import used_keys
-from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, run_experiment
-from nightshift.files import write_atomically
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.state import STOP_NAME, NightState, Stop, decided, num_since_keep, save, stop_rule, used
+from nightshift.night.pending import attempts, context_of, request_of, undecided, waiting, withdraw_jobs
+from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, run_seconds, save, stop_rule, used
 from nightshift.night.text import write_summary
+from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
-from nightshift.proposers import Context, Proposal, Proposer
+from nightshift.proposers import Proposal, Proposer
 from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
+from nightshift.runs import cancel, next_run
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
-from nightshift.train_toml.text import read_source
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 MAX_REFUSALS = 8  # of proposals in a row
 # Seconds to wait after failures of machinery in a row, and after proposals without an edit: a rate limit may pass.
 PAUSES = (60.0, 600.0, 600.0)
-_NAP_SECONDS = 0.2
 
 
 class Night:
@@ -57,11 +59,13 @@ class Night:
         self._interrupt = Interrupt(setup.reporter.note)
         self._setup = replace(setup, is_stopping=self._interrupt.tell)
         self._proposer = proposer
-        self._tell = tell
-        self._pauses = pauses
-        self._look = look
+        self._tell, self._pauses, self._look = tell, pauses, look
         self._num_failures = 0  # of machinery, in a row
+        self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
+        self._proposal_seconds = 0.0  # what the last one took
+        self._over: Stop | None = None  # what cannot be gone on after
         self._is_stop_new = False  # the file came while an agent was at work
+        self._has_news = False  # since the summary was told
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -71,192 +75,206 @@ class Night:
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
+                if self._setup.pool.in_flight():
+                    interrupt(stop.cause, self._setup)
                 self._close(stop)
                 return stop
             except Interrupted as error:
+                interrupt(error.cause, self._setup)
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
                 self._close(Stop(error.cause) if self._interrupt.asked else None)
                 raise
             except UsageError as error:
+                cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
                 raise
+            finally:
+                cancel(self._setup)
 
     def _step_or_pause(self) -> Stop | None:
         try:
-            stop = self._step()
-            self._num_failures = 0
-            return stop
+            return self._step()
         except (EngineError, OSError) as error:
             self._num_failures += 1
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
-            self._setup.reporter.note(f"{error} -- once more in {self._pauses[self._num_failures - 1]:g} s")
-            self._pause(self._num_failures)
-            return None
+            self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
+        return None
 
     def _step(self) -> Stop | None:
-        """One thing: settle what is left over, or propose, or repeat, or run."""
+        """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
+        setup, pool = self._setup, self._setup.pool
+        for number in sorted(setup.experiments_in_flight()):
+            if (record := collect(number, Request(until=self.state.deadline), setup)) is not None:
+                self._conclude(record)
+                return None
         self._tidy()
-        if stop := self._why_stop():
+        stop, num_free = self._why_stop(), max(pool.num_slots - len(pool.in_flight()), 0)
+        if stop and not pool.in_flight():
             return stop
-        if self.state.pending:
-            return self._run(self.state.pending)
+        # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
+        has_next = num_free == 0 and (pool.num_slots == 1 or len(self._waiting()) >= (pool.num_slots + 1) // 2)
+        if stop:
+            withdraw_jobs(self._setup.in_flight, stop.cause, setup)
+        if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
+            self._wait()
+        else:
+            self._num_failures = 0
+        return None
+
+    def _wait(self) -> None:
+        """Until a run has ended, a pause is over, or somebody wants to stop."""
+        self._tell_news()
+        setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
+        while (self._interrupt.asked, self._is_stop_found()) == before:
+            setup.wait()
+            due = [next_run(record, setup) for record in self._setup.in_flight]
+            if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
+                return
+
+    def _begin(self, num_free: int) -> bool:
+        """Start what waits, or see to it that something does; False where there is nothing to begin."""
+        if num_free and (waiting := self._waiting()):
+            self._start(waiting[0])
+            return True
+        self._tell_news()  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
-        if campaign.incumbent is None:
-            return self._baseline()
-        if (busy := to_repeat(self._own(), campaign.incumbent.number)) and self._is_calm():
-            self._repeat(busy, campaign)
-            return None
-        return self._propose(campaign, campaign.incumbent)
+        if (incumbent := campaign.incumbent) is None:
+            return not self._setup.pool.in_flight() and self._baseline()
+        if is_full(self.state, self._own(), len(self._setup.in_flight) + len(self._waiting())):
+            return False
+        busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
+        if busy and busy.number not in repeated and self._look().taken < BUSY:
+            self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
+        elif num_free > 1 and self._proposal_seconds * self._setup.pool.num_slots > run_seconds(self._own(), math.inf):
+            last = max(self._setup.ledger.numbers())
+            self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
+        else:
+            self._propose(campaign, incumbent)
+        return True
 
     def _tidy(self) -> None:
-        """Close what was cut off; forget what is decided."""
-        with self._setup.ledger.lock():
-            resume(self._setup.ledger, self._setup.repo, self._setup.reporter.note)
-        if decided(self._attempts()):
-            self._update(pending=None, refusals=(), notes=())
+        """Close what was cut off; forget what is decided; have train.toml be the incumbent's."""
+        setup = self._setup
+        with setup.ledger.lock():
+            resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
+        if (left := undecided(self.state, self._own())) != self.state.pending:
+            self._update(pending=left, refusals=(), notes=())
+        if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
+            place(setup.ledger.source(incumbent.number), setup)
+
+    def _waiting(self) -> list[Proposal]:
+        return waiting(self.state, self._setup.in_flight)
 
     def _why_stop(self) -> Stop | None:
-        if self._interrupt.asked:
-            return Stop("stopped by Ctrl-C")
+        """Why nothing new is to be begun; what is in flight is waited for."""
+        if self._over or self._interrupt.asked:
+            return self._over or Stop("stopped by Ctrl-C")
         if self._is_stop_found():
-            by = (
-                f"appeared while {self._proposer.name} was at work, and may be its own"
-                if self._is_stop_new
-                else "found"
-            )
-            return Stop(f"file {STOP_NAME} {by}", is_planned=not self._is_stop_new)
+            by = f"appeared while {self._proposer.name} was at work, and may be its own"
+            return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
         branch = self._setup.repo.head().branch
         if branch != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
-        own = self._own()
-        runs = [run.total_seconds for r in own for run in r.runs if run.evaluation is not None]
-        # The next run takes as long as the last one; before there is one, its budget at least.
-        run_seconds = runs[-1] if runs else self._setup.rules.budget_seconds
-        return stop_rule(self.state, own, self._setup.now(), run_seconds)
+        seconds = run_seconds(self._own(), self._setup.rules.budget_seconds)
+        return stop_rule(self.state, self._own(), self._setup.now(), seconds)
 
-    def _baseline(self) -> Stop | None:
+    def _baseline(self) -> bool:
+        """Have train.toml wait as the campaign's first; False where that crashed already."""
         failed = [r for r in self._own() if r.failure is not Failure.INTERRUPTED]
         if failed and failed[-1].judgement:
-            return Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+            self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
+            return False
         config = load(self._setup.root / CONFIG_NAME)
         admit(config, Request(), self._setup)
-        self._update(pending=Proposal(config.source, "baseline"))
-        return None
+        self._update(pending=(Proposal(config.source, "baseline"),))
+        return True
 
-    def _propose(self, campaign: Campaign, incumbent: Record) -> Stop | None:
+    def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
-        setup, last = self._setup, campaign.decided[-1]
-        over = used(self.state, self._own(), setup.now())
-        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate)
+        setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
+        in_flight, waiting = self._setup.in_flight, self._waiting()
+        num_open = len(in_flight) + len(waiting)
+        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-        context = self._context(campaign, incumbent, config.source, base)
+        context = context_of(self.state, setup, campaign, incumbent, config.source, base, in_flight, waiting)
         setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
+        began = setup.clock()
         proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
+        self._proposal_seconds = setup.clock() - began
         unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
         self._is_stop_new = unwalled and self._is_stop_found()
         if self._interrupt.asked:
-            return None
+            return
         if proposal.lesson and last.lesson is None:
             with setup.ledger.lock():
                 setup.ledger.write(replace(last, lesson=proposal.lesson))
         proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=base)
         if proposal.source is None or proposal.cause is not None:
-            return self._refuse(proposal, proposal.cause or "no edit")
+            self._refuse(proposal, proposal.cause or "no edit")
+            return
         try:
+            if proposal.source in [other.source for other in waiting]:
+                raise UsageError("this config waits for its turn already", "Change train.toml.")
             admit(parse(proposal.source), Request(base=base), setup)
         except UsageError as error:
-            return self._refuse(proposal, str(error))
-        self._update(pending=proposal)
-        return None
+            self._refuse(proposal, str(error))
+            return
+        self._update(pending=(*self.state.pending, proposal), notes=())
 
-    def _is_calm(self) -> bool:
-        return self._look().taken < BUSY
+    def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
+        """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
+        self._setup.reporter.note(why)
+        ledger = self._setup.ledger
+        base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
+        again = Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
+        self._update(pending=(*self.state.pending, again))
 
-    def _repeat(self, record: Record, campaign: Campaign) -> None:
-        """Run a busy experiment's train.toml once more, with another seed."""
-        self._setup.reporter.note(f"experiment {record.number:04d} was run on a busy machine: once more, it is calm")
-        what = f"{record.number:04d} again, which was run on a busy machine: {record.description}"
-        source = self._setup.ledger.source(record.number)
-        base = base_of(campaign, record, self._setup.ledger.stored_config)
-        self._update(pending=Proposal(source, what, record.prediction, repeats=record.number, base=base))
-
-    def _context(self, campaign: Campaign, incumbent: Record, source: bytes, base: tuple[int, ...]) -> Context:
-        setup, deadline, plateau = self._setup, self.state.deadline, self.state.request.plateau
-        return Context(
-            number=setup.ledger.next_number(),
-            incumbent=incumbent,
-            source=source,
-            base=base,
-            campaign=campaign,
-            rules=setup.rules,
-            ledger=setup.ledger,
-            used_keys=used_keys(setup.engine, parse(source)),
-            refusals=self.state.refusals,
-            new_direction=plateau is not None and num_since_keep(self._own()) == plateau,
-            seconds_left=None if deadline is None else max((deadline - setup.now()).total_seconds(), 1.0),
-        )
-
-    def _refuse(self, proposal: Proposal, cause: str) -> Stop | None:
+    def _refuse(self, proposal: Proposal, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
         notes = (*proposal.notes, f"proposal {len(refusals)} refused: {cause}")
-        self._update(pending=None, refusals=refusals, notes=notes)
+        left = tuple(other for other in self.state.pending if other != proposal)
+        self._update(pending=left, refusals=refusals, notes=notes)
         self._setup.reporter.note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
-            return Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", is_planned=False)
-        if proposal.source is None:
+            self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
+        elif proposal.source is None:
             self._pause(len(refusals))
-        return None
 
-    def _run(self, pending: Proposal) -> Stop | None:
-        setup = self._setup
-        self._place(pending.source or b"")
-        request = Request(
-            pending.hypothesis,
-            until=self.state.deadline,
-            again=pending.repeats is not None,
-            prediction=pending.prediction,
-            notes=pending.notes,
-            base=pending.base,
-        )
+    def _start(self, pending: Proposal) -> None:
         try:
-            record = run_experiment(request, setup)
+            record = start(request_of(pending, self.state), parse(pending.source or b""), self._setup)
         except UsageError as error:
-            return self._refuse(pending, str(error))
-        self._tidy()
-        self._tell(write_summary(self.state, setup))
-        if self.state.pending is None:
-            return None
-        num_tries = sum(r.failure is Failure.MACHINERY for r in self._attempts())
-        if num_tries >= MAX_TRIES and record.judgement:
-            return self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
-        self._pause(num_tries)  # the machinery failed, not the config: once more
-        return None
-
-    def _place(self, source: bytes) -> None:
-        """Write train.toml for the next experiment; what somebody else wrote there is kept aside."""
-        setup, path = self._setup, self._setup.root / CONFIG_NAME
-        try:
-            present = read_source(path)
-        except ConfigError:
-            present = None
-        if present == source:
+            self._refuse(pending, str(error))
             return
-        known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
-        if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
-            aside = setup.ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
-            write_atomically(aside, present)
-            setup.reporter.note(f"train.toml was edited by somebody else: kept as {aside}")
-        write_atomically(path, source)
+        if record.status != STARTED:
+            self._conclude(record)
 
-    def _pause(self, num_failures: int) -> None:
-        """Sleep after so many failures in a row, unless a stop is asked for."""
-        until = self._setup.clock() + self._pauses[min(num_failures, len(self._pauses)) - 1]
-        while (left := until - self._setup.clock()) > 0 and not self._interrupt.asked:
-            if self._is_stop_found():
-                return
-            time.sleep(min(_NAP_SECONDS, left))
+    def _conclude(self, record: Record) -> None:
+        """After a verdict: what the machinery lost is run again."""
+        if record.failure is Failure.MACHINERY:  # a worker that was killed may have left gigabytes
+            self._setup.engine.prepare_at_start(self._setup.reporter.note)
+        lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
+        self._tidy()
+        self._has_news = True
+        for pending in lost:
+            num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
+            if num_tries >= MAX_TRIES and record.judgement:
+                self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
+            else:
+                self._pause(num_tries)  # the machinery failed, not the config: once more
+
+    def _tell_news(self) -> None:
+        if self._has_news:
+            self._tell(write_summary(self.state, self._setup))
+        self._has_news = False
+
+    def _pause(self, num_failures: int) -> float:
+        """After so many failures in a row begin nothing new for so many seconds."""
+        seconds = self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
+        self._goes_on_at = self._setup.clock() + seconds
+        return seconds
 
     def _is_stop_found(self) -> bool:
         return (self._setup.root / STOP_NAME).exists()
@@ -279,11 +297,3 @@ class Night:
     def _own(self) -> list[Record]:
         """The closed experiments of this night."""
         return self.state.own(self._setup.ledger.records())
-
-    def _attempts(self) -> list[Record]:
-        """Those that ran the proposal which waits."""
-        pending = self.state.pending
-        if pending is None or pending.source is None:
-            return []
-        tried, after = parse(pending.source).hash, -1 if pending.repeats is None else pending.repeats
-        return [record for record in self._own() if record.config_hash == tried and record.number > after]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -19,7 +20,7 @@ from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
-from nightshift.records import Failure, Record
+from nightshift.records import Failure, Record, Verdict
 from nightshift.request import Request
 
 STATE_NAME = "night.json"
@@ -45,18 +46,27 @@ class NightRequest:
     agent_timeout_seconds: float = 900.0
     seed: int = 0
     sandbox: str = "auto"
+    pairs: int = 1
+    slurm: str | None = None
 
     @property
     def request(self) -> Request:
         """What of it is for every experiment."""
-        return Request(budget_seconds=self.budget_seconds, engine=self.engine, gpus=self.gpus)
+        return Request(
+            budget_seconds=self.budget_seconds,
+            engine=self.engine,
+            gpus=self.gpus,
+            pairs=self.pairs,
+            outlives=True,
+            slurm=None if self.slurm is None else Path(self.slurm),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NightState:
     """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's.
 
-    `pending`: a proposal that was taken and is not decided yet. `refusals`: why those since the last decision were not;
+    `pending`: the proposals that were taken and are not decided yet. `refusals`: why those since the last one were not;
     `notes`: what their proposers did besides.
     """
 
@@ -65,7 +75,7 @@ class NightState:
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
-    pending: Proposal | None = None
+    pending: tuple[Proposal, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cause: str | None = None
@@ -130,8 +140,8 @@ class _Head:
 
 
 def decided(records: Sequence[Record]) -> list[Record]:
-    """Those that count as experiments: not interrupted, not ended by broken machinery."""
-    return [record for record in records if record.decided is not None]
+    """Those that count as experiments, in their order: not interrupted, not ended by broken machinery."""
+    return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
 
 
 def used(state: NightState, own: Sequence[Record], now: datetime) -> float | None:
@@ -144,20 +154,39 @@ def used(state: NightState, own: Sequence[Record], now: datetime) -> float | Non
     return max(shares, default=None)
 
 
+def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
+    """Whether what is decided, and the `num_open` that are in flight or wait, are all that was asked for."""
+    asked = state.request.experiments
+    return asked is not None and len(decided(own)) + num_open >= asked
+
+
+def run_seconds(own: Sequence[Record], at_first: float) -> float:
+    """What the next run is expected to take: as long as the last one, `at_first` before there is one."""
+    runs = [run.total_seconds for record in own for run in record.runs if run.evaluation is not None]
+    return runs[-1] if runs else at_first
+
+
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Decided experiments since the last keep."""
-    ours = decided(records)
+    """Decided experiments since the last keep; repeats try nothing."""
+    ours = [
+        r for r in decided(records) if r.is_keep or r.status == Verdict.CRASH or (r.judgement and r.judgement.delta)
+    ]
     return next((i for i, r in enumerate(reversed(ours)) if r.is_keep), len(ours))
 
 
 def num_crashes(records: Sequence[Record]) -> int:
     """Crashes in a row at the end; an interruption is nobody's fault."""
-    ours = [r for r in records if r.failure is not Failure.INTERRUPTED]
+    ours = sorted((r for r in records if r.failure is not Failure.INTERRUPTED), key=_ended)
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
 
 
+def _ended(record: Record) -> float:
+    """When, in seconds since 1970."""
+    return datetime.fromisoformat(record.started).timestamp() + (record.total_seconds or 0.0)
+
+
 def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:
-    """The first rule that says the night is over; None to go on.
+    """The first rule that says that nothing new is to be begun; None to go on.
 
     `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take.
     """

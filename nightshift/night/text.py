@@ -12,6 +12,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import Interrupted
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, load, num_since_keep
+from nightshift.pools.survivors import alive
 from nightshift.records import Record
 from nightshift.setup import Setup
 from nightshift.text import clean
@@ -93,7 +94,12 @@ def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> li
     if state.cause is not None:
         return [f"night:    {agent} is over: {clean(state.cause, 400)}"]
     if not (ledger.is_running() and psutil.pid_exists(state.pid)):
-        return [f"night:    {agent} was cut off: the same command goes on with it"]
+        left = [
+            f"left:     {number:04d} outlived its head: {', '.join(workers)}"
+            for number, workers in sorted(alive(ledger, state.first).items())
+        ]
+        how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
+        return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]
     told = f"{agent} since {_local(state.started)}, {len(decided(own))} experiments"
     return [f"night:    {told}", f"stops:    {next_stop(state, own, now)}"]
 

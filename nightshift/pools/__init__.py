@@ -1,27 +1,70 @@
-"""Where runs are made. A pool starts workers; what goes in and what comes back lies in the run's folder.
+"""Where runs are made. A pool starts workers in its slots; what goes in and what comes back lies in the run's folder.
 
 runs/NNNN/run-K/job.json         what the worker needs
-runs/NNNN/run-K/submitted.json   the worker's name, written before it is started: a pool that outlives heads finds it
-runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs
-runs/NNNN/run-K/result.json      a link to the result in it
+runs/NNNN/run-K/submitted.json   the worker's name and its public key, written before it is started
+runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs, and last its result, signed
+
+A worker signs its result with a private key that reaches it by another way than the folder, so whoever can write there
+forges none. By its name and its public key a later head finds and believes a worker that outlived an earlier one.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.records import Result
-from nightshift.worker import Job
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from nightshift.errors import EngineError
+from nightshift.files import read_file, write_json
+from nightshift.processes.slots import Slot
+from nightshift.records import ATTEMPT, Result
+from nightshift.worker import JOB_NAME, RESULT_NAME, Job, Signed, signed_bytes
+
+SUBMITTED_NAME = "submitted.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`submitted.json`: how a worker is found, what its result is verified with, and which job.json it was given."""
+
+    name: str
+    pool: str
+    public_key: str  # hex, as the next
+    job_sha256: str
 
 
 class Pool(Protocol):
-    """`local`: workers on this machine."""
+    """`local`: workers on this machine; `slurm`: jobs of a cluster."""
 
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
 
-    def submit(self, folder: Path, job: Job) -> None:
-        """Write job.json into `folder` and start the worker of that run. EngineError where none can be started."""
+    @property
+    def num_slots(self) -> int:
+        """How many runs can be in flight."""
+        ...
+
+    @property
+    def free_slots(self) -> Sequence[Slot]:
+        """The places on this machine that the next runs take, in their order; none of a cluster."""
+        ...
+
+    def hardware(self, of_engine: str) -> str:
+        """What its runs have, where the engine has this; empty where their results tell it."""
+        ...
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        """Write job.json and submitted.json into `folder`, have the latter entered in the chain, and only then start
+        the worker of that run: a later head finds whatever was started. EngineError where none can be started."""
+        ...
+
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        """Take over a run that an earlier head submitted; False where nothing will come of it."""
         ...
 
     def is_over(self, folder: Path) -> bool:
@@ -32,14 +75,78 @@ class Pool(Protocol):
         """Return when a run in flight ends, at the latest after `timeout_seconds`."""
         ...
 
-    def in_flight(self) -> list[Path]:
-        """The folders of the runs that were submitted and not collected."""
+    def in_flight(self) -> dict[Path, Job]:
+        """The runs that were submitted and not collected, by their folders."""
         ...
 
-    def cancel(self, folder: Path) -> None:
-        """End the worker and all that it started; nothing where it was collected."""
+    def has_begun(self, folder: Path) -> bool:
+        """Whether a run in flight is more than a job that waits."""
+        ...
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
         ...
 
     def result(self, folder: Path) -> Result:
         """What came back of a run that is over. EngineError where that cannot be relied on, or where nothing did."""
         ...
+
+
+def new_key() -> tuple[bytes, str]:
+    """A private key for one worker, and the public one as `Submitted` holds it."""
+    key = Ed25519PrivateKey.generate()
+    return key.private_bytes_raw(), key.public_key().public_bytes_raw().hex()
+
+
+def announce(folder: Path, job: Job, name: str, pool: str) -> tuple[bytes, Submitted]:
+    """Write what a worker needs, and by what it is found: its private key, which nobody else gets, and the latter."""
+    key, public_key = new_key()
+    data = write_json(folder / JOB_NAME, job)
+    told = Submitted(name, pool, public_key, hashlib.sha256(data).hexdigest())
+    write_json(folder / SUBMITTED_NAME, told)
+    return key, told
+
+
+def job_of(folder: Path, was: Submitted) -> Job | None:
+    """The job that a worker was given; None where another one lies there now, or none that can be read."""
+    try:
+        data = read_file(folder / JOB_NAME)
+        is_it = hashlib.sha256(data).hexdigest() == was.job_sha256
+        return msgspec.json.decode(data, type=Job) if is_it else None
+    except (OSError, ValueError):
+        return None
+
+
+def verified(folder: Path, job: Job, public_key: str) -> Result:
+    """The result of a run, which its worker signed: the first of several starts, whatever lies beside it.
+
+    FileNotFoundError where there is none; EngineError where none that lies there is what that worker made of this job.
+    """
+    found: list[Exception] = [FileNotFoundError(folder / ATTEMPT / RESULT_NAME)]
+    for attempt in sorted(folder.glob("attempt-*")):
+        try:
+            return _verified(attempt, job, public_key)
+        except (EngineError, FileNotFoundError) as error:
+            found.append(error)
+    raise next((error for error in found if isinstance(error, EngineError)), found[0])
+
+
+def _verified(attempt: Path, job: Job, public_key: str) -> Result:
+    path = attempt / RESULT_NAME
+    try:
+        signed = msgspec.json.decode(read_file(path), type=Signed)
+        result = msgspec.json.decode(signed.result, type=Result)
+        _ = result.evaluation and result.evaluation.example_scores
+        key, signature = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)), bytes.fromhex(signed.signature)
+        key.verify(signature, signed_bytes(bytes(signed.result), job))
+        if attempt.name != f"attempt-{result.attempt}":
+            raise EngineError(f"{path} was copied from attempt-{result.attempt}: it counts for nothing")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read: {error.strerror}") from None
+    except InvalidSignature:
+        raise EngineError(f"{path} was not signed by the worker that was started: it counts for nothing") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise EngineError(f"{path} is no result of a worker: {error}") from None
+    return result

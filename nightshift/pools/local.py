@@ -1,66 +1,150 @@
-"""Workers on this machine, one process each.
+"""Workers on this machine, one process in each slot.
 
-A worker gets two things through a pipe that nobody else holds: a random key, with which it signs its result, and the
-knowledge that the head lives. When the pipe closes, the worker ends itself; a watchdog ends it if it cannot.
+What a worker gets through a pipe that nobody else holds: the private key that it signs its result with and, unless it
+outlives its head, the knowledge that this one lives. When the pipe closes, such a worker ends itself; a watchdog ends
+it if it cannot. One that outlives its head has a watchdog of its own, which ends it after its deadline.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 import select
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import PIPE
 
-import msgspec
+import psutil
 
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.files import read_file, write_json
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
+from nightshift.pools import Submitted, announce, verified
+from nightshift.processes.child import Child
+from nightshift.processes.slots import Slot, layout
+from nightshift.processes.supervise import ProcessGroup, engine_environment
+from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
-from nightshift.worker import JOB_NAME, KEY_BYTES, LOG_NAME, RESULT_NAME, Job, Signed, signature
+from nightshift.worker import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job
 
-SUBMITTED_NAME = "submitted.json"
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
+NAME = "local"
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
 _POLL_SECONDS = 0.05  # where the kernel cannot tell
-LATE_SECONDS = 60.0  # after its own deadline: then it hangs
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A worker that this head started, or one that has ended and was not collected."""
+
+    group: ProcessGroup
+    child: Child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def has_ended(self) -> bool:
+        return self.child.poll() is not None
+
+    def ask(self) -> None:
+        self.child.terminate()
+
+    def end(self) -> None:
+        self.group.stop()
+
+    def cause(self) -> str:
+        """How it ended, for people."""
+        last_words = self.child.tail(1)
+        return self.child.exit_cause() + (f"; last in {LOG_NAME}: {last_words[0]}" if last_words else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """One that an earlier head started: a stranger's child, or gone already."""
+
+    process: psutil.Process | None
+    marker: str
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    def has_ended(self) -> bool:
+        return self.process is None or not is_alive(self.process)
+
+    def ask(self) -> None:
+        with suppress(psutil.Error):
+            if self.process is not None:
+                self.process.terminate()
+
+    def end(self) -> None:
+        tree = ProcessTree(None, lambda process: False)
+        tree.seen |= {self.process} if self.process else set()
+        tree.markers.add(self.marker)
+        tree.sample()
+        tree.end(GRACE_SECONDS)
+
+    def cause(self) -> str:
+        """Nobody is told how another's child ended."""
+        return "while no head was there to see how"
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A worker under way, or one that has ended and was not collected. `key` signs its result."""
-
-    group: ProcessGroup
-    child: Child
-    key: bytes
+    process: _Own | _Adopted
+    public_key: str
     job: Job
+    slot: Slot
     ends_at: float  # on the monotonic clock; what runs on hangs
     pidfd: int | None  # readable when it has ended; None where the system has no such thing
 
 
 @dataclass(slots=True)
 class LocalPool:
-    """One slot on this machine; `environ` is what workers inherit."""
+    """`environ` is what workers inherit; `outlives`: they go on when the head is killed, for the next one to adopt."""
 
     root: Path
     environ: Mapping[str, str]
+    slots: tuple[Slot, ...] = (Slot(),)
+    outlives: bool = False
     look_key: bytes = b""
     _workers: dict[Path, _Worker] = field(default_factory=dict)
 
-    def submit(self, folder: Path, job: Job) -> None:
+    @property
+    def num_slots(self) -> int:
         """As the protocol says."""
+        return len(self.slots)
+
+    @property
+    def free_slots(self) -> list[Slot]:
+        """As the protocol says."""
+        taken = [worker.slot for worker in self._workers.values()]
+        return [slot for slot in self.slots if slot not in taken]
+
+    def hardware(self, of_engine: str) -> str:
+        """As the protocol says."""
+        return of_engine + layout(len(self.slots), len(self.slots[0].cores))
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        """As the protocol says."""
+        if not self.free_slots:
+            raise EngineError(f"all {len(self.slots)} slots are taken")
+        slot = self.free_slots[0]
+        job = replace(
+            job,
+            gpus=slot.gpus or job.gpus,
+            cores=slot.cores,
+            layout=layout(len(self.slots), len(slot.cores)),
+            place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
+            outlives=self.outlives and not self.look_key,
+        )
         name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
-        write_json(folder / JOB_NAME, job)
-        write_json(folder / SUBMITTED_NAME, {"name": name, "pool": "local"})
-        group, key = ProcessGroup(name, GRACE_SECONDS), secrets.token_bytes(KEY_BYTES)
+        key, told = announce(folder, job, name, NAME)
+        enter()
+        group = ProcessGroup(name, GRACE_SECONDS, job.outlives)
         try:
             child = group.start(
                 "worker",
@@ -77,33 +161,58 @@ class LocalPool:
         except BaseException:
             group.stop()
             raise
-        ends_at = time.monotonic() + job.deadline_seconds + LATE_SECONDS
-        pidfd = os.pidfd_open(child.pid) if hasattr(os, "pidfd_open") else None
-        self._workers[folder] = _Worker(group, child, key, job, ends_at, pidfd)
+        self._take(folder, _Own(group, child), told.public_key, job, slot)
+
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        """As the protocol says."""
+        fits = [slot for slot in self.free_slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)]
+        if was.pool != NAME or not job.outlives or not fits:
+            return False
+        found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
+        process, slot = min(found, key=lambda one: one.pid, default=None), fits[0]
+        if process is None and not any(folder.glob(f"attempt-*/{RESULT_NAME}")):
+            return False  # its head was killed before it had its key, or it died with that
+        self._take(folder, _Adopted(process, was.name), was.public_key, job, slot)
+        return True
+
+    def _take(self, folder: Path, process: _Own | _Adopted, public_key: str, job: Job, slot: Slot) -> None:
+        ends_at, pidfd = time.monotonic() + job.deadline_seconds + LATE_SECONDS, None
+        if hasattr(os, "pidfd_open") and process.pid is not None:
+            with suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(process.pid)
+        self._workers[folder] = _Worker(process, public_key, job, slot, ends_at, pidfd)
 
     def is_over(self, folder: Path) -> bool:
         """True as well for a worker that hangs past its own deadline, and where none was started."""
         worker = self._workers.get(folder)
-        return worker is None or worker.child.poll() is not None or time.monotonic() > worker.ends_at
+        return worker is None or worker.process.has_ended() or time.monotonic() > worker.ends_at
 
     def wait(self, timeout_seconds: float) -> None:
-        """Sleep until the kernel says that a worker has ended."""
-        pidfds = [worker.pidfd for worker in self._workers.values() if worker.pidfd is not None]
-        can_wait = len(pidfds) == len(self._workers)
+        """Sleep until the kernel says that a worker has ended. One that had ended before may wait for its turn."""
+        running = [worker for worker in self._workers.values() if not worker.process.has_ended()]
+        pidfds = [worker.pidfd for worker in running if worker.pidfd is not None]
+        can_wait = len(pidfds) == len(running)
         select.select(pidfds, [], [], timeout_seconds if can_wait else min(timeout_seconds, _POLL_SECONDS))
 
-    def in_flight(self) -> list[Path]:
+    def in_flight(self) -> dict[Path, Job]:
         """As the protocol says."""
-        return list(self._workers)
+        return {folder: worker.job for folder, worker in self._workers.items()}
 
-    def cancel(self, folder: Path) -> None:
+    def has_begun(self, folder: Path) -> bool:
         """As the protocol says."""
-        if folder in self._workers:
+        return folder in self._workers
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        """As the protocol says."""
+        ours = [folder for folder in folders if folder in self._workers]
+        for folder in ours:  # all are asked before one is waited for
+            self._workers[folder].process.ask()
+        for folder in ours:
             self._end(folder)
 
     def _end(self, folder: Path) -> _Worker:
         worker = self._workers[folder]
-        worker.group.stop()
+        worker.process.end()
         if worker.pidfd is not None:
             os.close(worker.pidfd)
         return self._workers.pop(folder)
@@ -112,28 +221,10 @@ class LocalPool:
         """The result that the worker signed, after whatever it left behind is gone. EngineError where there is none."""
         if folder not in self._workers:
             raise EngineError(f"no worker was started for {folder}, which the record says is the run in flight")
-        is_late = self._workers[folder].child.poll() is None
-        last_words = self._workers[folder].child.tail(1)
+        is_late = not self._workers[folder].process.has_ended()
         worker = self._end(folder)
-        path = folder / RESULT_NAME
-        others = [attempt for attempt in folder.glob("attempt-*") if attempt.name != "attempt-0"]
-        if others:
-            raise EngineError(f"{others[0]} was made beside the worker that was started: its result counts for nothing")
         try:
-            data = read_file(path)
+            return verified(folder, worker.job, worker.public_key)
         except FileNotFoundError:
-            how = "did not end" if is_late else f"ended without a result: {worker.child.exit_cause()}"
-            said = f"; last in {LOG_NAME}: {last_words[0]}" if last_words else ""
-            raise EngineError(f"the worker {how}{said}", "Run it again.") from None
-        except OSError as error:
-            raise EngineError(f"{path} cannot be read: {error.strerror}") from None
-        try:
-            signed = msgspec.json.decode(data, type=Signed)
-            is_own = hmac.compare_digest(signed.hmac, signature(worker.key, bytes(signed.result), worker.job))
-            result = msgspec.json.decode(signed.result, type=Result)
-            _ = result.evaluation and result.evaluation.example_scores
-        except (ValueError, TypeError, RecursionError) as error:
-            raise EngineError(f"{path} is no result of a worker: {error}") from None
-        if not is_own:
-            raise EngineError(f"{path} was not signed by the worker that was started: it counts for nothing")
-        return result
+            how = "did not end" if is_late else f"ended without a result: {worker.process.cause()}"
+            raise EngineError(f"the worker {how}", "Run it again.") from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,15 @@ import psutil
 
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import read_json, write_json
-from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, describe, environment_of, is_alive
+from nightshift.processes.watchdog import (
+    MARKER_NAME,
+    ProcessTree,
+    children_of,
+    describe,
+    environment_of,
+    is_alive,
+    marker_of,
+)
 
 CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
 SEEN_NAME = "runs/agent/processes.json"
@@ -61,18 +69,21 @@ def remember(processes: Iterable[psutil.Process]) -> None:
         _rows = rows
 
 
-def end_leftovers(root: Path, note: Callable[[str], None]) -> None:
-    """End what earlier heads of the checkout at `root` left running, and say so. Call as the head, which then knows
-    its checkout; takes a few hundredths of a second where there is nothing."""
+def end_leftovers(root: Path, note: Callable[[str], None], spared: Collection[str] = ()) -> None:
+    """End what earlier heads of the checkout at `root` left running, and say so; but for what has one of the markers
+    `spared`, and what that started. Call as the head, which then knows its checkout; takes a few hundredths of a second
+    where there is nothing."""
     global _checkout, _seen_path
     _checkout, _seen_path = digest_of(root), root / SEEN_NAME
     marked = {p for p in psutil.process_iter() if environment_of(p).get(CHECKOUT_NAME) == _checkout}
     found = (marked | _noted(_seen_path)) - {psutil.Process(), *psutil.Process().parents()}
+    for process in [process for process in found if spared and marker_of(process) in spared]:
+        found -= {process, *children_of(process)}
     if not found:
         return
     tree = ProcessTree(None, lambda process: False)
     tree.seen |= found
-    tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in marked}
+    tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in marked & found}
     names = ", ".join(sorted(map(describe, found)))
     left = tree.end(GRACE_SECONDS)
     ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"

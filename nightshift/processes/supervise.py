@@ -21,6 +21,7 @@ import atexit
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,12 +33,10 @@ import psutil
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import open_regular
 from nightshift.processes import leftovers
+from nightshift.processes.child import Child
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
-from nightshift.text import ANSI, clean
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TAIL_BYTES = 64 * 1024
-TAIL_LINE_LENGTH = 200
 
 # What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
 # Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
@@ -110,37 +109,6 @@ def _signals_deferred() -> Iterator[None]:
             signal.raise_signal(caught[0])
 
 
-class Child(subprocess.Popen[bytes]):
-    """A process that a group started: as Popen, with the name and the log that `start` gave it."""
-
-    name: str
-    log_path: Path
-
-    def exit_cause(self) -> str:
-        """How it ended, for an error line: `exit code 1`, `killed by SIGKILL`, `still running`."""
-        code = self.poll()
-        if code is None:
-            return "still running"
-        if code >= 0:
-            return f"exit code {code}"
-        return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-
-    def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        """The last lines that say something in the last `num_bytes` of its log, as plain text of so many characters.
-
-        Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
-        """
-        try:
-            with open_regular(self.log_path) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
-                text = log.read(num_bytes).decode(errors="replace")
-        except OSError:
-            return []
-        shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-        lines = (clean(line, line_length) for line in shown)
-        return [line for line in lines if line][-num_lines:]
-
-
 class ProcessGroup:
     """The processes of one part of a run that are stopped together. For the main thread only, like signals.
 
@@ -148,10 +116,12 @@ class ProcessGroup:
     `start_new_session` beside this class while a group is open; ordinary children (git) are left alone.
     """
 
-    def __init__(self, marker: str, grace_seconds: float) -> None:
-        """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN."""
+    def __init__(self, marker: str, grace_seconds: float, outlives: bool = False) -> None:
+        """`marker`: a unique word without spaces, which stands in the children's environment as NIGHTSHIFT_RUN.
+        `outlives`: what is started goes on when the harness is killed; it has to end by itself."""
         self.marker = marker
         self.grace_seconds = grace_seconds
+        self.outlives = outlives
         self.children: list[Child] = []
         become_subreaper()
         harness = psutil.Process()
@@ -233,6 +203,7 @@ class ProcessGroup:
                     with suppress(BrokenPipeError):  # unsent input to a process that is dead by intent
                         pipe.close()
             _open_groups.discard(self)
+            _reap_orphans()
             if not _open_groups:
                 leftovers.remember(())
                 _dismiss_watchdog()
@@ -251,6 +222,15 @@ class ProcessGroup:
 
 _open_groups: set[ProcessGroup] = set()  # those that have started something and are not stopped
 _watchdog: Watchdog | None = None
+_ends_at: float | None = None  # on the monotonic clock: when this process is to be killed
+
+
+def limit_life(seconds: float) -> None:
+    """Have a watchdog kill this process, and end what it started, should it still run after so many seconds."""
+    global _ends_at
+    _ends_at = time.monotonic() + seconds
+    with _signals_deferred():
+        _keep_watchdog()
 
 
 def _owner(process: psutil.Process) -> ProcessGroup | None:
@@ -265,10 +245,20 @@ def _owner(process: psutil.Process) -> ProcessGroup | None:
     for group in _open_groups:
         if marker == group.marker:
             return group
-    match [*_open_groups]:
+    match [group for group in _open_groups if not group.outlives]:  # orphans of a worker's stay below it
         case [only] if process not in only._foreign:
             return only  # an orphan that was never seen before, cleared its environment and made its own session
     return None
+
+
+def _reap_orphans() -> None:
+    """Collect what came to this process as its orphan and has ended, such as the watchdogs of its workers."""
+    own = {child.pid for group in _open_groups for child in group.children} | {_watchdog.pid if _watchdog else 0}
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            is_orphan = process.pid not in own and session_of(process) != os.getsid(0)
+            if is_orphan and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
 
 
 def _keep_watchdog() -> None:
@@ -279,13 +269,19 @@ def _keep_watchdog() -> None:
         atexit.unregister(_stop_open_groups)
         atexit.register(_stop_open_groups, os.getpid())
         _watchdog = Watchdog(engine_environment(os.environ, {}))
+        if _ends_at is not None:
+            _watchdog.limit(_ends_at - time.monotonic())
     for group in _open_groups:
-        _watchdog.watch(group.marker, group.grace_seconds)
+        if group.outlives:
+            _watchdog.spare(group.marker)
+        else:
+            _watchdog.watch(group.marker, group.grace_seconds)
 
 
 def _dismiss_watchdog() -> None:
+    """Unless the life of this process is limited: then it stays."""
     global _watchdog
-    if _watchdog is not None:
+    if _watchdog is not None and (_ends_at is None or not _watchdog.is_alive()):
         _watchdog.dismiss()
         _watchdog = None
 
@@ -293,5 +289,5 @@ def _dismiss_watchdog() -> None:
 def _stop_open_groups(harness_pid: int) -> None:
     """The last resort when an exception got past the caller's own stop()."""
     if os.getpid() == harness_pid:  # not in a forked copy of the harness
-        for group in list(_open_groups):
+        for group in [group for group in _open_groups if not group.outlives]:
             group.stop()

@@ -34,6 +34,8 @@ class Context:
     ledger: Ledger
     used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
     refusals: tuple[str, ...] = ()
+    in_flight: tuple[Record, ...] = ()  # what runs now: not decided yet
+    waiting: tuple[Proposal, ...] = ()  # what runs next: not begun
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
 

@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,6 +184,7 @@ class AgentProposer:
     agent: Agent
     checkout: Checkout
     surroundings: Surroundings
+    jobs: Callable[[], Collection[str]] = tuple  # of this person on the cluster, but for the night's own
 
     @property
     def name(self) -> str:
@@ -192,8 +193,9 @@ class AgentProposer:
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
-        before = seal.take(self.checkout)
-        self.surroundings.look()
+        before, jobs = seal.take(self.checkout), self.jobs()
+        if not self.checkout.in_flight():  # else it is still to be as the first of those runs found it
+            self.surroundings.look()
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
         log_path = folder / f"{context.number:04d}-{len(context.refusals) + 1}.log"
@@ -208,6 +210,8 @@ class AgentProposer:
                 f"{listed(changed)} changed while the agent worked: workers would import it",
                 "Look at the change and undo it (uv sync --reinstall); then start the night again.",
             )
+        if new := sorted({*self.jobs()} - {*jobs}):
+            notes = (*notes, f"jobs that are not the night's appeared on the cluster: {listed(new)}")
         return replace(proposal, notes=(*proposal.notes, *notes))
 
     def _take_over(self, context: Context, cause: str | None) -> Proposal:

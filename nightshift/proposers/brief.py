@@ -98,10 +98,15 @@ def _sections(context: Context) -> list[Section]:
         ("Noise:", [_noise(context)]),
         (f"Health of experiment {last.number:04d}, the last one:", health.splitlines()),
         ("The last experiments, latest first:", ended),
+        ("In flight now, not yet decided: propose something else.", _open(context)),
         ("Health of the incumbent:", (incumbent.health or "").splitlines()),
         ("What was tried, by key (deltas with standard error):", memory.describe(tried, untried)),
     ]
     return [(title, [f"| {clean(line, 500)}" for line in lines]) for title, lines in sections]
+
+
+def _open(context: Context) -> list[str]:
+    return [*map(describe, context.in_flight), *(f"waits: {waiting.hypothesis}" for waiting in context.waiting)]
 
 
 def describe(record: Record, since: str = "", beside: str = "") -> str:

@@ -38,15 +38,26 @@ class SearchProposer:
         distributions = space.distributions
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
         own = f"{self.seed} {len(context.campaign.decided)} {len(context.refusals)}"
+        in_flight = list(load_configs(context.ledger, context.in_flight).values())
+        in_flight += [parse(waiting.source or b"") for waiting in context.waiting]
+        own += f" {context.number + len(context.waiting)}" if in_flight else ""
         seed = random.Random(own).getrandbits(32)
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed)
         if self.name == "tpe" and not context.new_direction:
-            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=NUM_STARTUP)
+            # The liar keeps proposals apart that are in flight at the same time.
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, n_startup_trials=NUM_STARTUP, constant_liar=bool(in_flight)
+            )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         for config, score in scores(context):
             if (params := space.params(config)) is not None:
                 used = {name: distributions[name] for name in params}
                 study.add_trial(optuna.create_trial(params=params, distributions=used, value=score))
+        for config in in_flight:
+            if (params := space.params(config)) is not None:
+                used = {name: distributions[name] for name in params}
+                running = optuna.trial.TrialState.RUNNING
+                study.add_trial(optuna.create_trial(params=params, distributions=used, state=running))
         try:
             source = space.build(study.ask(distributions).params)
         except ConfigError as error:

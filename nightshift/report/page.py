@@ -25,13 +25,14 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.records import Record, Verdict
-from nightshift.report import panels, text
+from nightshift.report import panels, slots, text
 from nightshift.report.chart import SIZES, Chart, progress_chart
 from nightshift.report.data import Experiment, Morning, gather
 from nightshift.report.markdown import summary
 from nightshift.report.panels import Panel, Spark
 from nightshift.report.runs import CURVES, Rollout, curve_of, lost_game, rollouts
 from nightshift.report.slices import SelectionSet, Slice, shown_examples
+from nightshift.report.slots import Timeline, timeline
 from nightshift.report.text import Headline
 from nightshift.report.timing import Night, Use, nights, split_experiment
 
@@ -71,6 +72,7 @@ class View:
     panels: tuple[Panel, ...]
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
+    slots: Timeline | None
     written: datetime
 
 
@@ -119,6 +121,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         panels=tuple(panels.key_panels(morning.experiments)),
         charts=tuple(chart for chart in charts if chart is not None),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in rows])),
+        slots=timeline([e.record for e in morning.experiments]),
         written=now,
     )
 
@@ -176,6 +179,7 @@ def render(view: View) -> str:
         "view": view,
         "morning": view.morning,
         "panels": panels,
+        "slots": slots,
         "uses": list(Use),
         "style": Markup(style),
         "script": Markup(script),

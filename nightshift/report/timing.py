@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
 from nightshift.report.data import span_of
+from nightshift.report.slots import num_at_once
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
 NIGHT_GAP = timedelta(hours=2)
@@ -32,8 +33,8 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Experiments without a pause of NIGHT_GAP between them. `seconds` by use; they sum to its length, but
-    for experiments whose duration is not recorded (`num_unknown`)."""
+    """Experiments without a pause of NIGHT_GAP between them. `seconds` by use; they sum to its length, times the most
+    runs that were under way at once, but for experiments whose duration is not recorded (`num_unknown`)."""
 
     began: datetime
     ended: datetime
@@ -82,13 +83,15 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
 
 def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
     """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
-    found: list[Night] = []
+    found, members = list[Night](), list[list[Record]]()
     for record, uses in experiments:
         if (span := span_of(record)) is None:
             continue
         night = Night(*span, 1, int(record.total_seconds is None), total([uses]))
+        members.append([record])
         if found and night.began - found[-1].ended <= NIGHT_GAP:
             last = found.pop()
+            members[-2:] = [members[-2] + members[-1]]
             idle = {Use.IDLE: (night.began - last.ended).total_seconds()}
             night = Night(
                 began=last.began,
@@ -98,4 +101,13 @@ def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Ni
                 seconds=total([last.seconds, uses, idle]),
             )
         found.append(night)
-    return found
+    return [_side_by_side(night, num_at_once(own)) for night, own in zip(found, members, strict=True)]
+
+
+def _side_by_side(night: Night, num_slots: int) -> Night:
+    """With what slots stood idle for, where several runs were under way at once."""
+    if num_slots < 2:
+        return night
+    used: dict[Use, float] = {use: seconds for use, seconds in night.seconds.items() if use is not Use.IDLE}
+    idle = num_slots * night.length_seconds - sum(used.values())
+    return replace(night, seconds=total([used, {Use.IDLE: idle}]))

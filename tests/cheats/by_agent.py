@@ -41,7 +41,7 @@ path = REAL / 'runs/night.json'
 state = json.loads(path.read_text())
 state['request']['budget_seconds'] = 60.0
 pending = {'source': base64.b64encode(b'[model]\\nname = "x"').decode(), 'hypothesis': 'x'}
-path.write_text(json.dumps(state | {'pending': pending}))
+path.write_text(json.dumps(state | {'pending': [pending]}))
 """),
     "push": ("named", "commits, and pushes its branch over main", """
 git = ['git', '-c', 'user.name=a', '-c', 'user.email=a@b']

@@ -108,8 +108,9 @@ for _file in (
 ):
     ACTIONS[f"{_file} written"] = ("named", f"writes {_file}", f"put({_file!r})")
 for _file in ("record.json", "train.toml", "run-1/result.json", "run-1/attempt-0/metrics.jsonl"):
-    ACTIONS[f"FIFO as {_file}"] = ("named", f"puts a FIFO in place of an old {_file}", f"fifo('runs/0001/{_file}')")
-    ACTIONS[f"link as {_file}"] = ("named", "a link to a device", f"link('runs/0001/{_file}', '/dev/zero')")
+    _path = f"runs/0001/{_file.replace('run-1/result', 'run-1/attempt-0/result')}"
+    ACTIONS[f"FIFO as {_file}"] = ("named", f"puts a FIFO in place of an old {_file}", f"fifo({_path!r})")
+    ACTIONS[f"link as {_file}"] = ("named", "a link to a device", f"link({_path!r}, '/dev/zero')")
 for _name, _text in (("null", "'null'"), ("brackets", "'[' * 200_000"), ("nothing", "''"), ("a word", "'\"x\"'")):
     ACTIONS[f"{_name} as a record"] = (
         "named",

@@ -13,7 +13,8 @@ from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that takes the worker's key out of its stdin, puts it back, and signs with it.
 HIJACKER = """
-import hashlib, hmac, json, os
+import hashlib, json, os
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 pid = None
 while pid is None:
     for path in Path('/proc').glob('[0-9]*/cmdline'):
@@ -27,12 +28,14 @@ pipe = os.open(f'/proc/{pid}/fd/0', os.O_RDWR)
 key = os.read(pipe, 32)
 os.write(pipe, key)
 os.close(pipe)
-result = json.loads((root / 'runs/0001/run-1/result.json').read_text())['result']
+result = json.loads((root / 'runs/0001/run-1/attempt-0/result.json').read_text())['result']
 result['evaluation'] |= {'eval_score': 1.0, 'scores': [1.0] * len(result['evaluation']['scores'])}
 raw = json.dumps(result)
 digests = [hashlib.sha256(data).digest() for data in (raw.encode(), (folder / 'job.json').read_bytes().strip())]
-signature = hmac.new(key, b''.join(digests), hashlib.sha256).hexdigest()
-(folder / 'result.json').write_text('{"hmac": "%s", "result": %s}' % (signature, raw))
+signature = Ed25519PrivateKey.from_private_bytes(key).sign(b''.join(digests)).hex()
+(folder / 'mine').write_text('{"signature": "%s", "result": %s}' % (signature, raw))
+while not (folder / 'attempt-0/result.json').exists(): pass
+(folder / 'mine').replace(folder / 'attempt-0/result.json')
 """
 
 
@@ -160,16 +163,20 @@ def edited_in_flight(c: Checkout) -> Finding:
 
 # What is done beside run.py as soon as the folder of experiment 2's run is there, and the file that the crash names.
 _PLANTED: dict[str, tuple[str, str, str]] = {
-    "result of another run": ("links the baseline's result, which its worker signed, to the run under way", """
-os.link(root / 'runs/0001/run-1/result.json', folder / 'result.json')
+    "result of another run": ("puts the baseline's result, which its worker signed, in place of the run's own", """
+os.link(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'mine')
+while not (folder / 'attempt-0/result.json').exists(): pass
+(folder / 'mine').replace(folder / 'attempt-0/result.json')
 """, "result.json"),
     "result with another signature": ("writes a result of its own, signed with zeros", """
-text = (root / 'runs/0001/run-1/result.json').read_text()
-(folder / 'result.json').write_text(re.sub('"hmac":"[0-9a-f]*"', '"hmac":"' + '0' * 64 + '"', text))
+text = (root / 'runs/0001/run-1/attempt-0/result.json').read_text()
+(folder / 'mine').write_text(re.sub('"signature":"[0-9a-f]*"', '"signature":"' + '0' * 128 + '"', text))
+while not (folder / 'attempt-0/result.json').exists(): pass
+(folder / 'mine').replace(folder / 'attempt-0/result.json')
 """, "result.json"),
     "attempt of its own": ("writes attempt-1 with a result, as a second start of the worker would", """
 (folder / 'attempt-1').mkdir()
-shutil.copy2(root / 'runs/0001/run-1/result.json', folder / 'attempt-1/result.json')
+shutil.copy2(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'attempt-1/result.json')
 """, "attempt-1"),
     "trainer edited and put back": ("replaces the process that trains, and restores it before it is compared", f"""
 trainer = root / {TRAINER!r}

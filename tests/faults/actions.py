@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from nightshift.files import write_json
-from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
+from nightshift.records import ATTEMPT, Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.worker import JOB_NAME, RESULT_NAME, Signed
 from tests.checkouts import git
 from tests.faults.matrix import BRANCH, FOLDERS, Fault
@@ -90,7 +90,7 @@ def damage(path: Path, how: str) -> bool:
 
 def forge(what: str, root: Path, folder: Path) -> bool:
     """Plant in the folder of a run what its worker did not make; False if that, or its place, is not there."""
-    result, earlier = folder / RESULT_NAME, root / "runs" / "0001" / "run-1" / RESULT_NAME
+    result, earlier = (run / ATTEMPT / RESULT_NAME for run in (folder, root / "runs" / "0001" / "run-1"))
     match what:
         case "job of another config":
             job = folder / JOB_NAME
@@ -102,22 +102,21 @@ def forge(what: str, root: Path, folder: Path) -> bool:
             attempt.mkdir()
         case "edited result" if result.exists():
             text = result.read_text()
-            result.unlink()  # it is a link to that of the attempt
             result.write_text(re.sub(r'"eval_score":[^,]*', '"eval_score":0.99', text))
-        case _ if what == "edited result" or result.exists():
+        case _ if what == "edited result" or result.exists() or not result.parent.is_dir():
             return False
         case "result of an earlier run":
             if not earlier.exists():
                 return False
             os.link(earlier, result)
         case "result as a link":
-            result.symlink_to("attempt-0/result.json")
+            result.symlink_to("another.json")
         case "result as a folder":
             result.mkdir()
         case _:
             good = Evaluation(1.0, 0.0, packed((1.0,) * 100), "0" * 64, 0.0, 4.0, Weights(3, "0" * 64), 1.0)
             run = msgspec.json.encode(Result(1000, Training(Outcome.FINISHED, 3), good))
-            write_json(result, Signed("0" * 64, msgspec.Raw(run)) if what == "unsigned result" else {})
+            write_json(result, Signed("0" * 128, msgspec.Raw(run)) if what == "unsigned result" else {})
     return True
 
 

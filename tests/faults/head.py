@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from nightshift import command, experiment, setup  # noqa: F401  (imported for the forks)
+from nightshift import command, experiment, runs, setup  # noqa: F401  (imported for the forks)
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import local
 from nightshift.worker import Job
@@ -31,7 +31,7 @@ WORKER = Path(__file__).with_name("worker.py")
 LATE_SECONDS = 5.0  # the pool's own are a minute
 TAKES_SECONDS = 90.0  # an experiment; more is a hang
 REAL_TAKES_SECONDS = 400.0  # a start of torch on a machine with other work takes a minute
-_job_of = experiment.job_of
+_job_of = runs.job_of
 
 
 def _equip(plan: Plan, root: Path) -> None:
@@ -46,7 +46,7 @@ def _equip(plan: Plan, root: Path) -> None:
     setup.open_engine = partial(open_engine, plan)
     setup.Surroundings = partial(Surroundings, path=())
     setup.datetime = strike.datetime()  # type: ignore[misc]
-    experiment.job_of = job_of
+    runs.job_of = job_of
     local.PROGRAM, local.LATE_SECONDS = (str(WORKER), msgspec.json.encode(plan).decode()), LATE_SECONDS
     strike.prepare()
 

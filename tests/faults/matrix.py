@@ -49,7 +49,7 @@ RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "run
 IN_FLIGHT = (
     *RECORDED, "runs/.lock", "runs/.head",
     *(f"runs/LAST/run-1/{name}" for name in (
-        "", "attempt-0", "job.json", "submitted.json", "result.json", "attempt-0/result.json", "worker.log",
+        "", "attempt-0", "job.json", "submitted.json", "attempt-0/result.json", "worker.log",
         "attempt-0/trainer.log", "attempt-0/spec.json", "attempt-0/weights", "attempt-0/metrics.jsonl",
         "attempt-0/evaluation.jsonl", "attempt-0/progress.json")),
 )  # fmt: skip

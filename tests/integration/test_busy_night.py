@@ -59,7 +59,7 @@ def test_a_busy_run_is_repeated_once_and_both_are_believed(root: Path) -> None:
     first, busy, again, last = records(root)
     assert [taken(record) for record in (first, busy, again, last)] == [0.0, 0.6, 0.0, 0.0]
     assert "busy machine: 60% of the processors' time went to other processes" in (busy.health or "")
-    assert "experiment 0002 was run on a busy machine: once more, it is calm" in stderr
+    assert "0002 again, which was run on a busy machine" in stderr
     assert again.description == "0002 again, which was run on a busy machine: lr 1e-06"
     assert (again.config_hash, again.effective_hash) == (busy.config_hash, busy.effective_hash)
     assert seeds(busy) != seeds(again), "another seed"
@@ -67,7 +67,7 @@ def test_a_busy_run_is_repeated_once_and_both_are_believed(root: Path) -> None:
     assert last.description == "lr 6e-06", "the proposer goes on, and nothing is repeated twice"
     campaign = believed(root)
     assert [record.number for record in campaign.decided] == [1, 2, 3, 4]
-    assert campaign.num_runs_of(busy.effective_hash) == 2
+    assert len(campaign.seeds_of(busy.effective_hash)) == 2
     assert busy.status == "keep"
     assert again.judgement
     assert again.judgement.why.startswith("the settings of 0002: one more run of it")
@@ -129,7 +129,7 @@ def test_a_config_that_is_slow_by_itself_is_not_repeated(root: Path) -> None:
 
 
 def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(root: Path) -> None:
-    """Its config was decided by the busy run; that decides nothing of the proposal that waits."""
+    """Its config was decided by the busy run; that decides nothing of the repetition, which outlives the head."""
     others_take(root, 0.0, 0.0, 0.6)
     (root / "stand-in-busy").touch()
     assert whole_night(root, experiments=2, **ASKED)[0] == 0
@@ -140,17 +140,17 @@ def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(roo
     (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
     night = start(root, experiments=3, **ASKED)
     wait_for(lambda: is_running(root, 3))
-    assert state(root)["pending"]["repeats"] == 2
+    assert state(root)["pending"][0]["repeats"] == 2
     night.kill()
     finish(night)
     (root / "stand-in.json").unlink()
     wait_for(lambda: not leftovers(root))
-    assert state(root)["pending"]["repeats"] == 2
+    assert state(root)["pending"][0]["repeats"] == 2
     code, _, stderr = whole_night(root, experiments=3, **ASKED)
     assert code == 0, stderr
     assert "going on with the night of" in stderr
     ours = records(root)
-    assert [record.failure for record in ours] == [None, None, "interrupted", None]
-    assert ours[3].description.startswith("0002 again")
-    assert state(root)["pending"] is None
+    assert [record.failure for record in ours] == [None, None, None]
+    assert ours[2].description.startswith("0002 again")
+    assert state(root)["pending"] == []
     assert problems(root) == []

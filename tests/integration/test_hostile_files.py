@@ -38,7 +38,7 @@ FILES = (
     ["runs/0002/train.toml"],
     ["runs/.lock", "runs/.head", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
     [
-        *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/result.json")),
+        *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/attempt-0/result.json")),
         *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),
         *(f"{_ATTEMPT}{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
         *(f"runs/{name}" for name in ("night.json", "certificate.json", "sealed-looks.jsonl", "agent/processes.json")),
@@ -79,7 +79,7 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
             [_NIGHT | {"pid": 2**62}],
             [_NIGHT | {"pid": -(2**62)}],
             [_NIGHT | {"cause": "\x1b[2J" + "x" * 100_000}],
-            [_NIGHT | {"pending": {"source": "////", "hypothesis": 1}}],
+            [_NIGHT | {"pending": [{"source": "////", "hypothesis": 1}]}],
         ],
         "runs/certificate.json": [
             [_CERTIFICATE | {"created": "now"}],

@@ -72,7 +72,7 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert [r.prediction for r in ours] == [None, *["better"] * 4]
     assert [r.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
     assert ours[-1].lesson is None  # no brief came any more
-    assert stdout.count("experiments:  ") == 6  # after every experiment and at the end
+    assert stdout.count("experiments:  ") == 5  # after every experiment, of which the last ends the night
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary
@@ -281,9 +281,12 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
     assert "after 9 more experiments" in status
     night.kill()
     finish(night)
-    wait_for(lambda: not leftovers(root))
     status = status_of(root)
-    assert "was cut off: the same command goes on with it" in status
+    assert "left:     0001 outlived its head: process " in status
+    assert "was cut off: the same command goes on with it and adopts what still runs" in status
+    (root / "stand-in.json").unlink()
+    wait_for(lambda: not leftovers(root))
+    assert status_of(root).endswith("was cut off: the same command goes on with it\n")
 
 
 def test_what_a_person_wrote_into_train_toml_is_kept_aside(root: Path) -> None:

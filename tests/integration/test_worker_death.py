@@ -12,6 +12,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.processes.watchdog import is_alive
+from tests.checkouts import git
 from tests.night_checkout import furnish, leftovers, start_run, until_training
 from tests.waiting import wait_for
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.wall_clock  # the promise is about seconds
 def head(checkout: Path) -> Iterator[subprocess.Popen[str]]:
     """run.py while its first run trains."""
     furnish(checkout, b"[orchestrator]\nbatch_size = 32\ngroup_size = 4\n")
+    git(checkout, "switch", "--quiet", "--create", "elsewhere")  # on a campaign all packages would be compared first
     with start_run(checkout, "--stand-in", "real", "--engine", "trl", "--budget-seconds", "600") as process:
         until_training(checkout, process)
         yield process

@@ -17,8 +17,9 @@ LINE = """
     command
     night
     console report pin
-    certify own_environment
+    certify own_environment flags
     experiment
+    runs
     setup
     proposers
     pools
@@ -43,7 +44,7 @@ LINE = """
 """
 STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 # Only these are told of the whole set-up; what lies below is given the parts that it needs.
-USE_SETUP = {"cli", "command", "night", "certify", "experiment"}
+USE_SETUP = {"cli", "command", "night", "certify", "experiment", "runs"}
 # Above 300 lines, and why.
 LONG: dict[str, str] = {}
 # Child processes of engines: they import nothing of nightshift but these.

@@ -161,7 +161,7 @@ def test_a_config_is_known_by_what_was_decided_of_it_last() -> None:
     campaign = folded(records)
     assert campaign.tried("2") == records[-1]
     assert campaign.tried("never") is None
-    assert [campaign.num_runs_of(name) for name in ("1", "2", "never")] == [2, 1, 0]
+    assert [len(campaign.seeds_of(name)) for name in ("1", "2", "never")] == [2, 1, 0]
 
 
 def version_1(record: Record, *sides: str) -> dict[str, Any]:

@@ -299,6 +299,29 @@ def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
     assert len(lines(ledger)) == num_before + line
 
 
+def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
+    ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "runs": (a_result(),)}
+    ledger.close(replace(second, **ends, decided=5))
+
+    def killed(self: Chain, files: dict[str, str], **named: bool) -> bool:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "enter", killed)
+        with pytest.raises(Killed):
+            ledger.write(replace(first, **ends, decided=6))
+    mend(again(ledger), pytest.fail)
+    assert problems(ledger) == []
+    ledger.write(replace(second, **ends, decided=5, lesson="a lesson"))
+    data = (ledger.run_dir(first.number) / "record.json").read_bytes()
+    (ledger.run_dir(first.number) / "record.json").write_bytes(data.replace(b'"decided":6', b'"decided":7'))
+    mend(again(ledger), pytest.fail)
+    assert problems(ledger) != [], "an old record that is edited to be the last decided is not entered"
+
+
 @pytest.mark.parametrize("how", ["a pipe for a chain", "a link for a chain", "a folder for a chain", "text", "huge"])
 def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_nothing(
     ledger: Ledger, how: str

@@ -235,7 +235,7 @@ def test_an_interruption_closes_the_record_and_decides_nothing(setup: Setup) -> 
     record = setup.ledger.records()[-1]
     assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
     assert (setup.root / "train.toml").read_bytes() == candidate
-    assert setup.pool.in_flight() == []
+    assert setup.pool.in_flight() == {}
     assert run(setup).status == "discard"
 
 
@@ -472,7 +472,7 @@ def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_
     with during(setup, count_a_run):
         record = run(setup)
     assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
-    assert setup.pool.in_flight() == []
+    assert setup.pool.in_flight() == {}
 
 
 def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
@@ -485,14 +485,14 @@ def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_r
     write(setup, POOR)
     with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(FileNotFoundError):
         run(setup)
-    assert setup.pool.in_flight() == []
+    assert setup.pool.in_flight() == {}
 
 
 def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baseline(setup, then=BAD)
-    monkeypatch.setattr(experiment, "submit", lambda record, setup: interrupt())
+    monkeypatch.setattr(experiment, "submit", lambda record, setup, num_before: interrupt())
     with pytest.raises(Interrupted):
         run(setup)
     assert setup.ledger.records()[-1].failure is Failure.INTERRUPTED

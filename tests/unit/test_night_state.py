@@ -83,7 +83,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     assert states.load(ledger) is None
     state = replace(
         state_of(hours=8.0, gpus="2,3"),
-        pending=Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2),
+        pending=(Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2), Proposal(b"lr = 2\n")),
         refusals=("no edit", "locked"),
     )
     states.save(ledger, state)
@@ -140,3 +140,17 @@ def test_a_night_of_version_0_1_0_is_over_or_has_to_be_finished_there(tmp_path: 
     assert str(error.value) == (
         f"{path} is of a night that Nightshift 0.1.0 did not finish. Finish it with Nightshift 0.1.0, or delete it."
     )
+
+
+def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:
+    """Side by side the second may end last."""
+    assert [record.is_keep for record in records] == [True, True, False, False, False]
+    late = [records[0], replace(records[1], decided=5), *(replace(r, decided=r.number - 1) for r in records[2:])]
+    assert states.num_since_keep(late) == 0
+    assert states.num_since_keep(records) == 3
+    repeat = [replace(r, judgement=replace(r.judgement, delta=None)) for r in records[2:] if r.judgement]
+    assert states.num_since_keep([*records[:2], *repeat]) == 0, "a repeat tries nothing"
+    start = datetime.fromisoformat(records[0].started)
+    first = replace(crash(records[2], Failure.TRAINING), started=start.isoformat(), total_seconds=9000.0)
+    others = [replace(r, started=(start + timedelta(seconds=60)).isoformat(), total_seconds=60.0) for r in records[3:]]
+    assert states.num_crashes([first, *others]) == 1

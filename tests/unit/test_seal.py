@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,19 @@ def test_a_linked_work_tree_is_watched_where_git_keeps_it(watched: Checkout, tmp
     write(watched.root / ".git" / "info" / "attributes")
     (note,) = restore(before, there)
     assert note == f"changed {watched.root}/.git/info/attributes in the checkout itself: put back"
+
+
+def test_of_runs_in_flight_their_attempts_are_left_out_and_nothing_else(watched: Checkout) -> None:
+    run_dir = watched.ledger.run_dir(1) / "run-1"
+    watched = replace(watched, in_flight=lambda: [run_dir])
+    before = take(watched)
+    for name in ("attempt-0/metrics.jsonl", "attempt-0/result.json", "attempt-0/weights/model", "worker.log"):
+        write(run_dir / name)
+    assert restore(before, watched) == ()
+    write(run_dir / "attempt-1/result.json")  # of a second start, or of nobody: it is not signed then
+    assert restore(before, watched) == ()
+    for name in ("job.json", "submitted.json", "attempt-1.json", "attempt-x/a", "../run-2/attempt-0/a"):
+        before = take(watched)
+        write(run_dir / name)
+        with pytest.raises(UsageError, match="changed in this checkout while the agent was at work"):
+            restore(before, watched)

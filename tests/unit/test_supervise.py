@@ -22,7 +22,8 @@ import pytest
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import free_disk_gb
 from nightshift.processes import supervise
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment, interruptible
+from nightshift.processes.child import Child
+from nightshift.processes.supervise import ProcessGroup, engine_environment, interruptible
 from nightshift.processes.watchdog import ProcessTree, is_alive
 from tests.waiting import HANG_SECONDS, wait_for
 
@@ -241,6 +242,23 @@ def test_unseen_orphan_without_marker_is_stopped_with_its_own_group(make_group, 
     assert [process.pid for process in with_signature(signature)] == [server.pid]
 
 
+def test_an_orphan_is_an_agents_though_a_worker_runs_beside_it(make_group, launch, signature):
+    """What a worker leaves behind stays below the worker, so an orphan that tells nothing is no worker's."""
+    worker = ProcessGroup(f"test-{uuid.uuid4().hex}", HANG_SECONDS, outlives=True)
+    try:
+        running = launch(worker, READY + SLEEP, "worker")
+        agent = make_group()
+        launch(
+            agent,
+            "import os, sys\n" + HIDDEN + "if os.fork():\n    " + READY + "os._exit(0)\nos.setsid()\nhide(sys.argv[1])",
+        )
+        wait_for(lambda: "kworker" in titles(signature))
+        assert agent.stop() == []
+        assert [process.pid for process in with_signature(signature)] == [running.pid]
+    finally:
+        worker.stop()
+
+
 def test_neither_orphans_nor_children_stay_as_zombies(make_group, launch):
     def new_statuses() -> set[str]:
         return {process.status() for process in set(psutil.Process().children()) - before}
@@ -394,6 +412,27 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
         process.kill()
         process.wait()
         process.stdin.close()
+
+
+def test_sigkill_of_the_harness_spares_who_outlives_it_whenever_the_watchdog_looked(tmp_path, signature):
+    """It looks just as the harness forks, when the child carries no marker yet."""
+    body = """
+start('import time; time.sleep(600)')
+time.sleep(1)  # until its watchdog is up
+for number in range(12):
+    other = ProcessGroup(f'spared-{number}-{sys.argv[1]}', 0.5, outlives=True)
+    other.start('worker', [sys.executable, '-S', '-c', 'import time; time.sleep(600)', sys.argv[1], 'spared'],
+        cwd=Path.cwd(), log_path=Path('spared.log'), env=engine_environment(os.environ, {}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = harness(tmp_path, signature, body)
+    process.wait()
+    wait_for(lambda: not with_signature(f"{signature} child"))
+    wait_for(lambda: not watchdogs_of(process.pid))
+    spared = with_signature(f"{signature} spared")
+    for left in spared:
+        left.kill()
+    assert len(spared) == 12
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,6 @@ class PrimeRlEngine:
         A start that loses a port is made again on others; what it wrote goes to `port-taken-N` in `run_dir`.
         """
         deadline = self._timing.clock() + deadline_seconds
-        sweep(self.root / "runs", PRIME_DIR)
         there, num_tries = {*run_dir.iterdir()}, 0
         while True:
             launch = self.launch(settings, seed, run_dir)

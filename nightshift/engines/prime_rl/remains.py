@@ -6,6 +6,7 @@ killed worker could not remove (1 to 3 GB on GPUs) goes with the next start in t
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,7 +21,6 @@ from nightshift.files import read_json, write_json
 from nightshift.processes import shared_memory
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.processes.watchdog import is_alive
-from nightshift.records import ATTEMPT
 
 TRACE_NAME = "unfinished.json"
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
@@ -35,6 +35,8 @@ class _Trace(msgspec.Struct):
     began: float  # of the process, as psutil tells
     keep_all: bool
     segments: set[shared_memory.Segment]
+    node: str = ""
+    boot: str = ""  # id of its kernel's
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Remains:
 
     def _write(self) -> None:
         me = psutil.Process()
-        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments)
+        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments, platform.node(), _boot_id())
         with suppress(OSError, NightshiftError):  # a full disk ends the run where it matters, not here
             write_json(self.prime_dir.parent / TRACE_NAME, trace)
 
@@ -75,7 +77,7 @@ def sweep(runs_dir: Path, prime_name: str) -> None:
     """Remove what dead workers left: beside the trace, and never where a link leads out of `runs_dir`."""
     for runs in ("*/*", "certify/*/*"):
         for below in ("", "*/"):  # a start of the incumbent has a folder of its own
-            for path in runs_dir.glob(f"{runs}/{ATTEMPT}/{below}{TRACE_NAME}"):
+            for path in runs_dir.glob(f"{runs}/attempt-*/{below}{TRACE_NAME}"):
                 with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
                     _sweep(path, (path.parent / prime_name).resolve(), runs_dir.resolve())
 
@@ -87,10 +89,19 @@ def _sweep(path: Path, prime_dir: Path, runs_dir: Path) -> None:
 
 
 def _is_at_work(trace: _Trace) -> bool:
+    if trace.node not in ("", platform.node()) and trace.boot != _boot_id():
+        return True  # as far as can be seen from here: another machine that shares this folder
     with suppress(psutil.Error, OverflowError, ValueError):
         process = psutil.Process(trace.pid)
         return is_alive(process) and abs(process.create_time() - trace.began) < _SAME_SECONDS
     return False
+
+
+def _boot_id() -> str:
+    """Of this kernel since it was started; empty where the system tells none."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def _remove(prime_dir: Path, keep_all: bool, segments: Iterable[shared_memory.Segment]) -> None:

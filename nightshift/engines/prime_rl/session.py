@@ -33,8 +33,9 @@ from nightshift.engines.prime_rl.weights import build_model_folder, check_weight
 from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.metrics import METRICS_NAME, write_steps
+from nightshift.processes.child import Child
 from nightshift.processes.gpus import PeakMemory, nvml_session
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
+from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.train_toml.config import Config
 
@@ -54,8 +55,7 @@ class Timing:
     startup_seconds: float
     # Neither a step nor a rollout; not measured on a GPU. A slow card's first step compiles, and rollouts wait for it.
     hang_seconds: float = 300.0
-    # Nothing of value is lost by a kill: metrics are line-buffered, and weights count once STABLE exists. The trainer
-    # gets no grace at all: it would train on after its budget.
+    # Nothing of value is lost by a kill: metrics are line-buffered, weights count when STABLE. Trainers get none.
     grace_seconds: float = 5.0
     poll_seconds: float = 0.5
     clock: Callable[[], float] = time.monotonic

@@ -1,0 +1,69 @@
+"""What flags may say: times, numbers, heads of chains."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class Finite(click.FloatRange):
+    """A range that refuses nan, which is on no side of any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click's."""
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number.", param, ctx)
+
+
+def hexadecimal(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The head of a chain, or the beginning of one."""
+    if value is not None and not re.fullmatch("[0-9a-f]{8,64}", value):
+        raise click.BadParameter(f"{value!r} is no head. Give 8 to 64 of its digits, 0-9 and a-f.")
+    return value
+
+
+def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """--pairs: a number, or 0: as many as there are GPUs for."""
+    if value == "auto":
+        return 0
+    if not re.fullmatch("[1-9][0-9]{0,2}", value):
+        raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
+    return int(value)
+
+
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """HH:MM (the next one, local time) or an ISO 8601 time, as an aware one in UTC."""
+    if value is None:
+        return None
+    now = datetime.now().astimezone()
+    try:
+        if len(value) == len("HH:MM"):
+            found = datetime.combine(now, datetime.strptime(value, "%H:%M").time()).astimezone()
+            found += timedelta(days=found <= now)
+        else:
+            found = datetime.fromisoformat(value).astimezone()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.") from None
+    if found <= now:
+        raise click.BadParameter(f"{value!r} is over.")
+    return found.astimezone(UTC)
+
+
+def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """--max-runs of version 0.1.0."""
+    if value is not None:
+        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
+        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
+
+
+def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """--prime-rl: this process, and the workers that it starts, take prime-rl from there."""
+    if value is not None:
+        os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
+    return value

@@ -1,0 +1,103 @@
+"""The proposals of a night that are taken and not decided yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.engines import used_keys
+from nightshift.experiment import withdraw
+from nightshift.night.state import NightState, decided, num_since_keep
+from nightshift.pools.survivors import survivors
+from nightshift.proposers import Context, Proposal
+from nightshift.records import Record
+from nightshift.request import Request
+from nightshift.rules import covered_files
+from nightshift.setup import Setup
+from nightshift.train_toml.config import parse
+
+
+def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
+    """The closed experiments that ran a proposal; `own` are the night's."""
+    if pending.source is None:
+        return []
+    tried, after = parse(pending.source).hash, -1 if pending.repeats is None else pending.repeats
+    return [record for record in own if record.config_hash == tried and record.number > after]
+
+
+def undecided(state: NightState, own: Sequence[Record]) -> tuple[Proposal, ...]:
+    """Those that no closed experiment has decided."""
+    return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
+
+
+def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
+    """Those that nothing runs."""
+    running = [record.config_hash for record in in_flight]
+    found = []
+    for pending in state.pending:
+        config_hash = parse(pending.source or b"").hash
+        if config_hash in running:
+            running.remove(config_hash)
+        else:
+            found.append(pending)
+    return found
+
+
+def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
+    """Take back what waits for its turn on a cluster: it would begin when the night is over."""
+    for record in in_flight:
+        folders = [f for f in setup.pool.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
+        if not any(map(setup.pool.has_begun, folders)):
+            withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
+
+
+def adopt(state: NightState, setup: Setup) -> set[str]:
+    """Take over what an earlier head of this night left running, or finished; the workers' names."""
+    alive = survivors(setup.ledger, state.first)
+    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.pool.adopt(folder, was, job)}
+    if adopted:
+        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
+        numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
+        setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
+    return set(adopted.values())
+
+
+def request_of(pending: Proposal, state: NightState) -> Request:
+    """What its experiment is asked for."""
+    return Request(
+        pending.hypothesis,
+        until=state.deadline,
+        again=pending.repeats is not None,
+        prediction=pending.prediction,
+        notes=pending.notes,
+        base=pending.base,
+    )
+
+
+def context_of(
+    state: NightState,
+    setup: Setup,
+    campaign: Campaign,
+    incumbent: Record,
+    source: bytes,
+    base: tuple[int, ...],
+    in_flight: tuple[Record, ...],
+    waiting: Sequence[Proposal],
+) -> Context:
+    """What the next proposal is made from: the train.toml `source`, which holds the ideas `base`."""
+    plateau, now = state.request.plateau, setup.now()
+    return Context(
+        number=setup.ledger.next_number(),
+        incumbent=incumbent,
+        source=source,
+        base=base,
+        campaign=campaign,
+        rules=setup.rules,
+        ledger=setup.ledger,
+        used_keys=used_keys(setup.engine, parse(source)),
+        refusals=state.refusals,
+        in_flight=in_flight,
+        waiting=tuple(waiting),
+        new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) >= plateau,
+        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+    )

@@ -1,0 +1,258 @@
+"""Workers as jobs of a SLURM cluster, by its own sbatch, squeue, scontrol and scancel; never sacct, which many lack.
+
+A job has a name of its own, written before it is submitted: a head that was killed in between finds it by that, and
+one that sbatch did not answer for is looked for. The key that it signs its result with travels in the script, which no
+file of the checkout holds. What SLURM does not answer is not known, and not lost; what it did not cancel is cancelled
+when it answers. A controller that was killed may start a job a second time, whatever --no-requeue says: each start has
+a folder of its own, and the first result that is signed counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nightshift.entry import isolated
+from nightshift.errors import EngineError
+from nightshift.pools import Submitted, announce, verified
+from nightshift.pools.slurm_toml import SlurmConfig
+from nightshift.processes.slots import Slot
+from nightshift.processes.supervise import engine_environment
+from nightshift.records import Result
+from nightshift.worker import LATE_SECONDS, LOG_NAME, Job
+
+NAME = "slurm"
+PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
+POLL_SECONDS = 2.0  # between two questions to the controller, for all jobs at once
+ANSWER_SECONDS = 30.0  # a controller that is away answers after nine, with an error
+# Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
+SHARED_FOLDER_SECONDS = {"COMPLETED": 75.0}
+OTHERWISE_SECONDS = 10.0
+CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
+_QUEUE = ("squeue", "--noheader")
+_ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+)
+# What another node has of its own.
+_OWN_OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "TMP", "TEMP")
+
+
+@dataclass(slots=True)
+class _Work:
+    """A job that was submitted and not collected. `state`: as the controller last told it, "" before; `gone_at`: since
+    when nothing of it is left there."""
+
+    name: str
+    public_key: str
+    job: Job
+    ends_at: float  # on the monotonic clock
+    state: str = ""
+    gone_at: float | None = None
+
+
+@dataclass(slots=True)
+class SlurmPool:
+    """Jobs of one person on one cluster, whose checkout lies on a folder that all nodes share."""
+
+    root: Path
+    environ: Mapping[str, str]
+    config: SlurmConfig
+    look_key: bytes = b""
+    free_slots: Sequence[Slot] = ()  # none is here
+    _works: dict[Path, _Work] = field(default_factory=dict)
+    _unwanted: set[str] = field(default_factory=set)  # names of jobs that are to be cancelled yet
+    _asked_at: float = -POLL_SECONDS
+
+    @property
+    def num_slots(self) -> int:
+        """As the protocol says."""
+        return self.config.pairs
+
+    def hardware(self, of_engine: str) -> str:
+        """What the nodes have is told by the first result."""
+        return ""
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None], program: Sequence[str] = ()) -> None:
+        """As the protocol says. `program`: in place of the worker's. What became of a job that sbatch does not answer
+        for is asked like that of any other."""
+        job = replace(job, layout=self.config.layout, outlives=True)
+        name = f"nightshift-{uuid.uuid4().hex}"
+        key, told = announce(folder, job, name, NAME)
+        enter()
+        options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
+        fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
+        command = isolated(*(program or PROGRAM), str(self.root), str(folder))
+        script = self.script(command, key + self.look_key)
+        self._take(folder, told, job)
+        try:
+            _ask(["sbatch", *fixed, *options, *self.config.options], script)
+        except BaseException as error:
+            self._drop([folder])
+            if name in self._unwanted and isinstance(error, EngineError):
+                self._unwanted.discard(name)
+                self._take(folder, told, job)
+                return
+            raise
+
+    def script(self, program: Sequence[str], stdin: bytes) -> bytes:
+        """What the job runs: the person's lines, then the worker, with what it reads on stdin."""
+        variables = engine_environment(self.environ, {})
+        exports = [
+            f"export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in _OWN_OF_A_NODE
+        ]
+        lines = ["#!/bin/bash", *exports, *self.config.setup]
+        lines.append(f"base64 -d <<< {base64.b64encode(stdin).decode()} | exec {shlex.join(program)}")
+        return ("\n".join(lines) + "\n").encode()
+
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        """As the protocol says."""
+        if was.pool != NAME:
+            return False
+        self._take(folder, was, job)
+        return True
+
+    def _take(self, folder: Path, was: Submitted, job: Job) -> None:
+        seconds = job.deadline_seconds + LATE_SECONDS + 60.0 * self.config.queue_minutes
+        self._works[folder] = _Work(was.name, was.public_key, job, time.monotonic() + seconds)
+
+    def is_over(self, folder: Path) -> bool:
+        """True where there is a signed result, or the controller says that none will come, or far too late."""
+        work = self._works.get(folder)
+        if work is None or time.monotonic() > work.ends_at:
+            return True
+        self._poll()
+        if work.gone_at is None:
+            return False
+        patience = SHARED_FOLDER_SECONDS.get(work.state, OTHERWISE_SECONDS)
+        return self._has_result(folder, work) or time.monotonic() - work.gone_at > patience
+
+    def _has_result(self, folder: Path, work: _Work) -> bool:
+        try:
+            verified(folder, work.job, work.public_key)
+        except (FileNotFoundError, EngineError):
+            return False
+        return True
+
+    def _poll(self) -> None:
+        """Ask for the state of all jobs, now and then. Who is not in the answer was forgotten, long after its end or by
+        a controller that died."""
+        if time.monotonic() - self._asked_at < POLL_SECONDS:
+            return
+        self._asked_at = time.monotonic()
+        self._cancel_unwanted()
+        names = ",".join(work.name for work in self._works.values())
+        try:
+            said = _ask([*_QUEUE, "--states=all", f"--name={names}", "--format=%j %T"])
+        except EngineError:
+            return  # the controller is away: nothing is known, so nothing is lost
+        states = {name: state for name, _, state in (line.partition(" ") for line in said.splitlines())}
+        for work in self._works.values():
+            work.state = states.get(work.name, work.state).strip()
+            is_gone = work.name not in states or work.state in _ENDED
+            work.gone_at = work.gone_at or time.monotonic() if is_gone else None
+
+    def strangers(self) -> list[str]:
+        """Jobs of this user that this pool did not submit: `17 name`; none where the controller does not answer."""
+        own = {work.name for work in self._works.values()} | self._unwanted
+        try:
+            said = _ask([*_QUEUE, "--me", "--format=%A %j"])
+        except EngineError:
+            return []
+        return [line for line in said.splitlines() if line.partition(" ")[2] not in own]
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Sleep: SLURM calls nobody."""
+        time.sleep(timeout_seconds)
+
+    def in_flight(self) -> dict[Path, Job]:
+        """As the protocol says."""
+        return {folder: work.job for folder, work in self._works.items()}
+
+    def has_begun(self, folder: Path) -> bool:
+        """As the protocol says; a job that was never seen to wait counts as begun."""
+        self._poll()
+        return self._works[folder].state != "PENDING" or any(folder.glob("attempt-*"))
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        """As the protocol says; returns when the jobs are gone from the cluster, at the latest after CANCEL_SECONDS,
+        or when the controller does not answer: then they are cancelled when it does."""
+        names = self._drop(folders)
+        ends_at = time.monotonic() + CANCEL_SECONDS
+        with suppress(EngineError):
+            while not self._unwanted and names and time.monotonic() < ends_at and _ask([*_QUEUE, f"--name={names}"]):
+                time.sleep(0.2)
+
+    def _drop(self, folders: Collection[Path]) -> str:
+        """Want these jobs no more; their names, as squeue takes them."""
+        names = [self._works.pop(folder).name for folder in folders if folder in self._works]
+        self._unwanted |= {*names}
+        self._cancel_unwanted()
+        return ",".join(names)
+
+    def _cancel_unwanted(self) -> None:
+        with suppress(EngineError):  # at the next question, then
+            cancel_jobs(self._unwanted)
+            self._unwanted.clear()
+
+    def result(self, folder: Path) -> Result:
+        """The first result that was signed. EngineError, with what SLURM says of the job, where there is none."""
+        work = self._works.get(folder)
+        if work is None:
+            raise EngineError(f"no job was submitted for {folder}, which the record says is the run in flight")
+        try:
+            return verified(folder, work.job, work.public_key)
+        except FileNotFoundError:
+            raise EngineError(f"job {work.name} ended without a result: {_why(work)}", "Run it again.") from None
+        finally:
+            self.cancel([folder])  # what was started twice may go on
+
+
+def _why(work: _Work) -> str:
+    """How a job ended, as far as the controller still knows."""
+    try:
+        said = _ask([*_QUEUE, "--states=all", f"--name={work.name}", "--format=%T, reason %r, node %N"]).strip()
+    except EngineError as error:
+        return f"last seen {work.state or 'nowhere'}; {error.cause}"
+    return said.splitlines()[-1] if said else f"last seen {work.state or 'nowhere'}; the controller does not know it"
+
+
+def cancel_jobs(names: Collection[str]) -> None:
+    """End jobs that no head has any more, by their names. EngineError where the controller does not answer."""
+    for name in names:
+        _ask(["scancel", f"--name={name}"])
+
+
+def _ask(command: list[str], stdin: bytes = b"") -> str:
+    """What a command of SLURM says. EngineError with its last line where it fails, or does not answer."""
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            check=False,
+            timeout=ANSWER_SECONDS,
+            env=_environment(),
+            process_group=0,  # a Ctrl-C is the head's to answer
+        )
+    except FileNotFoundError:
+        raise EngineError(f"{command[0]} is not here", "Run this where SLURM's commands are: a login node.") from None
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"{command[0]} did not answer in {ANSWER_SECONDS:g} s") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EngineError(f"{command[0]}: {lines[-1]}")
+    return done.stdout.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    """Its own settings would change what is asked."""
+    meant = ("SLURM_CONF",)
+    return {n: v for n, v in os.environ.items() if n in meant or not n.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))}

@@ -1,0 +1,60 @@
+"""The workers that outlived their head, as the records and the chain tell of them."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from nightshift.campaign.chain import sha256
+from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.files import read_file
+from nightshift.pools import SUBMITTED_NAME, Submitted, job_of
+from nightshift.pools.slurm import NAME as SLURM
+from nightshift.pools.slurm import cancel_jobs
+from nightshift.processes.watchdog import marker_of
+from nightshift.worker import Job
+
+_RUN = re.compile("run-[1-9][0-9]{0,3}")
+
+
+def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
+    """By folder, the runs of the experiments from `first` on that were submitted and not collected, as the chain has
+    them: whoever wrote another name, key or job there gets nothing adopted."""
+    found = {}
+    for record in ledger.records():
+        if record.status != STARTED or record.number < first or record.version == 1:
+            continue
+        for folder in sorted(ledger.run_dir(record.number).glob("run-*")):
+            if not _RUN.fullmatch(folder.name) or int(folder.name.removeprefix("run-")) <= len(record.runs):
+                continue
+            path = folder / SUBMITTED_NAME
+            with suppress(OSError):  # none, or what somebody put in its place
+                data = read_file(path)
+                if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
+                    was = msgspec.json.decode(data, type=Submitted)
+                    if (job := job_of(folder, was)) is not None:
+                        found[folder] = was, job
+    return found
+
+
+def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
+    """The workers that outlived the head of a night, by the number of their experiment: `process 17`, or `job NAME`,
+    of which nobody is asked whether it runs."""
+    found, numbers = dict[int, list[str]](), {}
+    for folder, (was, _) in survivors(ledger, first).items():
+        numbers[was.name] = int(folder.parent.name)
+        if was.pool == SLURM:
+            found.setdefault(numbers[was.name], []).append(f"job {was.name}")
+    for process in psutil.process_iter() if numbers else ():
+        if (number := numbers.get(marker_of(process) or "")) is not None:
+            found.setdefault(number, []).append(f"process {process.pid}")
+    return found
+
+
+def end_jobs(ledger: Ledger) -> None:
+    """Cancel the jobs of a cluster that earlier heads of this checkout left there."""
+    cancel_jobs([was.name for was, _ in survivors(ledger, 0).values() if was.pool == SLURM])

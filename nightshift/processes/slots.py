@@ -1,0 +1,63 @@
+"""What the workers of one machine divide among them: its GPUs, or its cores."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nightshift.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one worker. `gpus`: as --gpus names them, None for the engine's own choice; `cores`: of the
+    operating system, which the worker is pinned to; none where it is free."""
+
+    number: int = 0
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+def divide(num_slots: int, gpu_ids: Sequence[int], gpus_each: int, cores: Sequence[int]) -> list[Slot]:
+    """So many slots, 0: as many as there are GPUs for. Each has `gpus_each` GPUs, or none, and its share of the cores;
+    one slot has the whole machine. UsageError where there is not enough."""
+    num_slots = num_slots or (len(gpu_ids) // gpus_each if gpus_each else 1) or 1
+    if num_slots == 1:
+        return [Slot()]
+    if num_slots * gpus_each > len(gpu_ids):
+        most = len(gpu_ids) // gpus_each
+        raise UsageError(
+            f"--pairs {num_slots} needs {num_slots * gpus_each} GPUs, there are {len(gpu_ids)}",
+            f"Write --pairs {max(most, 1)}.",
+        )
+    if num_slots > len(cores):
+        raise UsageError(
+            f"--pairs {num_slots} needs a core each, there are {len(cores)}", f"Write --pairs {max(len(cores), 1)}."
+        )
+    share = len(cores) // num_slots
+    return [
+        Slot(
+            i,
+            ",".join(map(str, gpu_ids[gpus_each * i : gpus_each * (i + 1)])) or None,
+            tuple(cores[share * i : share * (i + 1)]),
+        )
+        for i in range(num_slots)
+    ]
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may use; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def layout(num_slots: int, num_cores: int) -> str:
+    """What a run's hardware is followed by where it has others beside it: it is compared with such runs only."""
+    return "" if num_slots == 1 else f", {num_slots} side by side, {num_cores} core{'s' if num_cores != 1 else ''} each"
+
+
+def num_slots_of(hardware: str) -> int:
+    """How many were side by side."""
+    found = re.search(r", (\d{1,4}) side by side, \d+ cores? each$", hardware)
+    return int(found[1]) if found else 1

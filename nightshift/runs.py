@@ -1,0 +1,86 @@
+"""The runs of experiments in the pool: what is asked of a worker, with which seed; and their end."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nightshift.pools import SUBMITTED_NAME
+from nightshift.records import Record
+from nightshift.rules import covered_files
+from nightshift.setup import Setup
+from nightshift.worker import Job
+
+
+def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
+    """Start the worker of the record's next run, or, `num_before` it, of one that has so many in flight."""
+    run_dir = setup.ledger.run_dir(record.number, len(record.runs) + num_before + 1)
+    run_dir.mkdir()
+    job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
+    if record.parent is not None:  # checked again: its record lies where agents can write
+        incumbent = setup.engine.validate(setup.ledger.stored_config(setup.ledger.record(record.parent)))
+        job = replace(job, incumbent=dict(incumbent.settings))
+    submit_job(run_dir, job, setup)
+
+
+def next_run(record: Record, setup: Setup) -> Path:
+    """The folder of the run that is collected next: in their order, whichever ends first."""
+    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
+
+
+def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
+    """Start a worker, once it is known how all is that it will import."""
+    if not setup.pool.in_flight():  # else it is still to be as the first of them found it
+        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
+
+    def enter() -> None:  # a later head believes what is in the chain
+        with setup.ledger.lock():
+            setup.ledger.enter(run_dir / SUBMITTED_NAME)
+
+    setup.pool.submit(run_dir, job, enter)
+
+
+def next_seed(record: Record, setup: Setup) -> int:
+    """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
+    used = setup.campaign(record.branch).seeds_of(record.effective_hash)
+    used |= {run.seed for run in record.runs if run.evaluation is not None}
+    used |= {job.seed for job in setup.pool.in_flight().values() if hash_of(job.settings) == record.effective_hash}
+    return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
+
+
+def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, look: int | None = None) -> Job:
+    """The job of one run under this set-up; one of a `look` is evaluated on the sealed set."""
+    return Job(
+        rules=setup.rules,
+        rules_hash=setup.rules_hash,
+        harness_tree=setup.harness_tree,
+        settings=dict(settings),
+        seed=seed,
+        split="selection" if look is None else "sealed",
+        deadline_seconds=setup.rules.deadline_seconds,
+        hardware=hardware or None,
+        look=look,
+        gpus=setup.request.gpus,
+        keep_all=setup.request.keep_all,
+    )
+
+
+def cancel(setup: Setup, number: int | None = None) -> None:
+    """End all runs that nobody collected, or those of one experiment."""
+    in_flight = setup.pool.in_flight()
+    setup.pool.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """As it is stored and hashed."""
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode()
+
+
+def hash_of(settings: Mapping[str, Any]) -> str:
+    """Of what the engine was given: equal for equal settings."""
+    return hashlib.sha256(as_json(settings)).hexdigest()[:12]

@@ -1,0 +1,354 @@
+"""Runs as jobs of a real SLURM, two nodes on this machine, with the stand-in trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nightshift.errors import EngineError
+from nightshift.pools import Pool, slurm
+from nightshift.pools.local import LocalPool
+from nightshift.pools.slurm import SlurmPool
+from nightshift.pools.slurm_toml import SlurmConfig, read
+from nightshift.processes.slots import Slot
+from nightshift.records import Failure
+from nightshift.worker import Job
+from tests import slurm_cluster, stand_ins
+from tests.integration.test_behind_wall import why_no_wall
+from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
+from tests.rules import ARITHMETIC_TRL
+from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
+from tests.waiting import wait_for
+
+CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
+pytestmark = [
+    pytest.mark.skipif(slurm_cluster.missing() is not None, reason=str(slurm_cluster.missing())),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("slurm"))
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    furnish(checkout)
+    (checkout.parent / "slurm.toml").write_text(
+        "pairs = 4\ngpus = 0\ncpus_per_run = 2\nmem_gb = 2\ntime_minutes = 20\n"
+    )
+    yield checkout
+    for process in leftovers(checkout):
+        process.kill()
+    cluster.calm()
+
+
+def fault(root: Path, name: str, once: bool = True) -> None:
+    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
+
+
+def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
+    rules = stand_ins.small(ARITHMETIC_TRL)
+    engine = stand_ins.trl_engine(rules, root, {})
+    from nightshift.train_toml.config import load
+
+    settings = engine.validate(load(root / "train.toml")).settings
+    job = {"rules_hash": rules.hash(root), "harness_tree": rules.harness_tree(root), "settings": dict(settings)}
+    return Job(**{"rules": rules, "seed": seed, "split": "selection", "deadline_seconds": 120.0, **job, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["local", "slurm"])
+def pool(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    stand_ins.install("trl")
+    found: Pool = (
+        LocalPool(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)), outlives=True)
+        if request.param == "local"
+        else SlurmPool(root, dict(os.environ), CONFIG)
+    )
+    yield found
+    found.cancel(found.in_flight())
+
+
+def folder_of(root: Path, number: int) -> Path:
+    folder = root / "runs" / f"{number:04d}" / "run-1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def until_over(pool: Pool, folder: Path, within_seconds: float = 120.0) -> None:
+    ends_at = time.monotonic() + within_seconds
+    while not pool.is_over(folder):
+        assert time.monotonic() < ends_at, "the run does not end"
+        pool.wait(0.2)
+
+
+def test_four_runs_side_by_side_come_back_signed(pool: Pool, root: Path) -> None:
+    folders = [folder_of(root, number) for number in range(1, 5)]
+    for number, folder in enumerate(folders):
+        pool.submit(folder, job_in(root, number), lambda: None)
+    assert set(pool.in_flight()) == {*folders}
+    for number, folder in enumerate(folders):
+        until_over(pool, folder)
+        result = pool.result(folder)
+        assert (result.seed, result.training.failure) == (number, None)
+        assert result.evaluation is not None
+    assert pool.in_flight() == {}
+    wait_for(lambda: not leftovers(root))
+
+
+def test_a_worker_that_is_killed_is_a_run_without_a_result(pool: Pool, root: Path) -> None:
+    fault(root, "hold", once=False)
+    folder = folder_of(root, 1)
+    pool.submit(folder, job_in(root), lambda: None)
+    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    (worker,) = [p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]
+    worker.kill()
+    until_over(pool, folder)
+    with pytest.raises(EngineError, match="ended without a result: "):
+        pool.result(folder)
+    wait_for(lambda: not leftovers(root))
+
+
+def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(pool: Pool, root: Path) -> None:
+    fault(root, "hold", once=False)
+    folder = folder_of(root, 1)
+    pool.submit(folder, job_in(root), lambda: None)
+    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    for process in leftovers(root):
+        if process.cmdline()[-1].endswith("spec.json"):  # the trainer; its worker ends it
+            process.suspend()
+    pool.cancel([folder])
+    wait_for(lambda: not leftovers(root))
+    assert pool.in_flight() == {}
+
+
+def test_another_harness_or_hardware_is_refused_by_the_worker(pool: Pool, root: Path) -> None:
+    for number, changes in enumerate(({"rules_hash": "0" * 12}, {"harness_tree": "0"}, {"hardware": "8 x H200"}), 1):
+        folder = folder_of(root, number)
+        pool.submit(folder, job_in(root, **changes), lambda: None)
+        until_over(pool, folder)
+        result = pool.result(folder)
+        assert result.training.failure is Failure.MACHINERY
+        assert "than its job: " in (result.training.cause or "")
+
+
+def test_a_result_that_was_not_signed_by_the_worker_counts_for_nothing(pool: Pool, root: Path) -> None:
+    first, second = folder_of(root, 1), folder_of(root, 2)
+    for folder in (first, second):
+        pool.submit(folder, job_in(root), lambda: None)
+        until_over(pool, folder)
+    shutil.copy(first / "attempt-0" / "result.json", second / "attempt-0" / "result.json")
+    pool.result(first)
+    with pytest.raises(EngineError, match="was not signed by the worker that was started"):
+        pool.result(second)
+
+
+def test_slots_hold_no_more_and_gpus_are_their_own(
+    root: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins.install("trl")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    pool = SlurmPool(root, dict(os.environ), CONFIG)
+    fault(root, "hold", once=False)
+    folders = [folder_of(root, number) for number in range(1, 6)]
+    for number, folder in enumerate(folders):
+        pool.submit(folder, job_in(root, number), lambda: None)
+    wait_for(lambda: len([*(root / "runs").glob("*/run-1/attempt-0/metrics.jsonl")]) == 4)
+    time.sleep(1)
+    states = cluster.ask("squeue", "-h", "-o", "%T").split()
+    assert sorted(states) == ["PENDING", *["RUNNING"] * 4]
+    running = [p for p in leftovers(root) if p.cmdline()[-1] in map(str, folders)]
+    seen = [(p.environ()["SLURMD_NODENAME"], p.environ()["CUDA_VISIBLE_DEVICES"]) for p in running]
+    assert sorted(seen) == [("n1", "0,1"), ("n1", "2,3"), ("n2", "0,1"), ("n2", "2,3")]
+    assert not any("secret" in p.environ().values() for p in running)
+    (root / "stand-in.json").unlink()
+    for folder in folders:
+        until_over(pool, folder)
+        assert pool.result(folder).evaluation
+
+
+def test_a_job_starts_within_two_seconds_on_an_idle_cluster(root: Path, cluster: Cluster) -> None:
+    """Once in several tries: what else this machine does takes its time."""
+    pool, seconds = SlurmPool(root, dict(os.environ), CONFIG), list[float]()
+    slurm.PROGRAM = (str(stand_ins.HERE / "stand_ins.py"), "trl")
+    for number in range(1, 9):
+        folder, began = folder_of(root, number), time.monotonic()
+        pool.submit(folder, job_in(root), lambda: None)
+        wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
+        seconds.append(time.monotonic() - began)
+        pool.cancel([folder])
+        if seconds[-1] < 2.0:
+            return
+    raise AssertionError(seconds)
+
+
+def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:
+    """That depends on when it last saved its state, so it is killed until one is started twice."""
+    stand_ins.install("trl")
+    pool, seen = SlurmPool(root, dict(os.environ), CONFIG), []
+    for number in range(1, 13):
+        fault(root, "hold", once=False)
+        folder = folder_of(root, number)
+        pool.submit(folder, job_in(root, number), lambda: None)
+        wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
+        time.sleep(0.1 * (number % 10))
+        cluster.kill("slurmctld")
+        time.sleep(1)
+        cluster.start_controller()
+        time.sleep(8)
+        seen.append(len([*folder.glob("attempt-*")]))
+        (root / "stand-in.json").unlink()
+        until_over(pool, folder)
+        if any(folder.glob("attempt-*/result.json")):
+            assert pool.result(folder).seed == number
+        else:
+            with pytest.raises(EngineError, match="ended without a result: "):
+                pool.result(folder)
+        wait_for(lambda: not leftovers(root))
+        cluster.calm()
+        if seen[-1] == 2:
+            return
+    raise AssertionError(f"no job was started twice: {seen} starts")
+
+
+def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:
+    stand_ins.install("trl")
+    pool, folder = SlurmPool(root, dict(os.environ), CONFIG), folder_of(root, 1)
+    pool.submit(folder, job_in(root), lambda: None)
+    wait_for(lambda: any(folder.glob("attempt-0/result.json")))
+    os.kill(cluster.pid_of("slurmctld"), signal.SIGKILL)
+    assert not pool.is_over(folder)
+    cluster.start_controller()
+    until_over(pool, folder)
+    assert pool.result(folder).evaluation
+
+
+def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) -> None:
+    stand_ins.install("trl")
+    fault(root, "hold", once=False)
+    pool, folder = SlurmPool(root, dict(os.environ), CONFIG), folder_of(root, 1)
+    pool.submit(folder, job_in(root), lambda: None)
+    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    node = cluster.ask("squeue", "-h", "-o", "%N").strip()
+    began = time.monotonic()
+    cluster.kill(f"slurmd-{node}")
+    until_over(pool, folder)
+    assert time.monotonic() - began < SLURMD_TIMEOUT_SECONDS + 30.0 + 10.0  # and the shared folder's patience
+    with pytest.raises(EngineError, match=f"NODE_FAIL.*node {node}"):
+        pool.result(folder)
+    for process in leftovers(root):
+        process.kill()
+    cluster.start_node(node)
+
+
+def test_a_night_of_eight_on_a_cluster_whose_head_is_killed_once(root: Path, cluster: Cluster) -> None:
+    asked = {"agent": "lr", "proposer": "lr", "experiments": 8, "slurm": str(root.parent / "slurm.toml")}
+    night = start(root, **asked)
+    wait_for(lambda: len(records(root)) > 3)
+    night.kill()
+    night.communicate()
+    code, _, stderr = finish(start(root, **asked))
+    assert code == 0, stderr
+    assert problems(root) == []
+    ours = records(root)
+    assert len([r for r in ours if r.decided]) == 8
+    assert len({r.hardware for r in ours}) == 1
+    assert cluster.ask("squeue", "-h") == ""
+    assert leftovers(root) == []
+
+
+def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cluster: Cluster) -> None:
+    config = root.parent / "slurm.toml"
+    assert finish(start(root, agent="lr", proposer="lr", experiments=1, slurm=str(config)))[0] == 0
+    cluster.ask("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    night = start(root, agent="lr", proposer="lr", experiments=3, slurm=str(config))
+    cluster.wait_until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-o", "%T"))
+    (root / "STOP").touch()
+    code, stdout, stderr = finish(night)
+    assert code == 0, stderr
+    assert "file STOP found" in stdout
+    assert [r.failure for r in records(root)] == [None, Failure.INTERRUPTED]
+    assert "its job still waited when the night ended" in stdout + str(records(root)[-1].judgement)
+    assert cluster.ask("squeue", "-h") == ""
+
+
+def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
+    fault(root, "hold", once=False)
+    night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))
+    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/attempt-0/metrics.jsonl")]) > 1)
+    night.kill()
+    night.communicate()
+    assert nightshift(root, "night", "--stop")[0] == 0
+    cluster.wait_until(lambda: cluster.ask("squeue", "-h") == "")
+    wait_for(lambda: not leftovers(root))
+    assert {r.failure for r in records(root)} == {Failure.INTERRUPTED}
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+def test_an_agent_s_own_job_is_named_and_behind_the_wall_there_is_none(
+    root: Path, cluster: Cluster, sandbox: str
+) -> None:
+    if sandbox == "bwrap" and (why := why_no_wall()):
+        pytest.skip(why)
+    agent = root.parent / "agent.sh"
+    agent.write_text(
+        "#!/bin/sh\nsbatch --job-name=mine --output=/dev/null --mem=1 --wrap 'sleep 600' || echo no\n"
+        "sed -i 's/^lr = .*/lr = 3e-6/' train.toml\n"
+    )
+    agent.chmod(0o755)
+    config = str(root.parent / "slurm.toml")
+    code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox=sandbox))
+    assert code == 0, stderr
+    names = cluster.ask("squeue", "-h", "-o", "%j").split()
+    notes = " ".join(records(root)[1].notes)
+    assert names == ([] if sandbox == "bwrap" else ["mine"])
+    assert ("jobs that are not the night's appeared on the cluster: " in notes) == (sandbox == "none")
+
+
+def test_doctor_asks_a_node_what_it_has(root: Path, cluster: Cluster) -> None:
+    config = str(root.parent / "slurm.toml")
+    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
+    assert code == 0, stderr
+    first, hardware, rules, harness, *rest = stdout.splitlines()
+    assert re.fullmatch(r"probe:     answered after \d+\.\d s from node n[12]", first)
+    assert hardware.startswith("hardware:  cpu ")
+    assert (rules, harness) == ("rules:     the same as here", "harness:   the same as here")
+    assert rest == []
+    assert cluster.ask("squeue", "-h") == ""
+    assert [*(root / "runs").iterdir()] == []
+    (root.parent / "slurm.toml").write_text(Path(config).read_text() + 'partition = "nowhere"\n')
+    code, stdout, stderr = nightshift(root, "doctor", "--slurm", config)
+    assert (code, stdout) == (2, "")
+    assert "sbatch: error: Batch job submission failed: Invalid partition" in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "missing required field `pairs`"),
+        ("pairs = 0", "`int` >= 1"),
+        ("pears = 4", "unknown field `pears`"),
+        ("pairs = ", "slurm.toml: "),
+    ],
+)
+def test_a_slurm_toml_that_says_something_else_is_one_line(tmp_path: Path, text: str, told: str) -> None:
+    from nightshift.errors import UsageError
+
+    path = tmp_path / "slurm.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        read(path)
+    assert told in str(error.value)
+    assert "Its keys: pairs, gpus, cpus_per_run, mem_gb, time_minutes" in str(error.value)

@@ -1,0 +1,250 @@
+"""A night with several slots whose runs end in any order: one campaign all the same, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift.campaign.campaign import Campaign
+from nightshift.errors import EngineError, UsageError
+from nightshift.experiment import admit, require_ready
+from nightshift.night import loop
+from nightshift.night.loop import Night
+from nightshift.night.state import NightRequest, NightState
+from nightshift.pools import Submitted
+from nightshift.processes.slots import Slot, divide, layout, num_slots_of
+from nightshift.proposers import Context, Proposal
+from nightshift.records import Failure, Outcome, Record, Result, Training
+from nightshift.request import Request
+from nightshift.setup import Setup
+from nightshift.train_toml.edit import set_values
+from nightshift.worker import Job
+from tests.campaigns import a_result
+from tests.conftest import CAMPAIGN, git
+from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_setup import SilentReporter, furnish, make_setup
+from tests.stand_in_trainer import right_of
+from tests.stand_ins import small
+
+RULES = replace(small(ARITHMETIC_TRL, 200), learning_rate_scale=200.0)
+LR = "trainer.optim.lr"
+
+
+class AnyOrder:
+    """A stand-in for a pool: results are made up from the learning rate, and a run ends when chance says so.
+
+    `lost` and `crashed`: shares of the runs whose worker is lost, and whose training fails.
+    """
+
+    look_key = b""
+
+    def __init__(self, num_slots: int, seed: int, lost: float = 0.0, crashed: float = 0.0) -> None:
+        self.num_slots, self._rng, self._lost, self._crashed = num_slots, random.Random(seed), lost, crashed
+        self._jobs, self._over = dict[Path, Job](), set[Path]()
+        self.seen = list[tuple[str, int]]()  # settings and seed of each evaluated run
+        self.most = 0
+
+    @property
+    def free_slots(self) -> list[Slot]:
+        return [Slot(number) for number in range(self.num_slots - len(self._jobs))]
+
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+        assert len(self._jobs) < self.num_slots
+        self._jobs[folder] = job
+        self.most = max(self.most, len(self._jobs))
+
+    def hardware(self, of_engine: str) -> str:
+        return of_engine
+
+    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
+        return False
+
+    def has_begun(self, folder: Path) -> bool:
+        return True
+
+    def is_over(self, folder: Path) -> bool:
+        return folder not in self._jobs or folder in self._over
+
+    def wait(self, timeout_seconds: float) -> None:
+        if running := sorted(self._jobs.keys() - self._over):
+            self._over.add(self._rng.choice(running))
+
+    def in_flight(self) -> dict[Path, Job]:
+        return dict(self._jobs)
+
+    def cancel(self, folders: Collection[Path]) -> None:
+        for folder in folders:
+            self._jobs.pop(folder, None)
+            self._over.discard(folder)
+
+    def result(self, folder: Path) -> Result:
+        job = self._jobs[folder]
+        self.cancel([folder])
+        chance = self._rng.random()
+        if chance < self._lost:
+            raise EngineError("the worker ended without a result: killed by SIGKILL")
+        if chance < self._lost + self._crashed and job.incumbent is not None:
+            crash = Training(Outcome.CRASHED, 1, failure=Failure.TRAINING, cause="loss is nan")
+            return Result(job.seed, crash)
+        self.seen.append((str(job.settings), job.seed))
+        return replace(a_result(right_of(job.settings["optimizer"]["lr"], job.seed), 200, job.seed), attempt=0)
+
+
+class Rates:
+    """A stand-in proposer: learning rates by chance, three of them again and again."""
+
+    name = "rates"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.in_flight, self.waiting = list[int](), list[int]()
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        self.in_flight.append(len(context.in_flight))
+        self.waiting.append(len(context.waiting))
+        rate = self._rng.choice([1e-6, 3e-6, 3e-5, *(self._rng.uniform(1e-6, 1e-5) for _ in range(8))])
+        return Proposal(set_values(context.source, {LR: rate}), f"lr {rate:g}")
+
+
+@pytest.fixture
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    furnish(checkout)
+    (checkout / "train.toml").write_bytes(
+        b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
+    )
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
+    return make_setup(checkout, RULES, monkeypatch)
+
+
+def night(setup: Setup, pool: AnyOrder, num_experiments: int, seed: int = 0) -> tuple[list[Record], Rates]:
+    setup, proposer = replace(setup, pool=pool), Rates(seed)
+    request = NightRequest("rates", experiments=num_experiments)
+    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    stop = Night(state, setup, proposer, lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    assert stop.cause == f"{num_experiments} experiments are done", stop
+    return setup.ledger.records(), proposer
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None:
+    pool = AnyOrder(num_slots=(2, 3, 4, 8)[seed % 4], seed=seed, lost=0.08, crashed=0.08)
+    ours, proposer = night(setup, pool, num_experiments=16, seed=seed)
+    decided = sorted((r for r in ours if r.decided), key=lambda r: r.decided or 0)
+    assert [r.decided for r in decided] == [*range(1, 17)]
+    assert [r.number for r in decided] != sorted(r.number for r in decided), "all ended in the order of their starts"
+    assert pool.most == pool.num_slots
+    assert max(proposer.in_flight) >= pool.num_slots - 1
+    assert max(proposer.waiting) == (pool.num_slots + 1) // 2 - 1, "proposals are made ahead"
+    assert len(set(pool.seen)) == len(pool.seen), "a config saw a seed twice"
+    campaign = Campaign()
+    for record in decided:
+        assert record.parent in {kept.number for kept in campaign.kept} or not campaign.kept
+        if record.judgement and record.judgement.incumbent is not None:
+            assert campaign.incumbent
+            assert (record.judgement.incumbent, record.judgement.incumbent != record.parent) == (
+                campaign.incumbent.number,
+                True,
+            )
+        campaign = campaign.step(record)
+    assert campaign.incumbent
+    assert (setup.root / "train.toml").read_bytes() == setup.ledger.source(campaign.incumbent.number)
+    assert git(setup.root, "show", "HEAD:train.toml").encode() == setup.ledger.source(campaign.incumbent.number)
+    assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
+
+
+def test_the_baseline_uses_idle_slots_and_no_more_than_six(setup: Setup) -> None:
+    ours, _ = night(setup, AnyOrder(num_slots=8, seed=1), num_experiments=3)
+    assert len(ours[0].runs) == 6
+    assert len({run.seed for run in ours[0].runs}) == 6
+
+
+def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
+    pool = AnyOrder(num_slots=2, seed=0)
+    night(setup, pool, num_experiments=1)
+    setup = replace(setup, pool=pool)
+    from nightshift.experiment import start
+    from nightshift.train_toml.config import parse
+
+    config = parse(set_values((setup.root / "train.toml").read_bytes(), {LR: 3e-6}))
+    record = start(Request(), config, setup)
+    with pytest.raises(UsageError, match=f"this config is in flight as experiment {record.number:04d}"):
+        admit(config, Request(), setup)
+
+
+def test_a_slow_proposer_leaves_idle_slots_to_the_incumbent(setup: Setup) -> None:
+    clock = iter(range(0, 10**9, 40))  # whoever looks finds 40 s later: a proposal takes as much
+    slow = replace(setup, clock=lambda: float(next(clock)), reporter=SilentReporter())
+    ours, _ = night(slow, AnyOrder(num_slots=4, seed=3), num_experiments=8)
+    again = [r for r in ours if "again, in an idle slot" in r.description]
+    assert again
+    assert all(r.effective_hash in {k.effective_hash for k in ours if k.is_keep} for r in again)
+
+
+def test_slots_divide_a_machine() -> None:
+    assert divide(1, [], 0, [0, 1]) == [Slot()]
+    assert divide(2, [], 0, [0, 1]) == [Slot(0, None, (0,)), Slot(1, None, (1,))]
+    assert divide(2, [0, 1, 2, 3], 2, range(9)) == [Slot(0, "0,1", (0, 1, 2, 3)), Slot(1, "2,3", (4, 5, 6, 7))]
+    with pytest.raises(UsageError, match=r"--pairs 3 needs 6 GPUs, there are 4\. Write --pairs 2\."):
+        divide(3, [0, 1, 2, 3], 2, range(9))
+    with pytest.raises(UsageError, match=r"--pairs 3 needs a core each, there are 2\. Write --pairs 2\."):
+        divide(3, [], 0, [0, 1])
+
+
+def test_a_layout_is_part_of_the_hardware() -> None:
+    told = "cpu x86_64, 2 cores" + layout(2, 1)
+    assert told == "cpu x86_64, 2 cores, 2 side by side, 1 core each"
+    assert [num_slots_of(text) for text in (told, "2 x H100" + layout(1, 8), "2 x H100" + layout(4, 8))] == [2, 1, 4]
+
+
+def test_auto_is_as_many_as_there_are_gpus_for() -> None:
+    assert [slot.gpus for slot in divide(0, [0, 1, 2, 3, 4], 2, range(9))] == ["0,1", "2,3"]
+    assert divide(0, [], 0, [0, 1]) == [Slot()]
+
+
+def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
+    class Card:
+        """A stand-in for an engine: a problem as long as a run has its GPUs."""
+
+        def __init__(self, gpus: str) -> None:
+            self.gpus = gpus
+
+        def check(self) -> list[str]:
+            return [f"GPUs {self.gpus} are in use"] if self.gpus in taken else []
+
+    class Pool(AnyOrder):
+        @property
+        def free_slots(self) -> list[Slot]:
+            return [slot for slot in slots if slot.gpus not in taken]
+
+    taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
+    engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
+    setup = replace(setup, pool=Pool(2, 0), engine_of=engines)  # type: ignore[arg-type]
+    require_ready(setup)
+    taken.add("0,1")
+    require_ready(setup)
+    with pytest.raises(EngineError, match="GPUs 0,1 are in use"):
+        require_ready(setup, slots)
+
+
+def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(setup: Setup) -> None:
+    """pairs in slurm.toml may be lowered while jobs run."""
+    pool = AnyOrder(num_slots=4, seed=0)
+    setup, begun = replace(setup, pool=pool), list[int]()
+    state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    made = Night(state, setup, Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
+    for _ in range(3):
+        made._step()
+    assert len(pool.in_flight()) > 2
+    pool.num_slots = 2
+    before = len(pool.in_flight())
+    made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
+    made._wait = lambda: None  # type: ignore[method-assign]
+    for _ in range(5):
+        made._step()
+    assert 2 <= len(pool.in_flight()) <= before
+    assert [num_free for num_free in begun if num_free] == []
