@@ -1,0 +1,60 @@
+"""What the page draws of runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from nightshift.records import Load, Record, Result
+from nightshift.report.slots import LANE_HEIGHT, LEFT, WIDTH, timeline
+from tests.campaigns import a_result, judged
+
+NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
+
+
+def run(began_seconds: float, seconds: float, place: str, step_seconds: float = 1.0) -> Result:
+    load = Load(2, others_share=0.0, stolen_share=0.0, step_seconds=step_seconds)
+    began = (NIGHT + timedelta(seconds=began_seconds)).isoformat()
+    return replace(a_result(0.5), began=began, total_seconds=seconds, place=place, load=load)
+
+
+@pytest.fixture
+def record() -> Record:
+    return judged([[0.5]])[0]
+
+
+def test_a_lane_is_a_slot_and_a_bar_a_run(record: Record) -> None:
+    runs = (run(0, 60, "slot 1"), run(0, 40, "slot 2"), run(60, 40, "slot 1"))
+    found = timeline([replace(record, runs=runs)])
+    assert found is not None
+    assert [(lane.place, lane.y, len(lane.bars), lane.used) for lane in found.lanes] == [
+        ("slot 1", 0.0, 2, 1.0),
+        ("slot 2", LANE_HEIGHT, 1, 0.4),
+    ]
+    first, second = found.lanes[0].bars
+    assert (first.x, first.width) == (LEFT, pytest.approx(0.6 * (WIDTH - LEFT)))
+    assert second.x == pytest.approx(first.x + first.width)
+    assert found.slow == ""
+
+
+def test_runs_that_share_a_node_do_not_lie_on_each_other(record: Record) -> None:
+    runs = (run(0, 60, "n1"), run(10, 60, "n1"), run(65, 10, "n1"), run(0, 75, "n2"))
+    found = timeline([replace(record, runs=runs)])
+    assert found is not None
+    assert [(lane.place, len(lane.bars)) for lane in found.lanes] == [("n1", 2), ("n1 (2)", 1), ("n2", 1)]
+
+
+def test_a_slot_that_is_slower_than_the_others_is_named(record: Record) -> None:
+    runs = [run(10 * n, 10, f"slot {s}", 2.0 if s == 2 else 1.0) for n in range(3) for s in (1, 2, 3)]
+    found = timeline([replace(record, runs=tuple(runs))])
+    assert found is not None
+    assert found.slow.startswith("slot 2 ")
+    assert "2.0" in found.slow
+
+
+def test_what_says_not_when_or_where_it_ran_is_not_drawn(record: Record) -> None:
+    assert timeline([record]) is None
+    runs = (replace(run(0, 60, "slot 1"), began="yesterday"), replace(run(0, 60, "slot 1"), place=""))
+    assert timeline([replace(record, runs=runs)]) is None
