@@ -248,3 +248,14 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(s
         made._step()
     assert 2 <= len(pool.in_flight()) <= before
     assert [num_free for num_free in begun if num_free] == []
+
+
+def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> None:
+    pool = AnyOrder(num_slots=2, seed=0)
+    pool.hardware = lambda of_engine: ""  # type: ignore[method-assign]
+    setup = replace(setup, pool=pool)
+    assert setup.hardware == ""
+    night(setup, pool, num_experiments=2)
+    first = setup.ledger.record(1)
+    setup.ledger.write(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
+    assert setup.hardware == "cpu of the node, job of 2 CPUs, 2 GB"
