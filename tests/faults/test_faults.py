@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkouts import git, run_module
-from tests.faults import actions
+from tests.faults import actions, nights
 from tests.faults.matrix import BRANCH, FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
@@ -46,6 +46,13 @@ def test_a_dozen_faults_leave_nothing_and_are_not_played_twice(tmp_path: Path) -
 def test_a_thousand_faults_leave_nothing(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_sixty_faults_with_four_runs_in_flight_leave_nothing(tmp_path: Path) -> None:
+    for seed in range(1, 11):
+        assert nights.play(nights.make_checkout(tmp_path / str(seed)), seed)[-1]["problems"] == []
 
 
 def test_faults_are_drawn_by_seed_from_every_family() -> None:

@@ -385,12 +385,13 @@ def page_of(root: Path, num_experiments: int) -> tuple[str, float]:
     return html, time.process_time() - began
 
 
-def test_a_thousand_experiments_stay_small_and_quick(tmp_path: Path) -> None:
-    _, seconds_of_250 = page_of(tmp_path / "250", 250)
-    html, seconds = page_of(tmp_path / "1000", 1000)
-    assert seconds < 20 * seconds_of_250  # seen: 9; the belief grows with every keep, and a square would be 16
-    assert len(html.encode()) < 5_000_000
-    assert require_safe(html).text.count("left out of a page of 1,000 experiments") > 0
+def test_hundreds_of_experiments_stay_small_and_quick(tmp_path: Path) -> None:
+    """benchmarks/overhead.py measures thousands."""
+    _, seconds_of_150 = page_of(tmp_path / "150", 150)
+    html, seconds = page_of(tmp_path / "600", 600)
+    assert seconds < 20 * seconds_of_150  # seen of 1,000: 9; the belief grows with every keep, and a square would be 16
+    assert len(html.encode()) < 3_000_000
+    assert require_safe(html).text.count("left out of a page of 600 experiments") > 0
 
 
 @pytest.fixture
