@@ -74,8 +74,10 @@ class Setup:
     @property
     def hardware(self) -> str:
         """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
+        if here := self.pool.hardware(self.engine.hardware()):
+            return here
         first = baseline_of(self.ledger.records(), self.repo.head())
-        return self.pool.hardware(self.engine.hardware()) or (first.hardware if first else "")
+        return first.hardware if first else ""
 
     def experiments_in_flight(self) -> set[int]:
         """Their numbers."""

@@ -26,9 +26,8 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
     The verdict is safe before git is touched; each step is done again by `resume` where a kill came between.
     """
-    if (
-        record.judgement and record.failure is Failure.TRAINING
-    ):  # git has another's config where its parent is it no more
+    if record.judgement and record.failure is Failure.TRAINING:
+        # Where the parent is the incumbent no more, git has another's config.
         incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent
         if incumbent and incumbent.number != record.parent:
             record = replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))

@@ -126,9 +126,9 @@ class Night:
         """Until a run has ended, a pause is over, or somebody wants to stop."""
         self._tell_news()
         setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
+        due = [next_run(record, setup) for record in setup.in_flight]
         while (self._interrupt.asked, self._is_stop_found()) == before:
             setup.wait()
-            due = [next_run(record, setup) for record in self._setup.in_flight]
             if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
 
@@ -193,7 +193,7 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
-        in_flight, waiting = self._setup.in_flight, self._waiting()
+        in_flight, waiting = setup.in_flight, self._waiting()
         num_open = len(in_flight) + len(waiting)
         base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
         admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up

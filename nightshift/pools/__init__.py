@@ -92,19 +92,14 @@ class Pool(Protocol):
         ...
 
 
-def new_key() -> tuple[bytes, str]:
-    """A private key for one worker, and the public one as `Submitted` holds it."""
-    key = Ed25519PrivateKey.generate()
-    return key.private_bytes_raw(), key.public_key().public_bytes_raw().hex()
-
-
 def announce(folder: Path, job: Job, name: str, pool: str) -> tuple[bytes, Submitted]:
     """Write what a worker needs, and by what it is found: its private key, which nobody else gets, and the latter."""
-    key, public_key = new_key()
+    key = Ed25519PrivateKey.generate()
     data = write_json(folder / JOB_NAME, job)
+    public_key = key.public_key().public_bytes_raw().hex()
     told = Submitted(name, pool, public_key, hashlib.sha256(data).hexdigest())
     write_json(folder / SUBMITTED_NAME, told)
-    return key, told
+    return key.private_bytes_raw(), told
 
 
 def job_of(folder: Path, was: Submitted) -> Job | None:

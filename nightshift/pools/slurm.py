@@ -34,7 +34,7 @@ PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
 POLL_SECONDS = 2.0  # between two questions to the controller, for all jobs at once
 ANSWER_SECONDS = 30.0  # a controller that is away answers after nine, with an error
 # Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
-SHARED_FOLDER_SECONDS = {"COMPLETED": 75.0}
+COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
 CANCEL_SECONDS = 90.0  # SLURM's own KillWait is 30
 _QUEUE = ("squeue", "--noheader")
@@ -131,7 +131,7 @@ class SlurmPool:
         self._poll()
         if work.gone_at is None:
             return False
-        patience = SHARED_FOLDER_SECONDS.get(work.state, OTHERWISE_SECONDS)
+        patience = COMPLETED_SECONDS if work.state == "COMPLETED" else OTHERWISE_SECONDS
         return self._has_result(folder, work) or time.monotonic() - work.gone_at > patience
 
     def _has_result(self, folder: Path, work: _Work) -> bool:

@@ -15,7 +15,6 @@ from nightshift.experiment import admit, require_ready
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
-from nightshift.pools import Submitted
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Outcome, Record, Result, Training
@@ -26,6 +25,7 @@ from nightshift.worker import Job
 from tests.campaigns import a_result
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_pool import StandInPool
 from tests.stand_in_setup import SilentReporter, furnish, make_setup
 from tests.stand_in_trainer import right_of
 from tests.stand_ins import small
@@ -34,13 +34,11 @@ RULES = replace(small(ARITHMETIC_TRL, 200), learning_rate_scale=200.0)
 LR = "trainer.optim.lr"
 
 
-class AnyOrder:
+class AnyOrder(StandInPool):
     """A stand-in for a pool: results are made up from the learning rate, and a run ends when chance says so.
 
     `lost` and `crashed`: shares of the runs whose worker is lost, and whose training fails.
     """
-
-    look_key = b""
 
     def __init__(self, num_slots: int, seed: int, lost: float = 0.0, crashed: float = 0.0) -> None:
         self.num_slots, self._rng, self._lost, self._crashed = num_slots, random.Random(seed), lost, crashed
@@ -56,15 +54,6 @@ class AnyOrder:
         assert len(self._jobs) < self.num_slots
         self._jobs[folder] = job
         self.most = max(self.most, len(self._jobs))
-
-    def hardware(self, of_engine: str) -> str:
-        return of_engine
-
-    def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
-        return False
-
-    def has_begun(self, folder: Path) -> bool:
-        return True
 
     def is_over(self, folder: Path) -> bool:
         return folder not in self._jobs or folder in self._over
