@@ -1,11 +1,11 @@
 """Set up once what experiments need: engine, base model, data. Repeating it goes on where it stopped.
 
 \b
-    uv run prepare.py                        # what this machine's engine needs
-    uv run prepare.py --gsm8k FOLDER         # GSM8K from its official train.jsonl and test.jsonl
-    uv run prepare.py --math FOLDER          # MATH from your own copy of it
-    uv run prepare.py --rebuild-base         # remake the tiny model of rules.toml from its recipe
-    uv run prepare.py --smoke                # two GPUs: install prime-rl; one short real run with the tiny model
+    uv run prepare.py                 # what this machine's engine needs
+    uv run prepare.py --gsm8k FOLDER  # GSM8K: its train.jsonl and test.jsonl
+    uv run prepare.py --math FOLDER   # MATH from your own copy of it
+    uv run prepare.py --rebuild-base  # remake the tiny model of rules.toml
+    uv run prepare.py --smoke         # two GPUs: install prime-rl, try it
 """
 
 import os
@@ -22,11 +22,12 @@ import click
 
 from nightshift.command import prepare
 from nightshift.engines import ENGINES, PrepareFlags
+from nightshift.shell import Command
 
 ROOT = Path(__file__).resolve().parent
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 110})
+@click.command(cls=Command, help=__doc__)
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0 for both on one.")
 @click.option("--prime-rl", type=click.Path(file_okay=False, path_type=Path), help="Folder of prime-rl.")

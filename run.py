@@ -1,7 +1,7 @@
 """Run one experiment: train the config in train.toml, score its final weights, decide, record.
 
 \b
-    uv run run.py -m "lr 3e-6 -> 5e-6: expect +1 pp, more progress per step" > run.log 2>&1
+    uv run run.py -m "lr 3e-6 -> 5e-6: expect +1 pp" > run.log 2>&1
 
 stdout carries the summary block only, progress goes to stderr.
 Exit code: 0 measured, 1 crash, 2 wrong use or config, 74 measured but not all could be said, 130 interrupted.
@@ -19,36 +19,32 @@ from typing import Any
 
 import click
 
-from nightshift.command import in_one_line, run
+from nightshift.command import run
 from nightshift.engines import ENGINES
-from nightshift.flags import moment, refuse_max_runs, use_prime_rl
-from nightshift.request import Request
+from nightshift.flags import FOLDER, moment, refuse_max_runs, use_prime_rl
+from nightshift.request import Request, prediction_in
+from nightshift.shell import Command
 
 ROOT = Path(__file__).resolve().parent
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 110})
-@click.option("-m", "--description", default="", help="Hypothesis and prediction: recorded, and the commit subject.")
+@click.command(cls=Command, help=__doc__)
+@click.option("-m", "--description", default="", help="`hypothesis: prediction`, recorded; the commit subject.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one. See docs/gpus.md.")
-@click.option(
-    "--prime-rl",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    callback=use_prime_rl,
-    help="prime-rl: the checkout to use, as prepare.py has it.",
-)
+@click.option("--prime-rl", type=FOLDER, callback=use_prime_rl, help="prime-rl: its checkout, as prepare.py has it.")
 @click.option("--max-runs", hidden=True, expose_value=False, callback=refuse_max_runs)
 @click.option("--until", callback=moment, help="HH:MM or ISO time: no second run of a baseline that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
-@click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 540.")
+@click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")
 @click.option("--keep-all", is_flag=True, help="prime-rl: keep broadcasts and rollouts, which are heavy.")
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment.py."""
-    sys.exit(run(ROOT, Request(description, **flags)))
+    sys.exit(run(ROOT, Request(description, prediction=prediction_in(description), **flags)))
 
 
 if __name__ == "__main__":
-    in_one_line(main)()
+    main()

@@ -161,7 +161,7 @@ class ShippedRule:
     @property
     def gain(self) -> tuple[Floats, Floats]:
         """What the campaign says of its incumbent against its baseline."""
-        return reported_gain(self.belief, self.rules)
+        return reported_gain(self.belief, self.rules, self.num_ideas)
 
     @property
     def reported(self) -> Floats:

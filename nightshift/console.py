@@ -1,73 +1,33 @@
-"""The only module that prints: the summary block on stdout, everything else on stderr.
+"""The only module that prints: results on stdout, everything else on stderr, one of them below the live line.
 
-On a terminal there is a live line; in a pipe it is a plain line every few seconds.
+Nothing here has an escape code or a colour, so there is none to be turned off for a pipe, NO_COLOR or TERM=dumb. The
+live line is drawn by a carriage return and blanks, on terminals only; whatever else is said takes it away first.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
+import textwrap
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
-from nightshift.records import Phase, Progress, Record
-from nightshift.text import clean
+from nightshift.git.repo import CAMPAIGN_PREFIX, Head
+from nightshift.records import Record
+from nightshift.text import ANSI
 
-_PLAIN_INTERVAL_SECONDS = 10.0
-_MAX_PLACE = 40  # characters
+_STANDARD_WIDTH = 80  # of what is no terminal, and of help texts
+_WIDEST = 120
+_INDENT = 4  # of what a line that is too long goes on with
+_IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
 _deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
-
-
-class TerminalReporter:
-    """Tells on stderr how an experiment goes."""
-
-    def __init__(self) -> None:
-        self._has_live_line = False
-        self._last: dict[Path, tuple[Phase, float]] = {}  # what was shown of each run in flight, and when
-
-    def note(self, text: str) -> None:
-        """One line of news on stderr."""
-        self.close()
-        _say("stderr", printable(text))
-
-    def show(self, readings: Mapping[Path, Progress]) -> None:
-        """How far the runs in these folders are: on a terminal the live line, in a pipe a line now and then."""
-        lines = {f: f"{f.parent.name} {f.name.replace('-', ' ')}: {reading_text(p)}" for f, p in readings.items()}
-        if lines and sys.stderr is not None and sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns
-            _say("stderr", f"\r\x1b[2K{'  |  '.join(lines.values())[: width - 1]}", end="")
-            self._has_live_line = True
-            return
-        for folder, reading in readings.items():
-            phase, when = self._last.get(folder, (None, 0.0))
-            if reading.phase is not phase or time.monotonic() - when >= _PLAIN_INTERVAL_SECONDS:
-                _say("stderr", lines[folder])
-                self._last[folder] = reading.phase, time.monotonic()
-
-    def close(self) -> None:
-        """End the live line."""
-        if self._has_live_line:
-            _say("stderr", "")
-            self._has_live_line = False
-
-
-def reading_text(p: Progress) -> str:
-    """One reading of the live line in words."""
-    parts = [*([clean(p.place, _MAX_PLACE)] if p.place else []), p.phase.value]
-    if p.phase is Phase.EVALUATING:
-        parts.append(f"{p.num_done or 0} examples done")
-    elif p.phase is Phase.TRAINING:
-        parts.append(f"step {p.num_steps}")
-        if p.reward is not None:
-            parts.append(f"reward {p.reward:.3f}")
-    if p.seconds_left is not None:
-        parts.append(f"{max(p.seconds_left, 0):.0f} s left")
-    return "  ".join(parts)
+_lock = threading.Lock()  # the ticker of the live line speaks beside the main thread
+_drawn = ""  # what stands on the live line
 
 
 def summary(record: Record, chain: str) -> str:
@@ -82,7 +42,7 @@ def summary(record: Record, chain: str) -> str:
         ("strict_score", _number(values["strict_score"], ".6f")),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),
-        ("delta", _number(values["delta"], "+.6f")),
+        ("expected_then", _number(values["expected_then"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
         ("why", values["why"] or ""),
@@ -100,28 +60,83 @@ def summary(record: Record, chain: str) -> str:
         ("settled", record.settled or ""),
         *([("chain", chain)] if chain else []),
         *(("health", finding) for finding in (record.health or "").splitlines()),
+        *([] if Head(record.branch, None).is_campaign else [("next", f"git switch -c {_campaign(record)}")]),
     )
-    return "\n".join(["---", *(f"{key + ': ':18}{printable(value)}".rstrip() for key, value in lines)])
+    return "\n".join(["---", *(printable(f"{key + ': ':18}{value}") for key, value in lines)])
 
 
-def dry_run(record: Record, starts: Sequence[str]) -> str:
+def _campaign(record: Record) -> str:
+    """A branch for it, called by the day, as they usually are: autoresearch/nov23."""
+    return f"{CAMPAIGN_PREFIX}{datetime.fromisoformat(record.started).astimezone():%b%d}".lower()
+
+
+def dry_run(record: Record, starts: Sequence[str]) -> list[str]:
     """What an experiment would run, without running it; `starts` is what the engine would start."""
     against = "nothing: this is the baseline" if record.parent is None else f"experiment {record.parent:04d}"
     lines = [f"rules:    {record.rules_name} {record.rules_hash}", f"against:  {against}"]
     lines += [f"change:   {line}" for line in record.diff] or ["change:   none"]
     lines += [f"scaled:   {line}" for line in record.scaled]
     lines += [f"unused:   {key}" for key in record.unused_keys]
-    return "\n".join(printable(line) for line in (*lines, *starts))
+    return [*lines, *starts]
 
 
 def print_text(text: str) -> None:
-    """Plain text on stdout."""
+    """On stdout what programs read: line by line as it is, but on a terminal too narrow for it."""
+    _say("stdout", text if (width := terminal_columns("stdout")) is None else _in_columns([text], width))
+
+
+def print_json(text: str) -> None:
+    """On stdout what programs read, as it is wherever it goes: many tools give a command a terminal of 80 columns."""
     _say("stdout", text)
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """On stdout for people: as wide as the terminal, in a pipe 80 columns, unless COLUMNS says otherwise."""
+    _say("stdout", _in_columns(lines, width_of("stdout")))
+
+
 def print_error(error: NightshiftError | str) -> None:
-    """One line on stderr: cause, then fix; or what another process said there."""
-    _say("stderr", str(error))
+    """On stderr: cause, then fix, in one line but on a terminal too narrow for it; or what another process said."""
+    _say("stderr", str(error) if (width := terminal_columns("stderr")) is None else _in_columns([str(error)], width))
+
+
+def draw(text: str) -> None:
+    """Have the live line say this; empty: no live line. Call on a terminal only (`is_terminal`)."""
+    global _drawn
+    with _lock:
+        if text != _drawn:
+            _write("stderr", f"\r{text.ljust(len(_drawn))}\r", end="")  # its echo of Ctrl-C lands on the line itself
+            _drawn = text
+
+
+def is_terminal() -> bool:
+    """Whether there is a live line: stderr is a terminal that knows what a carriage return is."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width_of(name: str) -> int:
+    """Columns of stdout or stderr: what COLUMNS says, else the terminal, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    found = int(columns) if columns.isdecimal() and len(columns) < 7 else terminal_columns(name) or _STANDARD_WIDTH
+    return found if found > 5 * _INDENT else _STANDARD_WIDTH
+
+
+def terminal_columns(name: str) -> int | None:
+    """Those of the terminal that stdout or stderr is; None where it is none, or is closed."""
+    try:
+        return min(os.get_terminal_size(getattr(sys, name).fileno()).columns, _WIDEST) or None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _in_columns(lines: Iterable[str], width: int) -> str:
+    """Lines in several where they are too long: between words only, so that a path can be copied."""
+    found = []
+    for line in (printable(part) for text in lines for part in text.split("\n")):
+        indent = (len(line) - len(line.lstrip()) + _INDENT) * " "
+        cut = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        found += cut.wrap(line) or [""]
+    return "\n".join(found)
 
 
 def told(code: Any) -> Any:
@@ -129,16 +144,30 @@ def told(code: Any) -> Any:
     return ExitCode.UNSAID if _deaf and code in (None, ExitCode.MEASURED) else code
 
 
-def _say(name: str, text: str, end: str = "\n") -> None:
+def _say(name: str, text: str) -> None:
     """Print on stdout or stderr, whatever they are: closed, a pipe without a reader, on a full disk, of few characters.
 
-    What one has refused once is given nothing more: the flush at the interpreter's end would make the exit code 120.
+    Everything that is said comes through here, so no text of others reaches a terminal with a code of its own in it:
+    not by an error, not by what another process said, not by a click message about a hostile argument.
     """
+    global _drawn
+    with _lock:
+        if _drawn:
+            _write("stderr", f"\r{' ' * len(_drawn)}\r", end="")
+            _drawn = ""
+        _write(name, "\n".join(map(printable, text.split("\n"))))
+
+
+def _write(name: str, text: str, end: str = "\n") -> None:
+    """What a stream has refused once is given nothing more: the flush at the interpreter's end would make the exit code
+    120."""
     stream = getattr(sys, name)
     try:
         if stream is None:  # it was closed when this process began
             raise BrokenPipeError
         encoding = stream.encoding or "utf-8"
+        if not encoding.lower().startswith("utf"):
+            text = text.translate(_IN_ASCII)
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, end=end, flush=True)
     except (OSError, ValueError):
         _deaf.add(name)
@@ -150,5 +179,6 @@ def _number(value: float | None, spec: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Hostile text cannot move the cursor, forge lines or end the block."""
-    return "".join(character if character.isprintable() else " " for character in text).rstrip()
+    """Hostile text cannot move the cursor, forge lines, turn round what follows or end the block."""
+    plain = text if text.isprintable() else ANSI.sub(" ", text)  # an escape sequence whole, not what follows its ESC
+    return "".join(character if character.isprintable() else " " for character in plain).rstrip()

@@ -23,7 +23,8 @@ class DecisionRules:
     taken back for an earlier config that is expected to be better by `take_back`: at 0 twice as many are, for no more
     gain. `calibration` draws p_better towards a half, for luck on the examples that no run of the same ones can see.
     `shrinkage`: the best of many is lucky by selection, so of a believed gain on the baseline people are told its mean
-    less the first in standard deviations, and the second of its standard deviation.
+    less the first in standard deviations, and the second of its standard deviation. `many`: beyond so many experiments,
+    as several runs side by side make, for each e-fold of them so much more is left unsaid.
     `agreement`: the correlation of two configs' answers to one example, until pairs tell (benchmarks/agreement.py).
     """
 
@@ -53,6 +54,7 @@ class DecisionRules:
     calibration: Scale = 0.8
     agreement: _Share = 0.60
     shrinkage: tuple[_Units, Scale] = (0.3, 0.95)
+    many: tuple[Scale, _Units] = (47.0, 0.25)
     baseline_runs: int = 2
 
     def __post_init__(self) -> None:

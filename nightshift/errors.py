@@ -12,11 +12,13 @@ from nightshift.text import MAX_TEXT, clean
 
 
 class ExitCode(IntEnum):
-    """What run.py tells the shell."""
+    """What run.py, and the commands beside it, tell the shell."""
 
     MEASURED = 0
     CRASH = 1
     USAGE = 2
+    REFUTED = 3  # reproduce measured, and the gain of the bundle does not hold
+    OPEN = 4  # reproduce measured, and that tells neither: more seeds are needed
     UNSAID = 74  # it went well, but stdout or stderr did not take all of it: EX_IOERR of sysexits.h
     INTERRUPTED = 130
 

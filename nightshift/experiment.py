@@ -7,12 +7,13 @@ and evaluates in a process of its own. Both find all they need in the ledger, so
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from importlib import metadata
+from statistics import fmean
 
+from nightshift.baseline import adopt_baseline, checked, num_baseline_runs, wants_another_run
 from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.closing import close, crash, resume
 from nightshift.campaign.index import save
@@ -31,8 +32,8 @@ from nightshift.runs import as_json, cancel, hash_of, next_run, submit
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load
 from nightshift.train_toml.values import shorten
+from nightshift.waiting import lasted
 
-MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
 _LONGEST = 200  # characters of a list in a refusal, which is one line
 
 
@@ -58,15 +59,16 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     """Admit an experiment, give it a number, and submit its first run; the record as it was reserved."""
     with setup.ledger.lock():
         resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
+    if (known := adopt_baseline(config, request, setup)) is not None:
+        return known
     record = admit(config, request, setup)
     require_ready(setup)
-    if record.parent is None and Head(record.branch, record.commit).is_campaign:
-        require_packaged(setup)
+    record = checked(record, setup) if record.parent is None else record
     files = {CONFIG_NAME: config.source, "effective.json": as_json(record.effective)}
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, files)
     num_runs = num_baseline_runs(setup) if record.parent is None else 1
-    each = f"{setup.rules.budget_text} for training, beside start-up and evaluation"
+    each = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
         for index in range(min(num_runs, setup.pool.num_slots)):
@@ -113,12 +115,12 @@ def proven(record: Record, setup: Setup) -> Record:
     lines: list[str | None] = [setup.rules.unlike_asked(evaluation.weights) for evaluation in record.evaluations]
     try:
         for index, run in enumerate(record.runs if record.is_keep else (), 1):
-            folder, note = setup.ledger.attempt_dir(record.number, index, run), setup.reporter.note
+            folder, note = setup.ledger.attempt_dir(record, index), setup.reporter.note
             lines += [setup.engine.prove(folder, run.evaluation.weights, note)] if run.evaluation else []
     except EngineError as error:
         return crash(record, Failure.MACHINERY, str(error))
-    if (share := record.repeated_share) is not None:
-        lines.append(f"greedy decoding: {share:.0%} of the completions that were asked for twice are the same")
+    if shares := [each.repeated_share for each in record.evaluations if each.repeated_share is not None]:
+        lines.append(f"greedy decoding: {fmean(shares):.0%} of the completions that were asked for twice are the same")
     return replace(record, health="\n".join(filter(None, lines)))
 
 
@@ -176,9 +178,14 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         harness_tree=setup.harness_tree,
         effective=dict(validated.settings),
         scaled=validated.scaled,
+        proposer=request.proposer,
         prediction=request.prediction,
+        mechanism=request.mechanism,
+        refuted_by=request.refuted_by,
         notes=request.notes,
+        cost=request.cost,
         base=base,
+        budget_seconds=setup.rules.budget_seconds,
     )
 
 
@@ -204,26 +211,6 @@ def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
         if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise EngineError(problems[0] + more)
-
-
-def require_packaged(setup: Setup) -> None:
-    """Refuse libraries that were edited where they are installed; UsageError with their names."""
-    setup.reporter.note("comparing the installed packages with what was published, once for a campaign")
-    if edited := setup.surroundings.unlike_packages():
-        raise UsageError(f"{listed(edited)} in {sys.prefix} differ from their packages", "uv sync --reinstall")
-
-
-def num_baseline_runs(setup: Setup) -> int:
-    """As the rules want it; more where there are more slots, which have nothing else to do yet."""
-    return max(setup.rules.decision.baseline_runs, min(setup.pool.num_slots, MAX_BASELINE_RUNS))
-
-
-def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
-    """True for a baseline that has fewer runs than the rules want, while there is time for one more."""
-    if record.parent is not None or len(record.runs) >= num_baseline_runs(setup) or setup.is_stopping():
-        return False
-    end = setup.now() + timedelta(seconds=record.runs[-1].total_seconds)
-    return request.until is None or end <= request.until
 
 
 def withdraw(number: int, cause: str, setup: Setup) -> None:
@@ -254,7 +241,7 @@ def examine(record: Record, setup: Setup) -> str | None:
         run, candidate = record.runs[-1], setup.ledger.stored_config(record)
     except UsageError as error:  # no reason to lose a verdict
         return f"the curves were not examined: {error}"
-    steps = read_steps(setup.ledger.attempt_dir(record.number, len(record.runs), run) / METRICS_NAME)
+    steps = read_steps(setup.ledger.attempt_dir(record, len(record.runs)) / METRICS_NAME)
     used = used_keys(setup.engine, candidate)
     told = setup.campaign(record.branch).remarks(record) if record.failure is None else ()
     return digest(steps, Conditions(run, setup.rules.budget_seconds, candidate.resolved, used, told)) or None
@@ -272,6 +259,8 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if run.hardware not in ("", record.hardware):
         return Failure.MACHINERY, f"it was made on {run.hardware}, and the campaign on {record.hardware}"
+    if record.forecast is not None and record.parent is not None and setup.rules.early_stop:
+        return None
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

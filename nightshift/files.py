@@ -4,6 +4,7 @@ may have put anything in their place."""
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import secrets
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -44,22 +47,58 @@ def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 
         sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> bytes:
-    """A dataclass, mapping or list as JSON, whole or not at all; the bytes. EngineError when the disk refuses.
+def as_json(value: Any) -> bytes:
+    """A dataclass, mapping or list as JSON, on one line.
 
     A lone surrogate, which stands for a byte of a file name or argument that is no UTF-8, becomes a question mark.
     """
     try:
-        data = msgspec.json.encode(value)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
         plain = json.dumps(msgspec.to_builtins(value, enc_hook=msgspec.json.decode), ensure_ascii=False)
-        data = plain.encode(errors="replace")
-    data += b"\n"
+        return plain.encode(errors="replace")
+
+
+def write_json(path: Path, value: Any) -> bytes:
+    """A value `as_json` in a file, whole or not at all; the bytes. EngineError when the disk refuses."""
+    data = as_json(value) + b"\n"
     try:
         write_atomically(path, data)
     except OSError as error:
         raise disk_error(error, path) from None
     return data
+
+
+@contextmanager
+def whole_folder(target: Path, flag: str, *, is_mine: bool = False) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` when all went well, and is gone where not, or with the next try.
+
+    UsageError, which tells the `flag`, where something lies there already but an empty folder; of one that `is_mine`
+    that is replaced. EngineError when the disk refuses: who reads other files meanwhile says himself what those refuse.
+    """
+    target = target.absolute()  # `.` has no name
+    if not is_mine and (target.is_symlink() or (target.exists() and not _is_empty_folder(target))):
+        raise UsageError(f"{target} holds something already", f"Name a new folder: {flag}.")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+            match = _NAME.fullmatch(left.name)
+            if match and match[1] == target.name and left.is_dir() and not psutil.pid_exists(int(match[2])):
+                remove_tree(left)
+        partial.mkdir()
+        yield partial
+        if is_mine:
+            remove_tree(target)
+        partial.rename(target)  # takes the place of an empty one
+    except OSError as error:
+        raise disk_error(error, target) from None
+    finally:
+        remove_tree(partial)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def disk_error(error: OSError, path: Path) -> EngineError:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
+
+from nightshift.decision_rules import DecisionRules
+
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 class Finite(click.FloatRange):
@@ -67,3 +73,23 @@ def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None)
     if value is not None:
         os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
     return value
+
+
+def constants(function: Callable[..., None]) -> Callable[..., None]:
+    """One option for each constant of the decision rule."""
+    for constant in reversed(fields(DecisionRules)):
+        if constant.name not in ("kinds", "priors", "noises", "shrinkage", "many"):
+            kind = Finite(min=0, min_open=constant.name != "take_back")
+            whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
+            function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)
+    return function
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")
+GPUS = click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one.")
+SLURM = click.option(
+    "--slurm",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
+)
+SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")

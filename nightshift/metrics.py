@@ -10,7 +10,7 @@ import msgspec
 
 from nightshift.files import read_rows, write_atomically
 
-METRICS_NAME, PROGRESS_NAME = "metrics.jsonl", "progress.json"
+METRICS_NAME, PROGRESS_NAME, SAMPLES_NAME = "metrics.jsonl", "progress.json", "rollouts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,17 @@ class Step:
     masked_share: float | None = None  # prime-rl: tokens that the loss dropped
     error_share: float | None = None  # rollouts that failed; trl: whose reward did
     rewards: dict[str, float] | None = None  # means by environment
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout of training, of the few that a run keeps. `reward` is None where scoring failed."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    problem: str
+    completion: str
+    reward: float | None
+    truncated: bool
 
 
 def write_steps(path: Path, steps: list[Step]) -> None:

@@ -1,6 +1,4 @@
-"""The frozen values that travel between the ten steps of an experiment and end in its record.
-Not measured is None, never 0. Scores are fractions 0..1; seconds are wall-clock.
-"""
+"""The frozen values of an experiment. Not measured is None; scores are fractions, 0..1; seconds are wall-clock."""
 
 from __future__ import annotations
 
@@ -12,15 +10,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, json
 
+from nightshift.cost import Cost
 from nightshift.decision_rules import DecisionRules, Scale
+from nightshift.foretelling import Forecast
 
-CURVE_POINTS = 32
+CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
 _SCORES = json.Decoder(tuple[Fraction, ...])
-ATTEMPT = "attempt-0"  # in the folder of a run: what its worker leaves
 
 
 class Outcome(StrEnum):
@@ -28,6 +28,7 @@ class Outcome(StrEnum):
 
     FINISHED = "finished"  # max_steps reached
     BUDGET = "budget"  # the training budget was used up: the normal end
+    STOPPED = "stopped"  # hopeless long before the end, where rules.toml has early_stop
     DEADLINE = "deadline"  # the hard stop was reached: a crash
     CRASHED = "crashed"  # a process died, or training became impossible
     INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
@@ -67,10 +68,10 @@ class Progress:
     """One reading of the live line."""
 
     phase: Phase
-    num_steps: int
-    seconds_left: float | None = None
-    reward: float | None = None  # mean of the last step, 0..1
-    num_done: int | None = None  # evaluation: examples completed
+    num_steps: _Count
+    seconds_left: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None
+    reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
+    num_done: _Count | None = None  # evaluation: examples completed
     place: str = ""  # slot or node, where there are several
 
 
@@ -97,9 +98,9 @@ class Training:
     """What `Session.train` came to. `cause` (one line) and `failure` are set when the outcome is no success."""
 
     outcome: Outcome
-    num_steps: int  # policy updates
+    num_steps: _Count  # policy updates
     training_seconds: Seconds | None = None
-    reward_mean: float | None = None  # of all training rollouts
+    reward_mean: Annotated[float, Meta(ge=-1e9, le=1e9)] | None = None  # of all training rollouts
     peak_memory_gb: float | None = None
     cause: str | None = None
     failure: Failure | None = None
@@ -107,11 +108,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Proof of which weights were evaluated: the step they were written after, and their bytes. `served_sha256`: of
-    the file with what a server told of them, None where the policy completes from the very bytes. `averaged`: the steps
-    whose weights they are the mean of; none where they are those of `step` alone."""
+    """Proof of which weights were evaluated: the step they were written after, their bytes. `served_sha256`: of what a
+    server told of them, None where the policy completes from the very bytes. `averaged`: of which steps the mean."""
 
-    step: int
+    step: _Count
     sha256: str
     served_sha256: str | None = None
     averaged: tuple[int, ...] = ()
@@ -125,7 +125,7 @@ class Part:
     num_examples: Place
     weight: Scale
     score: Fraction
-    stderr: float
+    stderr: Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Evaluation:
     order of the examples; none where there is one environment. Their weighted mean is `eval_score`."""
 
     eval_score: Fraction
-    eval_stderr: float  # over examples, environment by environment; of one: sqrt(p (1 - p) / n)
+    eval_stderr: Fraction  # over examples, environment by environment; of one: sqrt(p (1 - p) / n)
     scores: Raw
     examples_sha256: str
     truncated_share: float
@@ -163,12 +163,11 @@ def packed(scores: Sequence[float]) -> Raw:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained. The shares, 0..1, are what others took of it
-    (processes/load.py); None where it is not known."""
+    """How busy the machine was while a run trained; shares, 0..1, of what others took (processes/load.py)."""
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended
-    step_seconds: float | None = None  # median, on the budget's clock
+    step_seconds: float | None = None  # mean, on the budget's clock
     others_share: Fraction | None = None  # of the time of its cores: processes that are not ours
     stolen_share: Fraction | None = None  # of it: other virtual machines
     gpu_shared: Fraction | None = None  # of the looks at its GPUs: another process computed there
@@ -184,8 +183,9 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
-    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
-    folder `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
+    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `forecast`: of one that was hopeless,
+    stopped or, as every tenth, trained to its end all the same; `versions` of what ran; `attempt`: whose folder
+    `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
 
     seed: int
     training: Training
@@ -199,6 +199,7 @@ class Result:
     attempt: int | None = 0
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +250,17 @@ class Record:
     effective: dict[str, Any] = field(default_factory=dict)
     scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
     prediction: str | None = None  # what the hypothesis in `description` was expected to do
+    proposer: str = ""  # who made it; empty for a person, and for what a night runs by itself
+    mechanism: str | None = None  # by which the hypothesis should work
+    refuted_by: str | None = None  # what would speak against it
+    told_outcome: str | None = None  # what its proposer says came of it, written with the lesson
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
     health: str | None = None  # what the curves of its run say is wrong (health/), in a few lines
     base: Numbers | None = None  # the ideas that it was made from, by experiment; None: its parent's
+    cost: Cost | None = None  # of its proposal; None: nobody was asked for it
+    baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
+    budget_seconds: Seconds | None = None  # of each of its runs
     version: Literal[1, 2] = 2
 
     @property
@@ -271,6 +279,11 @@ class Record:
         return [run.evaluation for run in self.runs if run.evaluation is not None]
 
     @property
+    def forecast(self) -> Forecast | None:
+        """What it is decided by where its run was stopped."""
+        return next((run.forecast for run in self.runs if run.training.outcome is Outcome.STOPPED), None)
+
+    @property
     def score(self) -> float | None:
         """Mean eval_score of its evaluated runs."""
         return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
@@ -285,8 +298,3 @@ class Record:
     def strict_score(self) -> float | None:
         """Mean strict_score of its runs that have one; None where none has."""
         return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
-
-    @property
-    def repeated_share(self) -> float | None:
-        """Mean of its runs that were asked again; None where none was."""
-        return fmean(found) if (found := [s for e in self.evaluations if (s := e.repeated_share) is not None]) else None

@@ -9,8 +9,6 @@ and what was measured of the effects of changes there; of somebody's taskset rul
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -23,13 +21,14 @@ from msgspec import Meta
 from nightshift.decision_rules import DecisionRules, Scale
 from nightshift.errors import UsageError
 from nightshift.files import read_file
+from nightshift.foretelling import Foretelling
+from nightshift.model_place import check_model, placed
 from nightshift.records import Decoding, Fraction
 from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
 from nightshift.tasksets import Name, Table, check, check_args, taskset_rules, versions
 
 MODELS = "models/"  # what lies there knows the formats of a few environments only
 ANY_MODEL = "any"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 _PRIME_RL = Rules(
     name="prime-rl",
@@ -91,6 +90,7 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
+    early_stop: list[Foretelling] = []  # fitted for its own model on a CPU
 
     def accepts(self, model: str) -> bool:
         return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
@@ -102,10 +102,11 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
 
     environments: list[str] = []
     model: Name = ""
-    revision: Annotated[str, Meta(pattern="^([0-9a-f]{40})?$")] = ""
+    revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
     score_last: Literal[0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20] = 0
+    early_stop: bool = False
     environment: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
@@ -128,7 +129,7 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
     UsageError as `rules_here`.
     """
-    chosen = _read(root)
+    chosen = msgspec.structs.replace(_read(root), early_stop=False)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
@@ -139,14 +140,18 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> Rules:
     """The rules that this choice makes.
 
-    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for environments
-    that no model of this machine can answer.
+    An engine that is named is not replaced where GPUs are missing: its own check says so. UsageError for one that there
+    is not, and for environments that no model of this machine can answer.
     """
     if not chosen.model and (chosen.revision or chosen.learning_rate_scale):
         cause = f"{RULES_NAME}: revision and learning_rate_scale go with model"
         raise UsageError(cause, "Name the model, or leave them out.")
-    chosen = msgspec.structs.replace(chosen, model=_placed(root, chosen.model))
+    chosen = msgspec.structs.replace(chosen, model=placed(root, chosen.model))
     mine = [setup for setup in _SETUPS if engine in (None, setup.engine)]
+    if not mine:  # a record or a bundle said so
+        raise UsageError(
+            f"there is no engine {engine!a}", f"Say {' or '.join(dict.fromkeys(s.engine for s in _SETUPS))}."
+        )
     fitting = [setup for setup in mine if setup.num_gpus <= gpu_count] or mine
     names = chosen.environments or ["gsm8k" if fitting[0].num_gpus else "arithmetic"]
     declared = {name: _declared(root, name, chosen.table(name)) for name in names}
@@ -215,7 +220,7 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
     }
     revision = chosen.revision or (setup.model_revision if model == setup.model else None)
     if model != setup.model or chosen.revision:
-        _check_model(root, model, revision)
+        check_model(root, model, revision)
     longest = max(one.max_completion_tokens for one in declared.values())
     answer = max(longest, setup.decoding.max_completion_tokens)
     scale = setup.learning_rate_scale if model == setup.model or model.startswith(MODELS) else 1.0
@@ -230,33 +235,19 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=replace(setup.decision, **measured),
         score_last=chosen.score_last,
+        early_stop=_early_stop(setup, model, declared, chosen) if chosen.early_stop else (),
     )
 
 
-def _placed(root: Path, model: str) -> str:
-    """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked.
-    UsageError for one that holds the checkout."""
-    if not model or not (root / model).is_dir():
-        return model
-    real = Path(os.path.realpath(root / model))
-    if root.resolve().is_relative_to(real):
-        cause = f"{RULES_NAME}: model = {json.dumps(model)} is {real}, which holds this checkout"
-        raise UsageError(cause, "Put the model into a folder of its own, and name that.")
-    for place, top in ((real, root.resolve()), (Path(os.path.normpath(root / model)), root)):
-        if place.is_relative_to(top):
-            return place.relative_to(top).as_posix()
-    return str(real)
-
-
-def _check_model(root: Path, model: str, revision: str | None) -> None:
-    """UsageError for what is neither a folder nor a commit on the hub: a name alone could be another model tomorrow."""
-    is_folder = (root / model).is_dir()
-    if is_folder is bool(revision) or not (is_folder or _HUB_NAME.fullmatch(model)):
-        what = (
-            "a folder, and has a revision" if is_folder else "no folder here" + ", and has no revision" * (not revision)
-        )
-        fix = "Name a folder, or org/name on the hub and its commit: revision = 40 of 0-9 and a-f."
-        raise UsageError(f"{RULES_NAME}: model = {json.dumps(model)} is {what}", fix)
+def _early_stop(setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> tuple[Foretelling, ...]:
+    """What rewards foretell here. UsageError where that was not fitted on curves of these very rules."""
+    (name, one), *others = declared.items()
+    is_fitted = bool(one.early_stop) and not others and setup is _TRL_ON_CPU and model == one.models[0]
+    if not is_fitted or chosen.score_last or chosen.learning_rate_scale or chosen.table(name).args:
+        where = f"environments = {json.dumps([*declared])}, model {model}, {setup.engine}"
+        cause = f"{RULES_NAME}: early_stop = true: no recorded curves tell what rewards foretell for {where}"
+        raise UsageError(cause, "Write early_stop = false.")
+    return tuple(sorted(one.early_stop, key=lambda each: each.share))
 
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
@@ -287,10 +278,18 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
 
 def _read(root: Path) -> Chosen:
     try:
-        chosen = msgspec.toml.decode(read_file(root / RULES_NAME), type=Chosen)
-    except (OSError, ValueError, RecursionError) as error:
-        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, score_last = 0 or 2 to 20, and'
-        fix += " what the file explains."
+        return chosen_in(root, read_file(root / RULES_NAME))
+    except OSError as error:
+        raise UsageError(f"{RULES_NAME}: {error}", "Put it back: git checkout rules.toml.") from None
+
+
+def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
+    """What such a text chooses, in this checkout. UsageError for what is wrong in it."""
+    try:
+        chosen = msgspec.toml.decode(rules_toml, type=Chosen)
+    except (ValueError, RecursionError) as error:
+        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, score_last = 0 or 2 to 20,'
+        fix += " early_stop = true or false, and what the file explains."
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
     if len({*chosen.environments}) < len(chosen.environments):
         raise UsageError(f"{RULES_NAME}: environments = {json.dumps(chosen.environments)}: one twice", "Name it once.")

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nightshift.pools import SUBMITTED_NAME
+from nightshift.campaign.hopeless import is_spared, rungs
+from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.records import Record
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
@@ -23,8 +24,12 @@ def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
     run_dir.mkdir()
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
-        incumbent = setup.engine.validate(setup.ledger.stored_config(setup.ledger.record(record.parent)))
-        job = replace(job, incumbent=dict(incumbent.settings))
+        parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
+        job = replace(job, incumbent=dict(setup.engine.validate(parent).settings))
+        if setup.rules.early_stop:
+            campaign, candidate = setup.campaign(record.branch), setup.ledger.stored_config(record)
+            found = rungs(campaign, record, candidate, parent, setup.rules.early_stop)
+            job = replace(job, rungs=found, is_spared=is_spared(record))
     submit_job(run_dir, job, setup)
 
 
@@ -48,7 +53,7 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
 def next_seed(record: Record, setup: Setup) -> int:
     """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
-    used |= {run.seed for run in record.runs if run.evaluation is not None}
+    used |= {run.seed for run in record.runs if run.evaluation or run.forecast}
     used |= {job.seed for job in setup.pool.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 

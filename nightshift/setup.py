@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,23 +28,24 @@ from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.slurm_toml import read as read_slurm
 from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
-from nightshift.records import Progress, Record
+from nightshift.records import Phase, Progress, Record
 from nightshift.request import Request
 from nightshift.rules import Rules
 from nightshift.rules_toml import rules_here
+from nightshift.waiting import waiting
 from nightshift.worker import LATE_SECONDS
 
 _TICK_SECONDS = 0.5
 
 
 class Reporter(Protocol):
-    """Where an experiment tells how it goes; console.py implements it."""
+    """Where an experiment tells how it goes; live.py implements it."""
 
     def note(self, text: str) -> None:
         """One line of news."""
 
-    def show(self, readings: Mapping[Path, Progress]) -> None:
-        """How far the runs in these folders are: the live line."""
+    def show(self, readings: Mapping[Path, Progress | None]) -> None:
+        """How far the runs in these folders are, None where none has begun: the live line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +96,30 @@ class Setup:
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
-        self.is_stopping()  # a night says by that, once, that the run in flight is the last one
-        readings = {folder: read_progress(folder) for folder in self.pool.in_flight()}
-        self.reporter.show({folder: reading for folder, reading in readings.items() if reading})
+        self.reporter.show({folder: read_progress(folder) or self._begun(folder) for folder in self.pool.in_flight()})
+
+    def _begun(self, folder: Path) -> Progress | None:
+        return Progress(Phase.STARTING, 0) if self.pool.has_begun(folder) else None
+
+
+class _ToldLedger(Ledger):
+    """One whose lock is waited for where people see it: another process may hold it for half a minute."""
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with ExitStack() as held:
+            with waiting(f"waiting for {self.runs_dir.name}/.lock, which another process holds"):
+                held.enter_context(super().lock())
+            yield
 
 
 def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     """Everything an experiment needs, for this machine and these flags.
 
-    On a campaign branch without --engine, the engine of its first experiment is taken. UsageError where Python
-    would not import what the rules hash.
+    On a campaign branch engine and budget are those of its first experiment, where no flag says otherwise. UsageError
+    where Python would not import what the rules hash.
     """
-    ledger, repo, environ = Ledger(root), Repo(root), dict(os.environ)
+    ledger, repo, environ = _ToldLedger(root), Repo(root), dict(os.environ)
     first = baseline_of(ledger.records(), repo.head())
     cluster = None if request.slurm is None else read_slurm(request.slurm)
     num_gpus_here = num_gpus(environ) if cluster is None else cluster.gpus
@@ -113,11 +127,13 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     load(root, rules.environments)
     if request.budget_seconds is not None:
         rules = rules.with_budget(request.budget_seconds)
+    rules = on_cards(rules, root, environ, request.gpus)
+    if first is not None and request.budget_seconds is None:
+        rules = _in_its_budget(rules, first, root)
     if cluster is not None and 60.0 * cluster.time_minutes < rules.deadline_seconds + LATE_SECONDS:
         least = math.ceil((rules.deadline_seconds + LATE_SECONDS) / 60.0)
         cause = f"{request.slurm}: time_minutes = {cluster.time_minutes} is less than a run may take"
         raise UsageError(cause, f"Write {least} or more.")
-    rules = on_cards(rules, root, environ, request.gpus)
     engine = open_engine(rules, root, environ, request.gpus, request.keep_all, request.prime_rl)
     num_slots = request.pairs
     if num_slots is None:
@@ -144,6 +160,17 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         clock=time.monotonic,
         engine_of={each: open_engine(rules, root, environ, each, request.keep_all, request.prime_rl) for each in gpus},
     )
+
+
+def _in_its_budget(rules: Rules, first: Record, root: Path) -> Rules:
+    """These rules with the budget of a campaign's `first` experiment, if that is how the two differ."""
+    if first.budget_seconds in (None, rules.budget_seconds):
+        return rules
+    try:
+        its = rules.with_budget(first.budget_seconds or 0.0)
+    except UsageError:  # the record lies where agents can write
+        return rules
+    return its if its.hash(root) == first.rules_hash else rules
 
 
 def slots_of(engine: Engine, num_slots: int, request: Request, environ: Mapping[str, str]) -> tuple[Slot, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 MAX_TEXT = 1000  # characters of one foreign text in a record: git shows a subject of that length, too
 # Escape sequences: CSI (colours, cursor), OSC (titles, links) up to BEL or ST, and the two-character ones.
@@ -15,3 +16,8 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     blanks = " ".join(ANSI.sub("", text).split())
     line = " ".join("".join(character for character in blanks if character.isprintable()).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def local(moment: datetime) -> str:
+    """A moment on this machine's clock, with its zone."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M %Z")

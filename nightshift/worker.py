@@ -20,39 +20,40 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nightshift.engines import Engine, ProgressCallback, open_engine
+from nightshift.engines import Engine, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
-from nightshift.files import read_file, write_atomically, write_json
+from nightshift.files import read_file, write_json
+from nightshift.foretelling import Rung
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
 from nightshift.processes.supervise import engine_environment, interruptible, limit_life
-from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
+from nightshift.records import Failure, Outcome, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
+from nightshift.watched import Watched, curve, reporter
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32  # of Ed25519, and of a look
 LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
-_PROGRESS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `cores`: what it is
-    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
-    refuses."""
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `rungs`: what its
+    rewards have to reach, in the order of their time; `is_spared`: it trains to its end even where it is hopeless, so
+    that a night measures its wrong stops. `cores`: what it is pinned to; `layout`: of its hardware what no machine
+    tells. A worker with another rules hash, harness or hardware refuses."""
 
     rules: Rules
     rules_hash: str
@@ -66,6 +67,8 @@ class Job:
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
+    rungs: tuple[Rung, ...] = ()
+    is_spared: bool = False
     cores: tuple[int, ...] = ()
     layout: str = ""
     outlives: bool = False  # its head
@@ -154,12 +157,14 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         else:
             examples, answers = selection_set(rules, root), attempt / "evaluation.jsonl"
         result = replace(result, hardware=hardware, versions=engine.versions())
-        opened, progress = time.monotonic(), _reporter(attempt / PROGRESS_NAME, place)
+        opened, progress = time.monotonic(), reporter(attempt / PROGRESS_NAME, place)
         session = engine.open(job.settings, job.seed, attempt, job.deadline_seconds)
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
             with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
-                result = replace(result, training=session.train(rules.budget_seconds, progress))
+                watched = Watched(progress, rules.budget_seconds, job.rungs, job.is_spared)
+                training = watched.told(session.train(rules.budget_seconds, watched))
+                result = replace(result, training=training, forecast=watched.forecast)
             steps = read_steps(attempt / METRICS_NAME)
             load = replace(watch.taken(), step_seconds=_step_seconds(steps))
             result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))
@@ -217,38 +222,9 @@ def _require_step(training: Training, rules: Rules) -> None:
         raise EngineError(cause, fix, is_config_fault=True)
 
 
-def curve(steps: list[Step], budget_seconds: float) -> tuple[float | None, ...]:
-    """Mean reward of the steps that ended in each of CURVE_POINTS equal parts of the budget; None where none did."""
-    parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
-    for step in steps:
-        if step.time is not None and step.reward_mean is not None:
-            part = step.time / budget_seconds * CURVE_POINTS  # an engine's clock may be set back
-            parts[int(min(max(part, 0), CURVE_POINTS - 1))].append(step.reward_mean)
-    return tuple(sum(part) / len(part) if part else None for part in parts)
-
-
 def _step_seconds(steps: list[Step]) -> float | None:
-    """The median, on the budget's clock; None without a step."""
-    times = [0.0, *(step.time for step in steps if step.time is not None)]
-    seconds = [after - before for before, after in itertools.pairwise(times)]
-    return median(seconds) if seconds else None
-
-
-def _reporter(path: Path, place: str) -> ProgressCallback:
-    """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
-    last_phase: Phase | None = None
-    last = -_PROGRESS_SECONDS
-
-    def report(reading: Progress) -> None:
-        nonlocal last_phase, last
-        now = time.monotonic()
-        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
-            with suppress(OSError):  # a full disk ends the run where it matters, not here
-                write_atomically(path, msgspec.json.encode(replace(reading, place=place)), sync=False)
-            last_phase, last = reading.phase, now
-
-    report(Progress(Phase.STARTING, 0))
-    return report
+    """The mean, on the budget's clock; None without a step."""
+    return max(times) / len(steps) if (times := [step.time for step in steps if step.time]) else None
 
 
 if __name__ == "__main__":

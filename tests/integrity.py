@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import COLUMNS, row
+from nightshift.campaign.verify import verify
 from nightshift.git.repo import Repo
 from nightshift.records import Record
 from tests.checkouts import git
@@ -30,7 +31,7 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     found += [f"{r.number:04d} is open" for r in records if r.status == "started"]
     found += [f"{r.number:04d} is not settled" for r in records if r.settled is None and r.failure != "interrupted"]
     for r in records:
-        if r.status in ("keep", "discard") and not _is_measured(r):
+        if r.status in ("keep", "discard") and not (_is_measured(r) or (r.status == "discard" and r.forecast)):
             found.append(f"{r.number:04d} was decided without a whole evaluation")
     header, *rows = ledger.tsv_path.read_text().splitlines()
     if header.split("\t") != list(COLUMNS) or rows != [row(r) for r in records]:
@@ -38,7 +39,8 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     found += _problems_of_git(root, records, gaps, foreign)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
     left += [p for p in root.glob("runs/*/run-*/**/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
-    return found + [f"left behind: {p.relative_to(root)}" for p in left]
+    said = verify(ledger).problems if ledger.chain.path.exists() else []
+    return found + [f"left behind: {p.relative_to(root)}" for p in left] + ([] if gaps else said)
 
 
 def _is_measured(record: Record) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.launch import Launch, plan
+from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.errors import ConfigError
 from nightshift.processes.gpus import Gpu
@@ -56,7 +56,7 @@ def launch_of(source: Config, run_dir: Path, seed: int = 1000, **changes: Any) -
         "environment": ENVIRONMENT,
     }
     rules = replace(changes.pop("rules", GSM8K_PRIME_RL), memory=changes.pop("memory", NO_CARD))
-    return plan(effective(source, rules, 448), seed=seed, run_dir=run_dir, **(given | changes))
+    return Launch(settings=effective(source, rules, 448), seed=seed, run_dir=run_dir, **(given | changes))
 
 
 @cache

@@ -41,7 +41,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ports = folder, free_ports(1 + len(NODES))
-        self.conf = folder / "slurm.conf"
+        self.conf, self._num_starts = folder / "slurm.conf", 0
         self.environ = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
 
     def start(self) -> None:
@@ -99,17 +99,24 @@ ReturnToService=2
 SlurmdTimeout={SLURMD_TIMEOUT_SECONDS}
 KillWait=5
 MinJobAge=300
+DebugFlags=NO_CONF_HASH
 """
         for node, port in zip(NODES, self.ports[1:], strict=True):
             lines += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             lines += f"CPUs={CORES} RealMemory=8000 Gres=gpu:{GPUS} State=UNKNOWN\n"
-        lines += f"PartitionName=gpu Nodes={','.join(NODES)} Default=YES MaxTime=60 State=UP\n"
+        lines += f"PartitionName=gpu Nodes={','.join(NODES)} Default=YES MaxTime=60 State=UP\nFirstJobId=1\n"
         self.conf.write_text(lines)
         gpus = f"{at}/nvidia[0-{GPUS - 1}]"
         (at / "gres.conf").write_text("".join(f"NodeName={node} Name=gpu File={gpus}\n" for node in NODES))
         (at / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
 
     def start_controller(self) -> None:
+        """With job numbers of its own: one that was killed forgets what it gave away in its last seconds, and a node
+        that still knows a job by a number is drained when another one comes."""
+        self._num_starts += 1
+        lines = self.conf.read_text().splitlines()
+        lines[-1] = f"FirstJobId={1000 * self._num_starts}"
+        self.conf.write_text("\n".join(lines) + "\n")
         self.ask("slurmctld", "-f", str(self.conf))
 
     def start_node(self, node: str) -> None:
@@ -138,7 +145,8 @@ MinJobAge=300
             except subprocess.CalledProcessError:
                 pass
             time.sleep(0.1)
-        raise TimeoutError(self.ask("sinfo", "-N", "-l"))
+        log = (self.folder / "log/slurmctld.log").read_text().splitlines()[-30:]
+        raise TimeoutError("\n".join([self.ask("sinfo", "-N", "-l"), self.ask("scontrol", "show", "job"), *log]))
 
     def calm(self) -> None:
         """No job, and both nodes idle; a controller that forgot a job drains the node that still ran it."""
@@ -150,7 +158,8 @@ MinJobAge=300
                 self.ask("scontrol", "update", f"nodename={node}", "state=resume")
             return {line.split()[1] for line in states} == {"idle"}
 
-        self.wait_until(is_idle)
+        # "idle*": a ping of before the node's new daemon failed; the next one may be two minutes away.
+        self.wait_until(is_idle, within_seconds=180.0)
 
     def stop(self) -> None:
         """End the daemons, and the jobs that they watch."""

@@ -27,6 +27,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.metrics import Step, write_steps
 from nightshift.records import (
+    ATTEMPT,
     CURVE_POINTS,
     Evaluation,
     Failure,
@@ -181,7 +182,7 @@ def _crashed(state: State, record: Record, draw: float) -> Record:
     )
     training = Training(Outcome.CRASHED, 41, cause=cause, failure=failure)
     run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
-    write_steps(_folder(state, record, 1, run) / "metrics.jsonl", _steps(state, 0.4, 40))
+    write_steps(_folder(state, record, 1) / "metrics.jsonl", _steps(state, 0.4, 40))
     decided = record.number if failure is Failure.TRAINING else None
     judgement = Judgement(Verdict.CRASH, cause)
     return replace(record, status="crash", failure=failure, judgement=judgement, runs=(run,), decided=decided)
@@ -227,15 +228,15 @@ def _run(state: State, record: Record, index: int, values: dict[str, Any]) -> Re
     startup, rest = float(rng.uniform(6, 9)), float(rng.uniform(8, 11))
     curve = tuple(float(truth - 0.2 / (i + 1)) for i in range(CURVE_POINTS))
     run = Result(seed, training, evaluation, curve, startup_seconds=startup, total_seconds=60.2 + 4.1 + rest)
-    folder = _folder(state, record, index, run)
+    folder = _folder(state, record, index)
     if state.with_files:
         write_steps(folder / "metrics.jsonl", steps)
         _write_rollouts(folder / "evaluation.jsonl", state.examples, right & ~truncated, truncated)
     return run
 
 
-def _folder(state: State, record: Record, index: int, run: Result) -> Path:
-    folder = state.ledger.attempt_dir(record.number, index, run)
+def _folder(state: State, record: Record, index: int) -> Path:
+    folder = state.ledger.run_dir(record.number, index) / ATTEMPT
     folder.mkdir(parents=True)
     return folder
 

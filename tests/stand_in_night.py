@@ -5,7 +5,8 @@ to "lr" a stand-in proposes learning rates by the number of decided experiments,
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
 Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
-asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are.
+asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `early_stop`: what
+rewards foretell, a list of [share, growth, sd], in a budget of EARLY_STOP_SECONDS. `notify`: as the flag.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from nightshift import runs, setup  # noqa: E402
-from nightshift.command import in_one_line  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.foretelling import Foretelling  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.processes.slots import own_cores  # noqa: E402
 from nightshift.proposers import Context, Proposal  # noqa: E402
 from nightshift.records import Load  # noqa: E402
+from nightshift.shell import in_one_line  # noqa: E402
 from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
+EARLY_STOP_SECONDS = 2.0
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 
 
@@ -46,7 +49,7 @@ class RateProposer:
         source = set_values(
             context.source, {"trainer.optim.lr": rate * (1 + len(context.campaign.decided) // len(RATES))}
         )
-        return Proposal(source, f"lr {rate:g}", "better", f"lesson {len(context.campaign.decided)}")
+        return Proposal(source, f"lr {rate:g}", "better", lesson=f"lesson {len(context.campaign.decided)}")
 
 
 KEYS: tuple[tuple[str, float], ...] = (
@@ -86,7 +89,7 @@ class LengthProposer:
 
 def main() -> None:
     asked = json.loads(sys.argv[2])
-    pauses = asked.pop("pauses", [0.05, 0.05, 0.05])
+    pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
         begin.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
     if lengths := asked.pop("lengths", None):
@@ -105,10 +108,15 @@ def main() -> None:
         job_of = runs.job_of
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
+    if early_stop := asked.pop("early_stop", None):
+        told, rules_here = tuple(Foretelling(*each) for each in early_stop), setup.rules_here
+        setup.rules_here = lambda *given: replace(
+            rules_here(*given), early_stop=told, budget_seconds=EARLY_STOP_SECONDS
+        )
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
     begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)
-    sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked)))
+    sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked), notify))
 
 
 if __name__ == "__main__":

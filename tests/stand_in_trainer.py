@@ -4,7 +4,9 @@ Its "policy" answers a share of the selection set right: a made-up function of t
 noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 {"fault": "exit_at_start" | "silent_start" | "error" | "hang" | "sigkill" | "orphan" | "short_answers" | "no_step",
 "once": true}
-With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there.
+With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
+"collapse"} rewards lose their spread unless the temperature is 0.9 or less, and with it the policy learns less. With
+{"fault": "rewards"} they are the share that its policy would get right.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ def main() -> None:
         ]
     data = importlib.import_module(f"nightshift_{spec['environments'][0]['name']}.data")
     right = right_of(settings["optimizer"]["lr"], spec["train_seed"])
+    collapses = fault == "collapse" and settings["temperature"] > 0.9
+    right -= 0.15 if collapses else 0.0
     steps = 0
     emit(event="ready", seconds={"import": 0.0})
     for line in sys.stdin:
@@ -93,7 +97,8 @@ def main() -> None:
             most = 0 if fault == "no_step" else most
             outcome = "finished" if most == settings["max_steps"] else "budget"
             held_by = asked if fault == "hold" else None
-            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]))
+            reward = right if fault == "rewards" else 0.5
+            steps = train(most, outcome, fault, held_by, Path(spec["metrics_path"]), collapses, reward)
         elif command["command"] == "load_final_weights":
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
@@ -113,14 +118,23 @@ def main() -> None:
             emit(event="completed")
 
 
-def train(num_steps: float, outcome: str, fault: str | None, held_by: Path | None, metrics_path: Path) -> int:
+def train(
+    num_steps: float,
+    outcome: str,
+    fault: str | None,
+    held_by: Path | None,
+    metrics_path: Path,
+    collapses: bool,
+    reward: float,
+) -> int:
     """So many "steps", of STEP_SECONDS by its own count: a busy machine makes them slower and not fewer."""
     step = 0
-    with metrics_path.open("a") as metrics:
+    with metrics_path.open("a", buffering=1) as metrics:  # line by line, as the real one: it may be ended
         while step < num_steps or (held_by is not None and held_by.exists()):
             time.sleep(STEP_SECONDS)
             step += 1
-            row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": 0.5}
+            spread = 0.4 / step**4 if collapses else 0.4
+            row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": reward, "reward_std": spread}
             metrics.write(json.dumps(row) + "\n")
             emit(event="step", **row)
             if fault == "sigkill":
@@ -135,7 +149,7 @@ def train(num_steps: float, outcome: str, fault: str | None, held_by: Path | Non
         outcome=outcome,
         num_steps=step,
         training_seconds=step * STEP_SECONDS,
-        reward_mean=0.5,
+        reward_mean=reward,
         peak_memory_gb=None,
     )
     return step

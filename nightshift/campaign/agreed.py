@@ -23,18 +23,24 @@ def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
     return first
 
 
+def differences(
+    first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """Why a run here would not compare with those of `first`: what differs, what it was then, what it is now."""
+    fixed = (
+        ("engine", first.engine, engine),
+        ("rules", first.rules_hash, rules_hash),
+        ("hardware", first.hardware, hardware),
+        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
+    )
+    return [(what, then, now) for what, then, now in fixed if then != now]
+
+
 def require_same_setup(
     first: Record, engine: str, rules_hash: str, hardware: str, variables: Mapping[str, str]
 ) -> None:
     """Refuse a run that would not compare with the campaign it is in. Raises UsageError with the reason."""
     fix = "Start a new branch autoresearch/<tag> for it, or go back to what the campaign uses."
-    for what, then, now in (
-        ("engine", first.engine, engine),
-        ("rules", first.rules_hash, rules_hash),
-        ("hardware", first.hardware, hardware),
-        *((name, first.versions.get(name, ""), variables.get(name, "")) for name in FIXED_VARIABLES),
-    ):
-        if then != now:
-            cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
-            cause += f" {now or 'unset'}"
-            raise UsageError(cause, fix)
+    for what, then, now in differences(first, engine, rules_hash, hardware, variables):
+        cause = f"campaign {first.branch} uses {what} {then or 'unset'} since its first experiment, this is"
+        raise UsageError(f"{cause} {now or 'unset'}", fix)

@@ -13,14 +13,14 @@ from functools import reduce
 import numpy as np
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Belief
+from nightshift.campaign.belief import UNUSED, Belief, Floats
 from nightshift.campaign.busy import extra_variance, remark
 from nightshift.campaign.composite import remarks, run_scores, without
 from nightshift.campaign.decision import Tested
+from nightshift.campaign.expected import Expected, last_expected
 from nightshift.campaign.form import Form, compare
 from nightshift.campaign.idea import Idea, difference, is_set
-from nightshift.campaign.standing import Standing, standing_of
-from nightshift.campaign.support import fresh, supports
+from nightshift.campaign.standing import Standing, fresh, standing_of, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.train_toml.config import keys_of
@@ -38,6 +38,7 @@ class Campaign:
     incumbent: Record | None = None
     ideas: Mapping[int, Idea] = field(default_factory=dict)
     standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`
+    last_expected: Mapping[int, Expected] = field(default_factory=dict)  # of what cannot be told any more
 
     @classmethod
     def of(cls, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
@@ -47,7 +48,8 @@ class Campaign:
     def step(self, record: Record) -> Campaign:
         """The campaign after one more decided experiment, a child of `record.parent`. UsageError as `test` says."""
         campaign = self._stepped(record)
-        return replace(campaign, standings=(*self.standings, campaign.standing))
+        last = {**self.last_expected, **last_expected(self, campaign)}
+        return replace(campaign, standings=(*self.standings, campaign.standing), last_expected=last)
 
     def _stepped(self, record: Record) -> Campaign:
         campaign = replace(self, decided=(*self.decided, record))
@@ -72,14 +74,10 @@ class Campaign:
         """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
-        candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
-        if len(candidate) != runs.shape[1]:
-            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
-            raise UsageError(cause, without(record))
+        score, pairing, extra, is_relative = self._observed(record, parent)
         if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, without(record))
-        pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
         made_from = self._made_from(record)
         replaced = [*made_from & self._idea_of(record, made_from).replaced]
         is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
@@ -87,14 +85,27 @@ class Campaign:
         return decision.observe(
             self.belief,
             parent,
-            float(candidate.mean()),
+            score,
             pairing,
             rules,
-            extra_variance(record),
+            extra,
             made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
             replaced=np.isin(numbers, replaced if is_new else ()).astype(float),
             number=record.number if is_new else UNUSED,
+            is_relative=is_relative,
         )
+
+    def _observed(self, record: Record, parent: int) -> tuple[float, Floats, float, bool]:
+        """Of a record's run the score, what the pair with its parent's says of examples, noise, and if that is of the
+        difference to the parent alone: of a run that was stopped, whose rewards foretell it."""
+        extra, forecast = extra_variance(record), record.forecast
+        if forecast is not None and self.belief is not None:
+            return forecast.delta, self.belief.pairing_variance, extra + forecast.variance, True
+        candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
+        if len(candidate) != runs.shape[1]:
+            cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
+            raise UsageError(cause, without(record))
+        return float(candidate.mean()), decision.pairing(candidate, runs.mean(axis=0), len(runs)), extra, False
 
     def ideas_of(self, kept: Record) -> frozenset[int]:
         """What a kept config is made of: the numbers of the experiments that its ideas came with."""
@@ -132,9 +143,10 @@ class Campaign:
             why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
             return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
-        candidate = run_scores(record).mean(axis=0)
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
-        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
+        candidate = None if record.forecast else run_scores(record).mean(axis=0)
+        seen = f"at {record.forecast.share:.0%} of its budget, stopped" if record.forecast else "after 1 run"
+        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat, seen)
         if is_repeat:
             return found
         if beside := self.beside(record):
@@ -167,7 +179,8 @@ class Campaign:
     @property
     def standing(self) -> Standing | None:
         """What is believed now; None before the baseline."""
-        return standing_of(self.belief, self.incumbent.decision) if self.belief and self.incumbent else None
+        rules = self.incumbent.decision if self.incumbent else None
+        return standing_of(self.belief, rules, len(self.decided)) if self.belief and rules else None
 
     @property
     def parts(self) -> frozenset[int]:
@@ -191,7 +204,7 @@ class Campaign:
 
     @property
     def since(self) -> dict[int, str]:
-        """What became of each keep by now, by its number: taken back, or what support.py says."""
+        """What became of each keep by now, by its number: taken back, or what standing.py says."""
         gone: dict[int, str] = {record.number: "taken back" for record in self.taken_back}
         return gone | (supports(self.belief, self.kept, self.lineage, self.decided) if self.belief else {})
 
@@ -200,9 +213,9 @@ class Campaign:
         return next((record for record in reversed(self.decided) if record.config_hash == config_hash), None)
 
     def seeds_of(self, effective_hash: str) -> set[int]:
-        """Those of the evaluated runs of the same settings so far."""
+        """Those of the runs of the same settings so far that told something."""
         same = (record for record in self.decided if record.effective_hash == effective_hash)
-        return {run.seed for record in same for run in record.runs if run.evaluation is not None}
+        return {run.seed for record in same for run in record.runs if run.evaluation or run.forecast}
 
 
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:

@@ -1,8 +1,8 @@
 """`runs/chain.jsonl`: what was begun, decided, settled and certified here, each line with the hash of the one before.
 
 A line enters files by name with a sha256: `0042/train.toml` when an experiment begins, `0042` when it is decided,
-`0042 late` when its settlement or lesson is written, and looks and certificates by their paths in runs/. Of a record
-not its bytes are hashed but its JSON with sorted keys, without what comes late.
+`0042 late` when its settlement or lesson is written, and looks, certificates and what a worker was given by their paths
+in runs/. Of a record not its bytes are hashed but its JSON with sorted keys, without what comes late.
 The head, the hash of the last line, stands for all of them. It proves nothing without a copy elsewhere (summaries,
 certificates and commits have one): who can write a record can write a whole chain. verify.py compares.
 """
@@ -22,7 +22,7 @@ from nightshift.files import disk_error, read_file
 
 CHAIN_NAME = "chain.jsonl"
 HEAD_DIGITS = 12  # of a head where it is printed
-_LATE = ("settled", "kept_commit", "lesson")  # of a record: what a later start may still fill in
+_LATE = ("settled", "kept_commit", "told_outcome", "lesson")  # of a record: what a later start may still fill in
 
 
 @dataclass(frozen=True, slots=True)

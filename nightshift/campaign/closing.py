@@ -1,4 +1,7 @@
-"""The end of an experiment, in steps that a kill may come between: record, git, model, row. `resume` does the rest."""
+"""The end of an experiment, in steps that a kill may come between: record, git, model, row. `resume` does the rest.
+
+What was done to the branch, or why nothing was, says the record (`settled`).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.verify import mend
 from nightshift.campaign.version_1 import FINISH
+from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
-from nightshift.git.repo import Repo
-from nightshift.git.settlement import is_unsettled, settle
+from nightshift.git.repo import Head, Repo
 from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
+_FAILED = "not settled: "
 MODELS_GB = 20.0  # in 1e9 bytes: about twenty models of 0.5B parameters
 
 
@@ -32,10 +36,50 @@ def close(record: Record, ledger: Ledger, repo: Repo) -> Record:
         if incumbent and incumbent.number != record.parent:
             record = replace(record, judgement=replace(record.judgement, incumbent=incumbent.number))
     ledger.write(record)
-    record = settle(record, repo, lambda number: ledger.stored_config(ledger.record(number)).source, ledger.chain.head)
+    record = _settle(record, ledger, repo)
     keep_model(ledger, record)
     ledger.close(record)
     return record
+
+
+def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
+    """What a verdict does to the branch: commits a kept config, puts the incumbent back after a discard.
+
+    Never fails a measured experiment. The commit's trailer has the head of the chain, which has this verdict in it.
+    """
+    head, chain = Head(record.branch, record.commit), ledger.chain.head
+
+    def source(number: int) -> bytes:
+        return ledger.stored_config(ledger.record(number)).source
+
+    if not head.is_campaign:
+        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
+        return replace(record, settled=f"{_FAILED}{where} is no campaign (git switch -c autoresearch/<tag>)")
+    if record.failure in (Failure.MACHINERY, Failure.INTERRUPTED):
+        return replace(record, settled="train.toml left as it is: nothing was decided")
+    if record.parent is None:
+        return replace(record, settled="baseline: nothing to commit")
+    assert record.judgement is not None
+    trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Chain: {chain}\n" if chain else "")
+    # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
+    message = f"{clean(record.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
+    try:
+        candidate = source(record.number)
+        if record.judgement.verdict is Verdict.KEEP:
+            commit, settled = repo.keep(head, candidate, message)
+            return replace(record, kept_commit=commit, settled=settled)
+        before, back = source(record.judgement.incumbent or record.parent), record.judgement.taken_back_to
+        incumbent = before if back is None else source(back)
+        restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
+        return replace(record, settled=repo.discard(head, candidate, incumbent, restore, before))
+    except (EngineError, UsageError, OSError, ValueError) as error:
+        return replace(record, settled=f"{_FAILED}{error}")
+
+
+def _is_unsettled(record: Record) -> bool:
+    """True if what its verdict does to the branch was not done, or failed for a reason that may have passed."""
+    failed = (record.settled or "").startswith(_FAILED) and Head(record.branch, None).is_campaign
+    return record.judgement is not None and (record.settled is None or failed)
 
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
@@ -69,7 +113,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
 def _due(records: Sequence[Record], ledger: Ledger, repo: Repo) -> set[int]:
     """The unsettled experiments whose settlement makes the branch right: one that a kill cut off, or that failed and is
     the incumbent, or the last verdict, of the branch checked out. Any other would undo what came after it."""
-    unsettled = {record.number: record for record in records if is_unsettled(record)}
+    unsettled = {record.number: record for record in records if _is_unsettled(record)}
     last, branch = max((r.decided or 0 for r in records), default=0), repo.head().branch if unsettled else ""
     due = {n for n, r in unsettled.items() if r.settled is None and r.decided in (None, last)}
     for rules_hash in {record.rules_hash for record in unsettled.values() if record.branch == branch}:
@@ -88,7 +132,7 @@ def keep_model(ledger: Ledger, record: Record, max_gb: float = MODELS_GB) -> Non
     Comes before `Ledger.close`: what a kill leaves undone is done again only for a record that is not closed.
     """
     folder = ledger.run_dir(record.number)
-    evaluated = [ledger.attempt_dir(record.number, i, run) for i, run in enumerate(record.runs, 1) if run.evaluation]
+    evaluated = [ledger.attempt_dir(record, i) for i, run in enumerate(record.runs, 1) if run.evaluation]
     try:
         if record.is_keep and evaluated:
             with suppress(FileNotFoundError):  # moved already: this is the second try after a power cut
@@ -112,8 +156,10 @@ def _delete_oldest(ledger: Ledger, record: Record, max_gb: float) -> None:
     sizes = {model: sum(file.lstat().st_size for file in model.iterdir()) for model in models}
     if sum(sizes.values()) <= max_gb * 1e9:
         return
-    incumbent = fold(ledger, ledger.records(), record.branch, record.rules_hash).incumbent or record
+    campaign = fold(ledger, ledger.records(), record.branch, record.rules_hash)
+    spared = [each for each in (*campaign.kept[:1], campaign.incumbent, record) if each is not None]
+    folders = {ledger.run_dir(each.baseline or each.number) for each in spared}
     for model in models[1:-1]:
-        if sum(sizes.values()) > max_gb * 1e9 and model.parent != ledger.run_dir(incumbent.number):
+        if sum(sizes.values()) > max_gb * 1e9 and model.parent not in folders:
             remove_tree(model)
             del sizes[model]

@@ -16,6 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.belief import Array
+from nightshift.campaign.expected import Expected
 from nightshift.errors import UsageError
 from nightshift.records import Evaluation, Part, Record, packed
 
@@ -71,7 +72,7 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
         gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
         if gain < -FALL * stderr:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"
-            found.append(f"{part.environment} falls: {scores}, {100 * gain:+.1f} +- {100 * stderr:.1f} pp")
+            found.append(f"{part.environment} falls: {scores}, {Expected(gain, stderr)}")
     return found
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from nightshift.campaign.belief import Belief
 from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.chain import sha256
+from nightshift.campaign.expected import Expected
 from nightshift.campaign.idea import Idea
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Standing
@@ -51,6 +52,7 @@ class Index:
     num_baseline_runs: int
     pairing_variance: float
     standings: tuple[Standing | None, ...]
+    last_expected: dict[int, Expected]
 
 
 def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str) -> Campaign:
@@ -116,6 +118,7 @@ def save(ledger: Ledger) -> None:
         belief.num_baseline_runs,
         float(belief.pairing_variance),
         campaign.standings,
+        dict(campaign.last_expected),
     )
     data, path = msgspec.msgpack.encode(index), ledger.runs_dir / INDEX_NAME
     if ledger.chain.enter({INDEX_NAME: sha256(data)}):
@@ -138,6 +141,10 @@ def contradictions(ledger: Ledger, records: Sequence[Record]) -> list[str]:
 
 def _same(one: Campaign, other: Campaign) -> bool:
     if one.belief is None or other.belief is None or (one.kept, one.ideas) != (other.kept, other.ideas):
+        return False
+    if one.last_expected.keys() != other.last_expected.keys():
+        return False
+    if not all(np.allclose(told, other.last_expected[number], atol=1e-9) for number, told in one.last_expected.items()):
         return False
     pairs = zip(astuple(one.belief), astuple(other.belief), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-9) for a, b in pairs)
@@ -168,7 +175,8 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         belief = Belief(means, covariance, weights, np.array(index.ideas), sets, *rest)
         if list(index.known) != [*index.ideas[1:]]:
             return None
-        return Campaign(decided, kept, belief, kept[index.incumbent], index.known, index.standings)
+        known = index.known, index.standings, index.last_expected
+        return Campaign(decided, kept, belief, kept[index.incumbent], *known)
     except (ValueError, IndexError):
         return None
 
@@ -180,4 +188,4 @@ def _digest(decided: Sequence[Record]) -> str:
         for r in decided
     ]
     scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]
-    return sha256(msgspec.msgpack.encode((folded, scores)))
+    return sha256(msgspec.msgpack.encode((folded, scores, [r.forecast for r in decided])))

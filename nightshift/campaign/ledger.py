@@ -35,14 +35,14 @@ from nightshift.files import (
 )
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, Progress, Record, Result, Verdict
+from nightshift.records import ATTEMPT, Progress, Record, Verdict
 from nightshift.train_toml.config import Config, parse
 
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign  # loads numpy
 
 STARTED = "started"
-RECORD_NAME = "record.json"
+RECORD_NAME, SUBMITTED_NAME = "record.json", "submitted.json"  # of an experiment, and of each run (pools/)
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999
@@ -67,9 +67,9 @@ class Ledger:
         folder = self.runs_dir / f"{number:04d}"
         return folder if index is None else folder / f"run-{index}"
 
-    def attempt_dir(self, number: int, index: int, result: Result) -> Path:
-        """Where the files of a run lie: metrics, answers, weights, logs."""
-        folder = self.run_dir(number, index)
+    def attempt_dir(self, record: Record, index: int) -> Path:
+        """Where the files of a record's `index`-th run lie, from 1: metrics, answers, weights, logs."""
+        folder, result = self.run_dir(record.baseline or record.number, index), record.runs[index - 1]
         return folder if result.attempt is None else folder / f"attempt-{result.attempt}"
 
     def head(self) -> AbstractContextManager[None]:
@@ -169,6 +169,10 @@ class Ledger:
     def enter(self, path: Path) -> None:
         """Enter a file of runs/ into the chain. OSError where it is none; EngineError when the disk refuses."""
         self.chain.enter({path.relative_to(self.runs_dir).as_posix(): sha256(read_file(path))})
+
+    def holds(self, path: Path) -> bool:
+        """True if a file of runs/ is as it was entered into the chain last. OSError where it is none."""
+        return self.chain.holds(path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)))
 
     def close(self, record: Record) -> None:
         """Write the final record and its row. Raises EngineError when the disk refuses."""
@@ -285,8 +289,9 @@ def _record(text: bytes, number: int) -> Record:
         record = _DECODER.decode(msgspec.json.encode(from_version_1(data)))
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
-    if record.status == STARTED and datetime.fromisoformat(record.started).tzinfo is None:
-        raise ValueError(f"it started at {record.started!r}, in no time zone")
+    started = datetime.fromisoformat(record.started)
+    if started.tzinfo is None or not 2000 <= started.year < 9000:
+        raise ValueError(f"it started at {record.started!r}, in no time zone, or not in our time")
     if record.status not in _STATUSES:
         raise ValueError(f"its status is {record.status!r}")
     return record

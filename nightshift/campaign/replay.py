@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.composite import first, run_scores
+from nightshift.campaign.counts import Counts
+from nightshift.campaign.expected import expected_then
 from nightshift.records import Record
 
 
 def campaigns(records: Sequence[Record]) -> list[list[Record]]:
     """The decided experiments by branch and rules hash, in the order of their decisions."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in sorted((r for r in records if r.decided is not None), key=lambda record: record.decided or 0):
-        groups.setdefault((record.branch, record.rules_hash), []).append(record)
-    return list(groups.values())
+    groups = [ordered(records, *whose) for whose in dict.fromkeys((r.branch, r.rules_hash) for r in records)]
+    return sorted(filter(None, groups), key=lambda group: group[0].decided or 0)
 
 
 def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples: int | None = None) -> Campaign:
@@ -35,7 +35,9 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples
         rules = replace(recorded.decision, **constants)
         is_cut = recorded.parent is None and "baseline_runs" in constants
         runs = [run for run in recorded.runs[: rules.baseline_runs if is_cut else None] if run.evaluation]
-        if num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
+        if recorded.forecast is not None:
+            runs = [*recorded.runs]
+        elif num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
             runs = [replace(run, evaluation=first(run.evaluation, num_examples)) for run in runs if run.evaluation]
         parent = campaign.incumbent.number if campaign.incumbent else None
         if recorded.parent in [kept.number for kept in campaign.kept]:
@@ -52,16 +54,16 @@ def table(records: Sequence[Record], campaign: Campaign, changed: str) -> str:
     """The replay for people: a line an experiment, what differs, and what cannot be known."""
     lines = [
         f"branch {records[0].branch or '(detached)'}, rules {records[0].rules_hash}; constants: {changed}",
-        f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'delta':>8}  {'p':>4}  description",
+        f"{'run':>4}  {'recorded':8}  {'replayed':8}  {'against':>7}  {'expected_then':>14}  {'p':>4}  description",
     ]
     for recorded, record in zip(records, campaign.decided, strict=True):
-        delta = p_better = ""
-        if record.judgement and record.judgement.delta is not None and record.judgement.p_better is not None:
-            delta, p_better = f"{100 * record.judgement.delta:+.2f} pp", f"{record.judgement.p_better:.2f}"
+        then, p_better = expected_then(record), ""
+        if record.judgement and record.judgement.p_better is not None:
+            p_better = f"{record.judgement.p_better:.2f}"
         parent = "" if record.parent is None else f"{record.parent:04d}"
         lines.append(
             f"{record.number:04d}{'*' if record.status != recorded.status else ' '} {recorded.status:8}  "
-            f"{record.status:8}  {parent:>7}  {delta:>8}  {p_better:>4}  {record.description}"
+            f"{record.status:8}  {parent:>7}  {then or ''!s:>14}  {p_better:>4}  {record.description}"
         )
     return "\n".join([*lines, *_conclusions(records, campaign)])
 
@@ -69,8 +71,9 @@ def table(records: Sequence[Record], campaign: Campaign, changed: str) -> str:
 def _conclusions(records: Sequence[Record], campaign: Campaign) -> list[str]:
     differing = [old.number for old, new in zip(records, campaign.decided, strict=True) if old.status != new.status]
     lines = [
-        f"kept: {sum(r.is_keep for r in records)} recorded, {len(campaign.kept)} replayed; "
-        f"verdicts that differ (*): {len(differing)}"
+        f"recorded: {Counts.of(records)}",
+        f"replayed: {Counts.of(campaign.decided)}",
+        f"verdicts that differ (*): {len(differing)}",
     ]
     if campaign.incumbent and campaign.standing:
         believed = campaign.standing.incumbent

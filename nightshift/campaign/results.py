@@ -12,14 +12,16 @@ from nightshift.records import Record
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "delta", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("run", "parent", "eval_stderr", "expected_then", "p_better", "num_runs", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started"),
 )
 
+_TAKEN = ("eval", "strict", "incumbent")
+
 
 def column_of(environment: str) -> str:
-    """Of one environment of several."""
-    return f"{environment}_score"
+    """Of one environment of several: no column that there is already, whatever the environment is called."""
+    return f"environment_{environment}_score" if environment in _TAKEN else f"{environment}_score"
 
 
 def figures(record: Record) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def figures(record: Record) -> dict[str, Any]:
         "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
         "strict_score": record.strict_score,
         "incumbent_score": judgement.incumbent_score if judgement else None,
-        "delta": judgement.delta if judgement else None,
+        "expected_then": judgement.delta if judgement else None,
         "p_better": judgement.p_better if judgement else None,
         "why": judgement.why if judgement else None,
         "num_runs": len(record.runs),

@@ -1,16 +1,27 @@
-"""What is believed of incumbent and baseline between two experiments, as people are told it."""
+"""What people and agents are told of the belief between two experiments; nothing is decided by it.
+
+Of incumbent and baseline their scores, and of a keep what later runs say of it: it is provisional until one supports
+it, and undecided where the odds are even.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from statistics import NormalDist
 
 import numpy as np
 
 from nightshift.campaign.belief import Array, Belief
 from nightshift.decision_rules import DecisionRules
+from nightshift.records import Record, Verdict
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
+DECIDED = 0.6  # with less the odds are nearly even
+SURE = 0.9
+_SMALL = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +51,18 @@ class Standing:
         return self.difference - half, self.difference + half
 
 
-def reported_gain(belief: Belief, rules: DecisionRules) -> tuple[Array, Array]:
-    """What people are told of the incumbent's gain on the baseline, see `shrinkage` of DecisionRules: mean and standard
-    deviation, (...) both. No gain becomes a loss by that."""
+def reported_gain(belief: Belief, rules: DecisionRules, num_experiments: int) -> tuple[Array, Array]:
+    """What people are told of the incumbent's gain on the baseline after so many, see `shrinkage` and `many` of
+    DecisionRules: mean and standard deviation, (...) both. No gain becomes a loss by that."""
     mean, sd = belief.difference(belief.incumbent, 0)
-    less, share = rules.shrinkage
+    (less, share), (usual, more) = rules.shrinkage, rules.many
+    less += more * max(math.log(max(num_experiments, 1) / usual), 0.0)
     return np.maximum(mean - less * sd, np.minimum(mean, 0.0)), share * sd
 
 
-def standing_of(belief: Belief, rules: DecisionRules) -> Standing:
-    """Of a campaign's belief under the constants of its incumbent."""
-    gain, gain_sd = reported_gain(belief, rules)
+def standing_of(belief: Belief, rules: DecisionRules, num_experiments: int) -> Standing:
+    """Of a campaign's belief after so many, under the constants of its incumbent."""
+    gain, gain_sd = reported_gain(belief, rules, num_experiments)
     baseline = float(belief.expected[0])
     return Standing(
         incumbent=baseline + float(gain),
@@ -59,3 +71,68 @@ def standing_of(belief: Belief, rules: DecisionRules) -> Standing:
         difference_sd=float(gain_sd),
         run_sd=math.sqrt((belief.weights * belief.run_variance(rules)).sum()),
     )
+
+
+class Support(StrEnum):
+    """Of a change that was kept, and that the incumbent stands on."""
+
+    UNDECIDED = "undecided"
+    PROVISIONAL = "provisional"
+    SUPPORTED = "supported"
+
+    @classmethod
+    def of(cls, p_better: float, p_at_verdict: float) -> Support:
+        """Undecided where the odds are nearly even; supported where later runs left them at what they were."""
+        if p_better < DECIDED:
+            return cls.UNDECIDED
+        return cls.SUPPORTED if p_better >= min(p_at_verdict, SURE) else cls.PROVISIONAL
+
+
+def supports(
+    belief: Belief, kept: Sequence[Record], lineage: Sequence[Record], decided: Sequence[Record]
+) -> dict[int, Support]:
+    """By number, of every keep of the lineage but the baseline; `kept` in the order of the belief's configs.
+
+    Each run of a keep, or of what was made from it, tells something of it: after one it is judged by what is believed
+    now of the difference to what it was made from, against what its verdict said of that.
+    """
+    told = _ancestors_of_runs(kept, decided)
+    places = {record.number: place for place, record in enumerate(kept)}
+    found = {}
+    for record in lineage[1:]:
+        judged, parent = record.judgement, places.get(record.parent or 0)
+        if judged is None or judged.p_better is None or judged.delta is None or judged.delta_stderr is None:
+            continue
+        if record.number in told and parent is not None:
+            delta, sd = belief.difference(places[record.number], parent)
+            scale = record.decision.calibration
+            then = _chance(judged.delta, judged.delta_stderr, scale)
+            found[record.number] = Support.of(_chance(float(delta), float(sd), scale), then)
+        else:
+            found[record.number] = fresh(judged.p_better)
+    return found
+
+
+def fresh(p_better: float) -> Support:
+    """Of a keep that no later run told anything of."""
+    return Support.UNDECIDED if p_better < DECIDED else Support.PROVISIONAL
+
+
+def _chance(delta: float, sd: float, calibration: float) -> float:
+    """That a difference is above 0, as p_better is drawn towards a half."""
+    return NormalDist(0, max(sd, _SMALL)).cdf(calibration * delta)
+
+
+def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set[int]:
+    """Keeps whose ideas a later run was made from; of one that does not tell, its parent and what that stands on."""
+    parents = {record.number: record.parent for record in kept}
+    found: set[int] = set()
+    for record in decided:
+        if record.status == Verdict.CRASH or record.forecast is not None:  # which tells of its own idea alone
+            continue
+        found.update(record.base or ())
+        parent = record.parent if record.base is None else None
+        while parent is not None and parent not in found:
+            found.add(parent)
+            parent = parents.get(parent)
+    return found

@@ -15,25 +15,35 @@ from dataclasses import dataclass, field
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
 from nightshift.campaign.composite import run_scores
 from nightshift.campaign.index import contradictions
-from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Ledger
 from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.records import Record
 
 LOOKS_NAME = "sealed-looks.jsonl"
-_CERTIFIED = (
+_ENTERED_FILES = (
     LOOKS_NAME,
     "certificate.json",
     "certify/*/certificate.json",
     "certify/*/*/run.json",
+    "certify/*/reproduction.json",
+    "certify/*/seeds.json",
+    "reproduce/*/reproduction.json",
+    "reproduce/*/seeds.json",
+    "reproduce/*/*/run.json",
     "transfer/*/transfer.json",
     "transfer/*/*/run.json",
+    f"*/run-*/{SUBMITTED_NAME}",
+    f"certify/*/*/{SUBMITTED_NAME}",
+    f"reproduce/*/*/{SUBMITTED_NAME}",
+    f"transfer/*/*/{SUBMITTED_NAME}",
 )
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
 _ENTERED = re.compile(rb'"([0-9]{4,9})(?: late)?":')
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
+_OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/run-([0-9]{{1,9}})/{re.escape(SUBMITTED_NAME)}")
 
 
 def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
@@ -59,7 +69,9 @@ def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
                 _enter(ledger, _files(record, ledger))
     else:
         files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
-        _enter(ledger, files | {name: _hash(ledger, name) for name in _certified(ledger)})
+        # What a worker was given is believed because it was entered before the start: no later entry makes up for that.
+        names = (name for name in _entered_files(ledger) if not name.endswith(SUBMITTED_NAME))
+        _enter(ledger, files | {name: _hash(ledger, name) for name in names})
     return records
 
 
@@ -97,8 +109,8 @@ def _hash(ledger: Ledger, name: str) -> str:
         return _ABSENT
 
 
-def _certified(ledger: Ledger) -> list[str]:
-    paths = (path for pattern in _CERTIFIED for path in ledger.runs_dir.glob(pattern))
+def _entered_files(ledger: Ledger) -> list[str]:
+    paths = (path for pattern in _ENTERED_FILES for path in ledger.runs_dir.glob(pattern))
     return sorted(path.relative_to(ledger.runs_dir).as_posix() for path in paths)
 
 
@@ -134,18 +146,30 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
     records, damaged = ledger.readable()
     found.problems += damaged
     _compare_records(ledger, records, entered, found)
-    _compare_files(ledger, entered, found)
+    _compare_files(ledger, {record.number: len(record.runs) for record in records}, entered, found)
     for record in records:
         try:
             _ = record.evaluations and run_scores(record)
         except UsageError as error:
             found.problems.append(error.cause)
+    found.problems += _unlike_their_baselines(records)
     found.problems += contradictions(ledger, records)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
-    strange = sorted({path.name for path in ledger.runs_dir.iterdir() if path.name.strip().isdigit()} - known)
+    strange = sorted({path.name for path in ledger.runs_dir.glob("*") if path.name.strip().isdigit()} - known)
     found.problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
     found.problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
     return found
+
+
+def _unlike_their_baselines(records: Sequence[Record]) -> Iterator[str]:
+    """The campaigns that say to have begun with runs that were made before, and did not."""
+    by_number = {record.number: record for record in records}
+    for record in (record for record in records if record.baseline is not None and record.is_keep):
+        made = by_number.get(record.baseline or 0)
+        if made is None or (made.runs, made.config_hash, made.rules_hash) != (
+            record.runs, record.config_hash, record.rules_hash,
+        ):  # fmt: skip
+            yield f"experiment {record.number:04d} has not the runs of {record.baseline:04d}, as it says"
 
 
 def _walk(lines: Sequence[bytes], found: Findings) -> Iterator[tuple[int, Entry]]:
@@ -204,19 +228,33 @@ def _compare_records(
                 say(f"experiment {name}: {what} was changed since line {place} of the chain")
 
 
-def _compare_files(ledger: Ledger, entered: Mapping[str, list[tuple[int, str]]], found: Findings) -> None:
-    """Looks and certificates. The file of looks grows, by a line that a kill may have kept out of the chain."""
-    there = _certified(ledger)
+def _compare_files(
+    ledger: Ledger, num_runs: Mapping[int, int], entered: Mapping[str, list[tuple[int, str]]], found: Findings
+) -> None:
+    """Looks, certificates, and what workers were given. The file of looks grows, by a line that a kill may have kept
+    out of the chain; what a worker was given counts once its run was collected, and may be made anew before."""
+    there = _entered_files(ledger)
     for name in sorted({*there, *(n for n in entered if _number(n) is None and not n.startswith("."))}):
-        was = entered.get(name)
+        say, was = found.problems.append, entered.get(name)
+        if name.endswith(SUBMITTED_NAME) and not _is_collected(name, num_runs, entered):
+            say = found.notes.append
         if was is None:
-            found.problems.append(f"runs/{name} is not in the chain: invented, or copied into runs/")
+            say(f"runs/{name} is not in the chain: invented, or copied into runs/")
         elif name not in there:
-            found.problems.append(f"runs/{name} was deleted")
+            say(f"runs/{name} was deleted")
         elif len(was) > 1 and name.endswith("/run.json"):
-            found.problems.append(f"runs/{name} was made {len(was)} times: an earlier one was deleted")
+            say(f"runs/{name} was made {len(was)} times: an earlier one was deleted")
         elif _hash(ledger, name) != was[-1][1] and not (name == LOOKS_NAME and _began_as(was[-1][1], ledger)):
-            found.problems.append(f"runs/{name} was changed since line {was[-1][0]} of the chain")
+            say(f"runs/{name} was changed since line {was[-1][0]} of the chain")
+
+
+def _is_collected(name: str, num_runs: Mapping[int, int], entered: Mapping[str, object]) -> bool:
+    """Of what a worker was given, by its place in runs/: whether its run is part of a record or a certificate. Not so
+    of an experiment that is gone, which is told by itself, or of which a chain begun anew knows no start."""
+    if (match := _OF_A_RUN.fullmatch(name)) is None:
+        return name.replace(SUBMITTED_NAME, "run.json") in entered
+    is_known = any((other := _OF_A_RUN.fullmatch(entry)) and other[1] == match[1] for entry in entered)
+    return is_known and int(match[2]) <= num_runs.get(int(match[1]), 0)
 
 
 def _began_as(digest: str, ledger: Ledger) -> bool:

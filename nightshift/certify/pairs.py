@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from nightshift.campaign.agreed import baseline_of, require_same_setup
-from nightshift.campaign.chain import sha256
 from nightshift.campaign.composite import split, weighted
 from nightshift.certify import certificate
 from nightshift.certify.certificate import Comparison, Difference
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError, listed
-from nightshift.files import read_file, read_json, remove_tree, write_json
+from nightshift.errors import EngineError, Interrupted, UsageError, listed
+from nightshift.files import read_json, remove_tree, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.records import ATTEMPT, Failure, Part, Record
+from nightshift.rules import Rules
 from nightshift.runs import job_of, submit_job
 from nightshift.setup import Setup
 from nightshift.worker import RESULT_NAME
@@ -64,6 +64,12 @@ class Pairs:
     first: int
     look: int | None = None
 
+    def order(self, rules: Rules) -> dict[str, tuple[str, int]]:
+        """Side and seed of each run, by the name of its folder: baseline, incumbent, incumbent, baseline, ..."""
+        sides = [side for index in range(self.num_seeds) for side in (SIDES if index % 2 == 0 else SIDES[::-1])]
+        seeds = [(side, rules.seed(self.first + offset)) for offset, side in enumerate(sides)]
+        return {f"{side}-{seed}": (side, seed) for side, seed in seeds}
+
 
 def contenders(setup: Setup) -> dict[str, Record]:
     """By side, the experiments of the campaign that is checked out. UsageError where nothing was kept, or where the
@@ -83,30 +89,24 @@ def contenders(setup: Setup) -> dict[str, Record]:
 
 
 def done(pairs: Pairs, setup: Setup) -> dict[str, FreshRun]:
-    """Finished runs, by the name of their folder: those that were entered into the chain."""
-    ledger = setup.ledger
-    found = [(path, path.relative_to(ledger.runs_dir).as_posix()) for path in pairs.folder.glob(f"*/{_RUN_NAME}")]
-    paths = [path for path, name in sorted(found) if ledger.chain.holds(name, sha256(read_file(path)))]
+    """Finished runs, by the name of their folder: those that were entered into the chain, and that are asked for now;
+    more seeds may have been before."""
+    planned = pairs.order(setup.rules)
+    found = [path for path in sorted(pairs.folder.glob(f"*/{_RUN_NAME}")) if path.parent.name in planned]
+    paths = [path for path in found if setup.ledger.holds(path)]
     runs = {path.parent.name: read_json(path, FreshRun, f"Make it again: rm -r {path.parent}") for path in paths}
     return {name: run for name, run in runs.items() if run}
 
 
 def _make_runs(pairs: Pairs, setup: Setup) -> list[FreshRun]:
     """All runs that could be made; machinery that broke is given a second chance at the end."""
-    order = [  # baseline, incumbent, incumbent, baseline, ...: a linear drift cancels
-        (side, 2 * index + offset)
-        for index in range(pairs.num_seeds)
-        for offset, side in enumerate(SIDES if index % 2 == 0 else reversed(SIDES))
-    ]
-    made = done(pairs, setup)
-    for side, offset in 2 * order:
-        seed = setup.rules.seed(pairs.first + offset)
-        folder = pairs.folder / f"{side}-{seed}"
-        if folder.name in made:
+    order, made = pairs.order(setup.rules), done(pairs, setup)  # alternating: a linear drift cancels
+    for name, (side, seed) in 2 * [*order.items()]:
+        if name in made:
             continue
         setup.reporter.note(f"{side}, seed {seed}: run {len(made) + 1} of {len(order)}")
-        if run := _make_run(pairs, side, seed, folder, setup):
-            made[folder.name] = run
+        if run := _make_run(pairs, side, seed, pairs.folder / name, setup):
+            made[name] = run
     return list(made.values())
 
 
@@ -161,18 +161,18 @@ def _tidy(folder: Path) -> None:
 
 
 def compare(pairs: Pairs, setup: Setup) -> Comparison:
-    """Make the runs, and compare. NightshiftError where no run of a side came through."""
+    """Make the runs, and compare. EngineError where no run of a side came through: nothing was measured."""
     runs = _make_runs(pairs, setup)
     measured = {side: [run for run in runs if run.side == side and run.scores] for side in SIDES}
     scores = {side: [weighted(run.scores, run.parts) for run in measured[side]] for side in SIDES}
     notes = [f"{run.side}, seed {run.seed}: crashed: {run.cause}" for run in runs if run.cause]
     notes += [f"{run.side}, seed {run.seed}: {run.proof}" for run in runs if run.proof]
-    if missing := 2 * pairs.num_seeds - len(runs):
+    if (missing := 2 * pairs.num_seeds - len(runs)) > 0:
         notes.append(f"{missing} run{'s' if missing > 1 else ''} lost to failures of machinery")
     for side in SIDES:
         if not scores[side]:
             cause = next((run.cause for run in runs if run.side == side), "the machinery broke")
-            raise NightshiftError(f"no run of the {side} came through: {cause}", "Mend that, then repeat the command.")
+            raise EngineError(f"no run of the {side} came through: {cause}", "Mend that, then repeat the command.")
     if len({run.examples_sha256 for each in measured.values() for run in each}) > 1:
         fix = f"Give it up and begin another: rm -r {pairs.folder}"
         raise UsageError("the examples changed since this comparison began", fix)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, fields
-from pathlib import Path
 from statistics import fmean
 
 from nightshift import sealed
+from nightshift.baseline import require_packaged
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.certify.pairs import DEFAULT_SEEDS, FIRST_SEED_INDEX, MAX_SEEDS, Pairs, compare, contenders, done
 from nightshift.errors import UsageError
-from nightshift.experiment import require_packaged, require_ready
+from nightshift.experiment import require_ready
 from nightshift.files import write_json
 from nightshift.sealed import Look, counted_looks
 from nightshift.setup import Setup
@@ -40,8 +40,8 @@ def certify(setup: Setup, num_seeds: int | None = None) -> Certificate:
     """Make the runs of one look and write its certificate; goes on where an interrupted one stopped.
 
     Call as the head. A run whose training fails leaves one seed less; a failure of machinery is tried once more. Raises
-    UsageError as make_plan does, EngineError when the machinery is missing, NightshiftError when no run of a side
-    could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
+    UsageError as make_plan does, EngineError when the machinery is missing or no run of a side could be evaluated,
+    Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
     """
     plan = make_plan(setup, num_seeds)
     for line in describe(plan, setup):
@@ -80,8 +80,9 @@ def make_plan(setup: Setup, num_seeds: int | None = None) -> Plan:
         incumbent=sides["incumbent"].number,
         num_seeds=num_seeds or DEFAULT_SEEDS,
     )
-    is_resumed = bool(counted) and counted[-1].is_same(look) and _is_unfinished(sealed.folder(runs_dir, counted[-1]))
-    if is_resumed:
+    # A look is unfinished while its folder, which `rm` gives up, holds no certificate.
+    is_begun = bool(counted) and counted[-1].is_same(look) and sealed.folder(runs_dir, counted[-1]).is_dir()
+    if is_resumed := is_begun and certificate.read(sealed.folder(runs_dir, counted[-1])) is None:
         look = counted[-1]
     folder = sealed.folder(runs_dir, look)
     if num_seeds not in (None, look.num_seeds):
@@ -96,11 +97,6 @@ def make_plan(setup: Setup, num_seeds: int | None = None) -> Plan:
         is_resumed=is_resumed,
         pair_seconds=sum(fmean(run.total_seconds for run in r.runs if run.evaluation) for r in sides.values()),
     )
-
-
-def _is_unfinished(folder: Path) -> bool:
-    """True if a look was begun and its folder, which `rm` gives up, holds no certificate yet."""
-    return folder.is_dir() and certificate.read(folder) is None
 
 
 def describe(plan: Plan, setup: Setup) -> list[str]:

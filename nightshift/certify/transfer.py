@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
-from nightshift.campaign.chain import sha256
+from nightshift.baseline import require_packaged
 from nightshift.campaign.ledger import Ledger
 from nightshift.certify.certificate import LEVEL, Comparison, block, lines, t_probability
 from nightshift.certify.pairs import DEFAULT_SEEDS, MAX_SEEDS, Pairs, compare, contenders, done
@@ -21,8 +21,8 @@ from nightshift.engines import open_engine
 from nightshift.engines.downloads import data_problem
 from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, UsageError
-from nightshift.experiment import require_packaged, require_ready
-from nightshift.files import read_file, read_json, write_json
+from nightshift.experiment import require_ready
+from nightshift.files import read_json, write_json
 from nightshift.processes.gpus import num_gpus
 from nightshift.rules_toml import rules_elsewhere
 from nightshift.setup import Setup
@@ -56,7 +56,6 @@ class Target:
     pairs: Pairs
     incumbent: int
     unused_keys: tuple[str, ...]
-    pair_seconds: float  # at least
 
 
 def targets(setup: Setup, to: Sequence[str], budget_seconds: float | None, num_seeds: int | None) -> list[Target]:
@@ -95,7 +94,7 @@ def targets(setup: Setup, to: Sequence[str], budget_seconds: float | None, num_s
         settings = {side: one.settings for side, one in validated.items()}
         first = FIRST_SEED_INDEX + 2 * MAX_SEEDS * incumbent
         pairs = Pairs(setup.ledger.runs_dir / FOLDER / name, settings, num_seeds or DEFAULT_SEEDS, first)
-        found.append(Target(there, pairs, incumbent, validated["incumbent"].unused, 2 * rules.budget_seconds))
+        found.append(Target(there, pairs, incumbent, validated["incumbent"].unused))
     return found
 
 
@@ -111,7 +110,7 @@ def describe(questions: Sequence[Target], setup: Setup) -> list[str]:
         said += [
             f"transfer: experiment {target.incumbent:04d} (incumbent) against the baseline on {there}, "
             f"{pairs.num_seeds} new seeds each",
-            f"time:     at least {pairs.num_seeds * target.pair_seconds / 60:.0f} min"
+            f"time:     at least {2 * pairs.num_seeds * rules.budget_seconds / 60:.0f} min"
             + (f", {made} of {2 * pairs.num_seeds} runs are done" if made else ""),
         ]
     return said
@@ -190,6 +189,6 @@ def made(ledger: Ledger) -> list[Transfer]:
     found = []
     for path in sorted(ledger.runs_dir.glob(f"{FOLDER}/*/{TRANSFER_NAME}")):
         with suppress(UsageError, OSError):  # who planted it will not see it shown
-            if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(read_file(path))):
+            if ledger.holds(path):
                 found.append(read_json(path, Transfer, ""))
     return sorted((answer for answer in found if answer), key=lambda answer: answer.created)

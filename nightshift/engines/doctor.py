@@ -13,6 +13,7 @@ from nightshift.git.repo import CONFIG_NAME
 from nightshift.rules import Rules
 from nightshift.rules_toml import rules_here
 from nightshift.train_toml.config import load
+from nightshift.waiting import waiting
 
 
 def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareFlags) -> list[Check]:
@@ -29,8 +30,19 @@ def checks(root: Path, rules: Rules, environ: Mapping[str, str], flags: PrepareF
         is_meant = rules.engine == name
         its_rules, gpus = (rules, flags.gpus) if is_meant else (rules_here(root, name, 1), None)
         its_rules = on_cards(its_rules, root, environ, gpus)
-        found += open_engine(its_rules, root, environ).doctor(replace(flags, gpus=gpus))
+        with waiting(f"looking at what {name} needs"):
+            its = open_engine(its_rules, root, environ).doctor(replace(flags, gpus=gpus))
+        found += [_with_fetch(check, its, its_rules) for check in its]
     return found
+
+
+def _with_fetch(check: Check, its: Sequence[Check], rules: Rules) -> Check:
+    """Of GSM8K that is missing also the command that fetches it: prepare.py does for an engine that can start here."""
+    is_gsm8k = any(environment.name == "gsm8k" for environment in rules.environments)
+    if check.ok or check.name != "data" or not is_gsm8k or any(each.name == "GPUs" and not each.ok for each in its):
+        return check
+    command = f"uv run prepare.py --engine {check.engine}"
+    return replace(check, problem=f"{str(check.problem).rstrip('.')}; or have it downloaded: {command}")
 
 
 def is_ready(found: Sequence[Check], engine: str) -> bool:
@@ -38,9 +50,9 @@ def is_ready(found: Sequence[Check], engine: str) -> bool:
     return all(check.ok for check in found if check.engine in (engine, ALL))
 
 
-def table(found: Sequence[Check], rules: Rules) -> str:
-    """Plain aligned lines, and last which engine this machine would use and whether it is ready."""
+def table(found: Sequence[Check], rules: Rules, asked: str | None = None) -> str:
+    """Plain aligned lines, and last whether the engine that was `asked` for is ready, or the one this machine would
+    use."""
     verdict = "ready" if is_ready(found, rules.engine) else "not ready"
-    return "\n".join(
-        [*map(str, found), f"{verdict}: --engine {rules.engine} ({rules.name}), which this machine would use"]
-    )
+    why = "which this machine would use" if asked is None else "which was asked for"
+    return "\n".join([*map(str, found), f"{verdict}: --engine {rules.engine} ({rules.name}), {why}"])

@@ -72,8 +72,12 @@ class Repo:
 
     def config_at(self, commit: str) -> bytes | None:
         """Bytes of train.toml in `commit`; None if it has none."""
-        top = self._top(commit) or {}
-        return self._objects([top[CONFIG_NAME].id])[0] if CONFIG_NAME in top else None
+        return self.file_at(commit, CONFIG_NAME)
+
+    def file_at(self, commit: str, name: str) -> bytes | None:
+        """Bytes of a file at the top of `commit`; None if it has none. UsageError for a forged object."""
+        found = (self._top(commit) or {}).get(name)
+        return None if found is None or found.mode in (FOLDER, SUBMODULE) else self._objects([found.id])[0]
 
     def files_at(self, commit: str) -> dict[str, Blob]:
         """The files that `commit` holds, by their names relative to the root. UsageError for a forged object."""

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.files import remove_tree
@@ -23,6 +24,7 @@ from nightshift.guard.seal import digest
 from nightshift.train_toml.values import quoted, shorten
 
 ANSWER_NAME = "hypothesis.txt"
+EVIDENCE_NAME = "evidence"  # behind the wall it cannot be written to
 _HISTORY = (".git/HEAD", ".git/refs", ".git/packed-refs")
 _MAX_FILES = 20_000  # looked at; an agent may unpack anything
 _MAX_BYTES = 100_000  # of a file that is read: sparse ones cost their writer nothing
@@ -42,11 +44,17 @@ class Clone:
         self.folder = self._own / hashlib.sha256(os.fsencode(repo.root.resolve())).hexdigest()[:12]
         self.path = self.folder / "clone"
 
-    def open(self, source: bytes) -> dict[str, str]:
-        """Clone the branch afresh and put `source` there as train.toml; what every file is now."""
+    def open(self, source: bytes, evidence: Mapping[str, bytes] = MappingProxyType({})) -> dict[str, str]:
+        """Clone the branch afresh and put `source` there as train.toml, and files to read; what every file is now."""
         self.make()
         self._repo.clone(self._repo.head(), self.path)
         (self.path / CONFIG_NAME).write_bytes(source)
+        if evidence:
+            remove_tree(self.path / EVIDENCE_NAME)  # a branch may have one
+            (self.path / EVIDENCE_NAME).mkdir()
+        for name, data in evidence.items():
+            (self.path / EVIDENCE_NAME / name).write_bytes(data)
+            (self.path / EVIDENCE_NAME / name).chmod(0o444)
         return self._listing()
 
     def make(self) -> None:

@@ -68,10 +68,11 @@ def untracked_code(top: Path, tracked: Collection[str], frozen: Sequence[str]) -
     """Names, relative to `top`, of what Python could import beside the `tracked` files of the `frozen` folders."""
     code = [name for name in tracked if is_covered(name, frozen)]
     folders = [path for path in frozen if path.endswith("/") and any(name.startswith(path) for name in code)]
-    found = {path.relative_to(top).as_posix() for path in top_modules(top)} - {*tracked} if folders else set()
-    for folder in folders:
-        found |= {name for name in _importable(top, folder) if name not in tracked}
-    return sorted(found) + sorted(_forged(top, code))
+    found, suffixes = top_modules(top) if folders else [], tuple(importlib.machinery.all_suffixes())
+    for entry in (entry for folder in folders for entry in files_below(top / folder, (_CACHE,))):
+        if entry.name.endswith(suffixes) or Path(entry.path).is_dir():  # a link to a folder of more of them
+            found.append(Path(entry.path))
+    return sorted({path.relative_to(top).as_posix() for path in found} - {*tracked}) + sorted(_forged(top, code))
 
 
 def top_modules(root: Path) -> list[Path]:
@@ -100,15 +101,8 @@ def files_below(top: Path, passed_over: Sequence[str] = ()) -> Iterator[os.DirEn
                 folders.append(entry.path)
 
 
-def _importable(top: Path, folder: str) -> Iterator[str]:
-    """Files that can be imported, and links to folders of more of them; compiled ones have their own check."""
-    suffixes = tuple(importlib.machinery.all_suffixes())
-    for entry in files_below(top / folder, (_CACHE,)):
-        if entry.name.endswith(suffixes) or Path(entry.path).is_dir():
-            yield Path(entry.path).relative_to(top).as_posix()
-
-
 def _forged(top: Path, code: Collection[str]) -> Iterator[str]:
+    """Names of compiled code that is not what Python makes of its source."""
     with _little_memory():
         forged = [name for name in code if name.endswith(".py") and is_forged(top / name)]
     for name in forged:

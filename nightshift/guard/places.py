@@ -53,7 +53,7 @@ def program_places(words: Sequence[str], search: str, places: Places, hidden: Se
         for folder in [folder for step in steps for folder in _package(step)]:
             # Not the checkout's .venv; nor a HOME in which somebody made an environment.
             if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
-                found |= {} if _is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
+                found |= {} if is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
         found |= expose(steps, found, hidden)
         waiting += _interpreter(steps[-1], search) if steps[-1] not in seen else []
         seen.add(steps[-1])
@@ -81,9 +81,7 @@ def expose(steps: Sequence[Path], places: Places, hidden: Sequence[Path]) -> Pla
         )
     found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
     found[real] = ("--ro-bind", os.fspath(real))
-    return {
-        path: option for path, option in found.items() if path not in places and not _is_shown(path, places, hidden)
-    }
+    return {path: option for path, option in found.items() if path not in places and not is_shown(path, places, hidden)}
 
 
 def cover(places: Places, hidden: Sequence[Path]) -> Places:
@@ -105,7 +103,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def _is_shown(path: Path, places: Places, hidden: Sequence[Path]) -> bool:
+def is_shown(path: Path, places: Places, hidden: Sequence[Path] = ()) -> bool:
     """True if it lies in a folder that is shown already, and is not covered there."""
     folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
     return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])

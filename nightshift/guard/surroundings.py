@@ -21,6 +21,7 @@ from pathlib import Path
 
 from nightshift.entry import FIXED_VARIABLES
 from nightshift.guard.freeze import files_below
+from nightshift.waiting import waiting
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "RECORD", "pyvenv.cfg")
 _PACKAGES = ("site-packages", "dist-packages")  # of the interpreter that the environment was made from
@@ -38,7 +39,8 @@ class Surroundings:
     def look(self, frozen: Sequence[str] = ()) -> None:
         """Remember how it is now; with it the checkout's files of these names, which could be put back unseen later."""
         self._frozen = [self._root / name for name in frozen]
-        self._seen = self._take()
+        with waiting("looking at all that a run may import"):
+            self._seen = self._take()
 
     def changed(self, *, was_agent_here: bool = False) -> list[str]:
         """Names of what is new, gone or changed since the last look, but for what Python has compiled.
@@ -61,9 +63,9 @@ class Surroundings:
 
         A minute for the six gigabytes of torch and its libraries on two busy cores.
         """
-        return sorted(
-            map(str, _unlike([file for file in self._packaged() if _path_of(file).startswith(sys.prefix + os.sep)]))
-        )
+        with waiting("comparing the installed packages with what was published"):
+            ours = [file for file in self._packaged() if _path_of(file).startswith(sys.prefix + os.sep)]
+            return sorted(map(str, _unlike(ours)))
 
     def _packaged(self) -> Iterator[metadata.PackagePath]:
         """The files of all packages that have a hash there."""

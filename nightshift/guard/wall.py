@@ -21,9 +21,9 @@ from pathlib import Path
 
 from nightshift.errors import UsageError
 from nightshift.guard import doorstep
-from nightshift.guard.clone import Clone
+from nightshift.guard.clone import EVIDENCE_NAME, Clone
 from nightshift.guard.login import Login, home_of
-from nightshift.guard.places import Places, cover, file_places, program_places, system_places
+from nightshift.guard.places import Places, cover, file_places, is_shown, program_places, system_places
 
 HOME = Path("/agent")  # inside; below /tmp, Codex would not keep its helpers
 _VARIABLES = """
@@ -149,13 +149,14 @@ class Wall:
         search = self.environ.get("PATH", os.defpath)
         places = program_places(words, search, system_places(), self.hidden)
         places = file_places(self._variables().values(), places, self.hidden)  # certificates
-        own = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}
+        own, evidence = {HOME: "home", Path("/tmp"): "tmp", clone.path: "clone"}, clone.path / EVIDENCE_NAME
         return cover(places, self.hidden) | {
             **{place: ("--bind", f"{clone.folder}/{name}") for place, name in own.items()},
             Path("/etc/passwd"): ("--ro-bind", f"{clone.folder}/passwd"),
             prompt: ("--ro-bind", os.fspath(prompt)),
+            **({evidence: ("--ro-bind", os.fspath(evidence))} if evidence.is_dir() else {}),
             # Jobs of a cluster run outside. Without munge's socket, which is not shown, these could do nothing.
-            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if _is_seen(path, places)},
+            **{path: ("--ro-bind", os.devnull) for path in _programs(_CLUSTER, search) if is_shown(path, places)},
             Path("/dev"): ("--dev",),
             Path("/proc"): self.form.proc,
         }
@@ -193,10 +194,6 @@ def _programs(names: Sequence[str], search: str) -> list[Path]:
     """Where the system has them, or the person."""
     folders = dict.fromkeys((*search.split(os.pathsep), *os.defpath.split(os.pathsep), "/usr/local/bin"))
     return [Path(found).resolve() for name in names for folder in folders if (found := shutil.which(name, path=folder))]
-
-
-def _is_seen(path: Path, places: Places) -> bool:
-    return any(path.is_relative_to(place) and option[0] == "--ro-bind" for place, option in places.items())
 
 
 def _has_programs(folder: str, places: Places) -> bool:

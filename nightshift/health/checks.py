@@ -97,10 +97,10 @@ def reward(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         text = f"reward {word} from {best:.2f} (about step {at}) to {last:.2f} at the end, error {error:.2f}"
         yield Finding(text, (_LR, _MAX_NORM, _KL_TAU, _AGE), severity)
     elif late.z > SURE and late.change > RISE_REWARD:
-        text = f"reward still rising: {late.change:+.3f} +- {late.stderr:.3f} over the last half, {last:.2f} at the end"
+        text = f"reward still rising: {late} over the last half, {last:.2f} at the end"
         yield Finding(f"{text}: more or larger steps pay", (_LR, _BATCH, _GROUP), Severity.HINT)
     elif whole.change < 2 * whole.stderr and whole.change + whole.stderr < FLAT_REWARD and last < SOLVED_REWARD:
-        change = f"{whole.change:+.3f} +- {whole.stderr:.3f}"
+        change = str(whole)
         text = f"reward flat: {change} over {len(values)} steps, at {median(values):.2f}"
         yield Finding(text, (_LR, _GROUP, _BATCH, _TEMPERATURE), Severity.BROKEN)
 
@@ -278,7 +278,7 @@ def healthy(steps: Sequence[Step]) -> Finding:
     parts = []
     if rewards := _curve(steps, "reward_mean"):
         first, last = ends(rewards)
-        parts.append(f"reward {first:.2f} -> {last:.2f} ({trend(rewards).change:+.2f} +- {trend(rewards).stderr:.2f})")
+        parts.append(f"reward {first:.2f} -> {last:.2f} ({trend(rewards)})")
     for name, label in (("entropy", "entropy"), ("completion_tokens_mean", "length")):
         if values := _curve(steps, name):
             first, last = ends(values)

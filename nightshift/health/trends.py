@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.campaign.standing import Z95
+
 Curve = NDArray[np.float64]
 
 MAX_POINTS = 200  # longer curves are averaged down to so many: the pairwise slopes grow with the square
@@ -24,6 +26,10 @@ class Trend:
 
     change: float
     stderr: float
+
+    def __str__(self) -> str:
+        """`+0.133 ± 0.037`, the second half of its 95 % interval."""
+        return f"{self.change:+.3f} ± {Z95 * self.stderr:.3f}"
 
     @property
     def z(self) -> float:

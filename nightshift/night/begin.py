@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nightshift import console
 from nightshift.campaign.closing import resume
+from nightshift.campaign.cost import paid_until
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
@@ -16,26 +17,31 @@ from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
+from nightshift.live import TerminalReporter
 from nightshift.night.loop import Night
+from nightshift.night.notices import Notices
 from nightshift.night.pending import adopt
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.survivors import end_jobs, survivors
 from nightshift.processes.leftovers import end_leftovers
-from nightshift.proposers import Proposer
-from nightshift.proposers.agent import AgentProposer, open_agent
+from nightshift.proposers import Proposer, process
+from nightshift.proposers.agent import AgentProposer, Desk, open_agent
+from nightshift.proposers.presets import SEARCHES
+from nightshift.proposers.team import PREFIX, TeamProposer, members
 from nightshift.setup import Setup, open_setup
 from nightshift.train_toml.text import read_source
 
 
-def night(root: Path, request: NightRequest) -> int:
-    """A night from its start or from where it was cut off, to its end; the exit code.
+def night(root: Path, request: NightRequest, notify: str | None = None) -> int:
+    """A night from its start or from where it was cut off, to its end; the exit code. `notify`: --notify, which is no
+    part of the request: that is stored where agents write.
 
     0: a stop rule or a person ended it; 1: it could not go on. NightshiftError where it could not begin, and
     Interrupted where it was stopped now.
     """
     ledger = Ledger(root)
-    with closing(console.TerminalReporter()) as reporter, ledger.head():
+    with closing(TerminalReporter()) as reporter, Notices(notify, reporter.note) as notices, ledger.head():
         old = load(ledger)
         alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
         # First of all: they may still write. What this night left running on purpose is adopted below.
@@ -52,7 +58,7 @@ def night(root: Path, request: NightRequest) -> int:
         else:
             end_jobs(ledger)
         end_leftovers(root, reporter.note, adopted)
-        stop = Night(state, setup, proposer, console.print_text).run()
+        stop = Night(state, setup, proposer, console.print_text, notices=notices).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
 
@@ -87,6 +93,8 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         setup.reporter.note(
             f"the night of {old.started} was cut off and is over: this is another one, or its hours passed"
         )
+    elif old is not None:
+        setup.reporter.note(f"the night of {old.started} is over ({old.cause}): this one begins a new count")
     if not head.is_campaign:
         tag = now.astimezone().strftime("%Y-%m-%d")
         wanted = Head(CAMPAIGN_PREFIX + tag, head.commit)
@@ -95,20 +103,27 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
     started, first = now.isoformat(timespec="seconds"), setup.ledger.next_number()
-    return NightState(request, head.branch, setup.rules_hash, started, first)
+    earlier = paid_until(first, setup.ledger) if old is not None else ()
+    return NightState(request, head.branch, setup.rules_hash, started, first, earlier=earlier)
 
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
-    if request.agent in ("tpe", "random"):
+    if request.agent in SEARCHES:
         from nightshift.proposers.search import SearchProposer  # Optuna takes half a second to load
 
+        if request.agent == "search":
+            process.require()
         return SearchProposer(request.agent, request.seed)
-    clone, environ = Clone(setup.repo), dict(os.environ)
-    timeout_seconds = request.agent_timeout_seconds
-    agent = open_agent(request.agent, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock)
-    if agent.shortfall:
-        setup.reporter.note(agent.shortfall)
+    clone, environ, names = Clone(setup.repo), dict(os.environ), [request.agent]
+    if request.agent.startswith(PREFIX):
+        names = members(request.agent)
     checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.pool.in_flight)
     jobs = setup.pool.strangers if isinstance(setup.pool, SlurmPool) else tuple
-    return AgentProposer(agent, checkout, setup.surroundings, jobs)
+    desk, timeout_seconds = Desk(checkout, setup.surroundings, jobs), request.agent_timeout_seconds
+    agents = [
+        open_agent(name, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock) for name in names
+    ]
+    for shortfall in dict.fromkeys(agent.shortfall for agent in agents if agent.shortfall):
+        setup.reporter.note(shortfall)
+    return AgentProposer(agents[0], desk) if len(agents) == 1 else TeamProposer(agents[0], agents[1], desk)

@@ -17,18 +17,18 @@ from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
-from nightshift.campaign.recombine import base_of, next_base
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
+from nightshift.night.asking import ask, learn, unpriced
+from nightshift.night.herald import Herald
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.pending import attempts, context_of, request_of, undecided, waiting, withdraw_jobs
-from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, run_seconds, save, stop_rule, used
-from nightshift.night.text import write_summary
+from nightshift.night.notices import Notices
+from nightshift.night.pending import ablation_due, attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
+from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, is_spent, run_seconds, save, stop_rule
 from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
 from nightshift.proposers import Proposal, Proposer
-from nightshift.proposers.agent import AgentProposer
 from nightshift.records import Failure, Load, Record
 from nightshift.request import Request
 from nightshift.runs import cancel, next_run
@@ -52,20 +52,20 @@ class Night:
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
         look: Callable[[], Load] = taken_now,
+        notices: Notices | None = None,
     ) -> None:
         """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
-        tells what others take of the machine now."""
+        tells what others take of the machine now; `notices` go to who is not there."""
         self.state = state
-        self._interrupt = Interrupt(setup.reporter.note)
-        self._setup = replace(setup, is_stopping=self._interrupt.tell)
-        self._proposer = proposer
-        self._tell, self._pauses, self._look = tell, pauses, look
-        self._num_failures = 0  # of machinery, in a row
+        self._interrupt = Interrupt()
+        self._setup = replace(setup, is_stopping=self._is_stopping)
+        self._proposer, self._pauses, self._look = proposer, pauses, look
+        self._herald = Herald(tell, setup, notices or Notices(None, setup.reporter.note))
+        self._num_failures, self._proposal_seconds = 0, 0.0  # of machinery, in a row; of the last proposal
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
-        self._proposal_seconds = 0.0  # what the last one took
         self._over: Stop | None = None  # what cannot be gone on after
         self._is_stop_new = False  # the file came while an agent was at work
-        self._has_news = False  # since the summary was told
+        self._is_unpriced_told = False  # that an agent tells not all dollars
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -75,18 +75,18 @@ class Night:
                 stop = None
                 while stop is None:
                     stop = self._step_or_pause()
-                if self._setup.pool.in_flight():
-                    interrupt(stop.cause, self._setup)
-                self._close(stop)
+                self._close(stop, cut_off=stop.cause if self._setup.pool.in_flight() else None)
                 return stop
             except Interrupted as error:
-                interrupt(error.cause, self._setup)
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
-                self._close(Stop(error.cause) if self._interrupt.asked else None)
+                self._close(Stop(error.cause) if self._interrupt.asked else None, cut_off=error.cause)
                 raise
             except UsageError as error:
                 cancel(self._setup)  # what is damaged may not be read again: the next start closes the records
                 self._close(Stop(str(error), is_planned=False))
+                raise
+            except Exception as error:  # a disk that is full from the start, a bug: who sleeps is to know of it
+                self._herald.over(self.state, f"{type(error).__name__}: {error}")
                 raise
             finally:
                 cancel(self._setup)
@@ -96,6 +96,7 @@ class Night:
             return self._step()
         except (EngineError, OSError) as error:
             self._num_failures += 1
+            self._herald.failed(str(error), self._num_failures, self.state)
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
             self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
@@ -124,11 +125,12 @@ class Night:
 
     def _wait(self) -> None:
         """Until a run has ended, a pause is over, or somebody wants to stop."""
-        self._tell_news()
+        self._herald.tell_news(self.state)
         setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
         due = [next_run(record, setup) for record in setup.in_flight]
         while (self._interrupt.asked, self._is_stop_found()) == before:
             setup.wait()
+            self._herald.look()
             if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
 
@@ -137,11 +139,12 @@ class Night:
         if num_free and (waiting := self._waiting()):
             self._start(waiting[0])
             return True
-        self._tell_news()  # a page takes a second: not before what waits was started
+        self._herald.tell_news(self.state)  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
-        if is_full(self.state, self._own(), len(self._setup.in_flight) + len(self._waiting())):
+        num_open = len(self._setup.in_flight) + len(self._waiting())
+        if is_full(self.state, self._own(), num_open) or is_spent(self.state):
             return False
         busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
         if busy and busy.number not in repeated and self._look().taken < BUSY:
@@ -149,6 +152,8 @@ class Night:
         elif num_free > 1 and self._proposal_seconds * self._setup.pool.num_slots > run_seconds(self._own(), math.inf):
             last = max(self._setup.ledger.numbers())
             self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
+        elif known := ablation_due(self.state, self._setup, campaign):
+            self._update(pending=(*self.state.pending, known))
         else:
             self._propose(campaign, incumbent)
         return True
@@ -173,8 +178,7 @@ class Night:
         if self._is_stop_found():
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
-        branch = self._setup.repo.head().branch
-        if branch != self.state.branch:
+        if (branch := self._setup.repo.head().branch) != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
         seconds = run_seconds(self._own(), self._setup.rules.budget_seconds)
         return stop_rule(self.state, self._own(), self._setup.now(), seconds)
@@ -192,43 +196,43 @@ class Night:
 
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
-        setup, last, over = self._setup, campaign.decided[-1], used(self.state, self._own(), self._setup.now())
-        in_flight, waiting = setup.in_flight, self._waiting()
-        num_open = len(in_flight) + len(waiting)
-        base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
-        admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-        context = context_of(self.state, setup, campaign, incumbent, config.source, base, in_flight, waiting)
-        setup.reporter.note(f"{self._proposer.name} proposes experiment {context.number:04d}")
-        began = setup.clock()
-        proposal = self._proposer.propose(context, lambda: self._interrupt.asked)
+        setup, waiting, began = self._setup, self._waiting(), self._setup.clock()
+        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, waiting)
         self._proposal_seconds = setup.clock() - began
-        unwalled = isinstance(self._proposer, AgentProposer) and self._proposer.agent.wall is None
-        self._is_stop_new = unwalled and self._is_stop_found()
+        self._pay(proposal)
+        self._is_stop_new = self._is_stop_found() and None in [a.wall for a in getattr(self._proposer, "agents", ())]
         if self._interrupt.asked:
             return
-        if proposal.lesson and last.lesson is None:
-            with setup.ledger.lock():
-                setup.ledger.write(replace(last, lesson=proposal.lesson))
-        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes), base=base)
+        learn(proposal, campaign.decided[-1], setup)
+        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes))
         if proposal.source is None or proposal.cause is not None:
             self._refuse(proposal, proposal.cause or "no edit")
             return
         try:
             if proposal.source in [other.source for other in waiting]:
                 raise UsageError("this config waits for its turn already", "Change train.toml.")
-            admit(parse(proposal.source), Request(base=base), setup)
+            admit(parse(proposal.source), Request(base=proposal.base), setup)
         except UsageError as error:
             self._refuse(proposal, str(error))
             return
         self._update(pending=(*self.state.pending, proposal), notes=())
 
+    def _is_stopping(self) -> bool:
+        """Whether a person wants to; agents ask it all the while they think, so notices are looked after here."""
+        self._herald.look()
+        return self._interrupt.asked
+
+    def _pay(self, proposal: Proposal) -> None:
+        """Count what was asked for, whether it is taken or not."""
+        self._update(bill=self.state.bill.plus(proposal.cost))
+        if not self._is_unpriced_told and (news := unpriced(self._proposer, proposal, self.state.request.max_cost)):
+            self._is_unpriced_told = True
+            self._setup.reporter.note(news)
+
     def _repeat(self, record: Record, campaign: Campaign, why: str, after: int) -> None:
         """Run an experiment's train.toml once more, with another seed; it is the first to do so `after` that one."""
         self._setup.reporter.note(why)
-        ledger = self._setup.ledger
-        base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
-        again = Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
-        self._update(pending=(*self.state.pending, again))
+        self._update(pending=(*self.state.pending, repeat_of(record, campaign, why, after, self._setup.ledger)))
 
     def _refuse(self, proposal: Proposal, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
@@ -244,7 +248,7 @@ class Night:
 
     def _start(self, pending: Proposal) -> None:
         try:
-            record = start(request_of(pending, self.state), parse(pending.source or b""), self._setup)
+            record = start(request_of(pending, self.state, self._own()), parse(pending.source or b""), self._setup)
         except UsageError as error:
             self._refuse(pending, str(error))
             return
@@ -257,18 +261,13 @@ class Night:
             self._setup.engine.prepare_at_start(self._setup.reporter.note)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
-        self._has_news = True
+        self._herald.concluded(record, self.state)
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
             if num_tries >= MAX_TRIES and record.judgement:
                 self._refuse(pending, f"the machinery lost its run {num_tries} times: {record.judgement.why}")
             else:
                 self._pause(num_tries)  # the machinery failed, not the config: once more
-
-    def _tell_news(self) -> None:
-        if self._has_news:
-            self._tell(write_summary(self.state, self._setup))
-        self._has_news = False
 
     def _pause(self, num_failures: int) -> float:
         """After so many failures in a row begin nothing new for so many seconds."""
@@ -279,15 +278,17 @@ class Night:
     def _is_stop_found(self) -> bool:
         return (self._setup.root / STOP_NAME).exists()
 
-    def _close(self, stop: Stop | None) -> None:
-        """The last traces of the night; it can be gone on with where `stop` is None."""
+    def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
+        """The last traces of the night, each though another cannot be left; `cut_off`: why its runs were, if so.
+        It can be gone on with where `stop` is None, of which no notice tells."""
         try:
-            if stop is not None:
-                self._update(cause=stop.cause)
-            self._tidy()
-            self._tell(write_summary(self.state, self._setup))
-        except (NightshiftError, OSError) as error:
-            self._setup.reporter.note(f"the night's summary cannot be written: {error}")
+            if cut_off is not None:
+                interrupt(cut_off, self._setup)
+        finally:
+            cause = None if stop is None else stop.cause
+            self._herald.leave(lambda: self._update(cause=cause), self._tidy, lambda: self._herald.tell(self.state))
+            if cause is not None:
+                self._herald.over(self.state, cause)
 
     def _update(self, **changes: Any) -> None:
         """Change the state, on disk too."""

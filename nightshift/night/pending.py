@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.recombine import ABLATION, ABLATION_EVERY, ablation, base_of
 from nightshift.engines import used_keys
 from nightshift.experiment import withdraw
 from nightshift.night.state import NightState, decided, num_since_keep
 from nightshift.pools.survivors import survivors
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Record
+from nightshift.report.slices import shown_examples
 from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
 from nightshift.train_toml.config import parse
 
 
+@lru_cache(maxsize=512)
+def _hash(source: bytes) -> str:
+    """Of a train.toml that waits, and is asked for at each step of a night."""
+    return parse(source).hash
+
+
 def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
     """The closed experiments that ran a proposal; `own` are the night's."""
     if pending.source is None:
         return []
-    tried, after = parse(pending.source).hash, -1 if pending.repeats is None else pending.repeats
+    tried, after = _hash(pending.source), -1 if pending.repeats is None else pending.repeats
     return [record for record in own if record.config_hash == tried and record.number > after]
 
 
@@ -35,7 +45,7 @@ def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
     running = [record.config_hash for record in in_flight]
     found = []
     for pending in state.pending:
-        config_hash = parse(pending.source or b"").hash
+        config_hash = _hash(pending.source or b"")
         if config_hash in running:
             running.remove(config_hash)
         else:
@@ -51,6 +61,16 @@ def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
+def ablation_due(state: NightState, setup: Setup, campaign: Campaign) -> Proposal | None:
+    """Every tenth experiment a set of known ideas, which needs no proposer; None where it is not due."""
+    latest = (*setup.in_flight, *campaign.decided[1 - ABLATION_EVERY :])
+    texts = (*(pending.hypothesis for pending in state.pending), *(record.description for record in latest))
+    if len(campaign.decided) % ABLATION_EVERY or any(text.startswith(ABLATION) for text in texts):
+        return None
+    found = ablation(campaign, setup.ledger.stored_config, setup.engine.validate)
+    return None if found is None else Proposal(found[1].source, found[2], base=found[0])
+
+
 def adopt(state: NightState, setup: Setup) -> set[str]:
     """Take over what an earlier head of this night left running, or finished; the workers' names."""
     alive = survivors(setup.ledger, state.first)
@@ -62,14 +82,24 @@ def adopt(state: NightState, setup: Setup) -> set[str]:
     return set(adopted.values())
 
 
-def request_of(pending: Proposal, state: NightState) -> Request:
-    """What its experiment is asked for."""
+def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Proposal:
+    """An experiment's train.toml once more, with another seed; it is the first to run that `after` that one."""
+    base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
+    return Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
+
+
+def request_of(pending: Proposal, state: NightState, own: Sequence[Record]) -> Request:
+    """What its experiment is asked for. The first that runs a proposal has its cost: that is paid once."""
     return Request(
         pending.hypothesis,
         until=state.deadline,
         again=pending.repeats is not None,
+        proposer=pending.proposer,
         prediction=pending.prediction,
+        mechanism=pending.mechanism,
+        refuted_by=pending.refuted_by,
         notes=pending.notes,
+        cost=None if attempts(pending, own) else pending.cost,
         base=pending.base,
     )
 
@@ -85,7 +115,9 @@ def context_of(
     waiting: Sequence[Proposal],
 ) -> Context:
     """What the next proposal is made from: the train.toml `source`, which holds the ideas `base`."""
-    plateau, now = state.request.plateau, setup.now()
+    plateau, now, last = state.request.plateau, setup.now(), campaign.decided[-1]
+    parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
+    flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
     return Context(
         number=setup.ledger.next_number(),
         incumbent=incumbent,
@@ -98,6 +130,7 @@ def context_of(
         refusals=state.refusals,
         in_flight=in_flight,
         waiting=tuple(waiting),
+        flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
         new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) >= plateau,
         seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
     )

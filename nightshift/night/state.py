@@ -15,15 +15,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from nightshift.campaign.cost import STATE_NAME, Paid
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
+from nightshift.cost import NO_BILL, Bill
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
 from nightshift.records import Failure, Record, Verdict
 from nightshift.request import Request
 
-STATE_NAME = "night.json"
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_VERSION = 2
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
@@ -48,6 +49,7 @@ class NightRequest:
     sandbox: str = "auto"
     pairs: int = 1
     slurm: str | None = None
+    max_cost: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # dollars, as the agents tell them
 
     @property
     def request(self) -> Request:
@@ -78,6 +80,8 @@ class NightState:
     pending: tuple[Proposal, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    bill: Bill = NO_BILL  # of all its proposals, refused or not
+    earlier: tuple[Paid, ...] = ()  # of the nights before, by campaign
     cause: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
     version: int = STATE_VERSION
@@ -160,6 +164,12 @@ def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
     return asked is not None and len(decided(own)) + num_open >= asked
 
 
+def is_spent(state: NightState) -> bool:
+    """Whether the proposals, as their agents tell, have cost all the dollars that there were."""
+    most, paid = state.request.max_cost, state.bill.total.dollars
+    return most is not None and paid is not None and paid >= most
+
+
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
     """What the next run is expected to take: as long as the last one, `at_first` before there is one."""
     runs = [run.total_seconds for record in own for run in record.runs if run.evaluation is not None]
@@ -176,13 +186,13 @@ def num_since_keep(records: Sequence[Record]) -> int:
 
 def num_crashes(records: Sequence[Record]) -> int:
     """Crashes in a row at the end; an interruption is nobody's fault."""
-    ours = sorted((r for r in records if r.failure is not Failure.INTERRUPTED), key=_ended)
+    ours = by_end([r for r in records if r.failure is not Failure.INTERRUPTED])
     return next((i for i, r in enumerate(reversed(ours)) if r.status != "crash"), len(ours))
 
 
-def _ended(record: Record) -> float:
-    """When, in seconds since 1970."""
-    return datetime.fromisoformat(record.started).timestamp() + (record.total_seconds or 0.0)
+def by_end(records: Sequence[Record]) -> list[Record]:
+    """In the order in which they ended."""
+    return sorted(records, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
 def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:
@@ -197,6 +207,9 @@ def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_secon
         return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")
     if asked.plateau is not None and num_without > asked.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
+    if is_spent(state) and not state.pending:  # what is paid for is run
+        least = "" if state.bill.num_priced == state.bill.num_proposals else "at least "
+        return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {least}${state.bill.total.dollars:,.2f}")
     if num_crashes(own) >= MAX_CRASHES:
         why = own[-1].judgement.why if own[-1].judgement else ""
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {why}", is_planned=False)

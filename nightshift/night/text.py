@@ -1,21 +1,21 @@
-"""A night in words: the summary after every experiment, and what `nightshift status` says of it."""
+"""A night in words: the summary after every experiment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-import psutil
-
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.cost import cost_of
+from nightshift.campaign.counts import Counts
+from nightshift.campaign.expected import expected
 from nightshift.errors import Interrupted
 from nightshift.files import write_atomically
-from nightshift.night.state import STOP_NAME, NightState, decided, load, num_since_keep
-from nightshift.pools.survivors import alive
+from nightshift.night.state import STOP_NAME, NightState, decided, num_since_keep
+from nightshift.proposers.notebook import NOTEBOOK_NAME, notebook
 from nightshift.records import Record
 from nightshift.setup import Setup
-from nightshift.text import clean
+from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
 _NUM_SHOWN = 5
@@ -29,6 +29,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     text = summary(state, own, campaign, setup.now(), setup.ledger.chain.head)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
+    write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
         write_report(setup.root, setup.now(), branch=state.branch)
     except Interrupted:
@@ -40,36 +41,42 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
 def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, chain: str) -> str:
     """The night in a dozen lines of plain text. `chain`: its head."""
-    counted = decided(own)
-    judged = [r for r in counted if r.parent is not None or r.status == "crash"]
-    counts = {status: sum(r.status == status for r in judged) for status in ("keep", "discard", "crash")}
-    lost = len(own) - len(counted)
+    counts = Counts.of(own, {record.number for record in campaign.taken_back})
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
-        f"since:        {_local(state.started)} ({hours:.1f} h)",
-        f"experiments:  {len(counted)}{' with the baseline' if len(judged) < len(counted) else ''}: "
-        f"{counts['keep']} kept, {counts['discard']} discarded, {counts['crash']} crashed"
-        + (f"; {lost} more interrupted or failed by machinery" if lost else ""),
+        f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
+        f"counted:      {counts}",
+        f"cost:         {cost_of(own, state.bill)}",
     ]
     if campaign.incumbent is not None and campaign.standing is not None:
-        lines.append(
-            f"best:         {campaign.incumbent.number:04d}, expected score {campaign.standing.incumbent:.4f} "
-            f"(baseline {campaign.standing.baseline:.4f})  {clean(campaign.incumbent.description, _MAX_DESCRIPTION)}"
-        )
+        said = clean(campaign.incumbent.description, _MAX_DESCRIPTION)
+        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision.take_back
+        lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )
-    return "\n".join([*lines, f"chain:        {chain}", *map(one_line, own[-_NUM_SHOWN:])])
+    return "\n".join([*lines, f"chain:        {chain}", *(one_line(record, campaign) for record in own[-_NUM_SHOWN:])])
 
 
-def one_line(record: Record) -> str:
-    """Number, verdict, difference, description."""
-    judgement = record.judgement
-    delta = "" if judgement is None or judgement.delta is None else f"{100 * judgement.delta:+.1f} pp"
+def standing_text(
+    number: int, expected_score: float | None, baseline_score: float | None, take_back: float | None
+) -> str:
+    """The incumbent with what is believed of it and of the baseline; why it stays where that is less."""
+    if expected_score is None or baseline_score is None or take_back is None:
+        return f"{number:04d}"
+    told = f"{number:04d}, expected score {expected_score:.4f}, baseline {baseline_score:.4f}"
+    if expected_score >= baseline_score:
+        return told
+    return f"{told} (it is taken back where an earlier one is expected {100 * take_back:.1f} pp better)"
+
+
+def one_line(record: Record, campaign: Campaign) -> str:
+    """Number, verdict, what is expected of it now, description."""
+    now = expected(campaign, record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    return f"  {record.number:04d} {verdict:12}{delta:9}{clean(record.description, _MAX_DESCRIPTION)}"
+    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -77,32 +84,11 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     asked, parts = state.request, list[str]()
     if state.deadline is not None:
         left = max((state.deadline - now).total_seconds(), 0) / 3600
-        parts.append(f"{_local(state.deadline.isoformat())} (in {left:.1f} h)")
+        parts.append(f"{local(state.deadline)} (in {left:.1f} h)")
     if asked.experiments is not None:
         parts.append(f"after {max(asked.experiments - len(decided(own)), 0)} more experiments")
     if asked.plateau is not None:
         parts.append(f"after {max(asked.plateau + 1 - num_since_keep(own), 0)} more without a keep")
+    if asked.max_cost is not None:
+        parts.append(f"at ${asked.max_cost:,.2f} of the agents' own figures")
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
-
-
-def status_lines(ledger: Ledger, records: Sequence[Record], now: datetime) -> list[str]:
-    """For `nightshift status`: how far the night is and when it stops; nothing where there was no night."""
-    state = load(ledger)
-    if state is None:
-        return []
-    agent, own = state.request.agent, state.own(records)
-    if state.cause is not None:
-        return [f"night:    {agent} is over: {clean(state.cause, 400)}"]
-    if not (ledger.is_running() and psutil.pid_exists(state.pid)):
-        left = [
-            f"left:     {number:04d} outlived its head: {', '.join(workers)}"
-            for number, workers in sorted(alive(ledger, state.first).items())
-        ]
-        how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
-        return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]
-    told = f"{agent} since {_local(state.started)}, {len(decided(own))} experiments"
-    return [f"night:    {told}", f"stops:    {next_stop(state, own, now)}"]
-
-
-def _local(moment: str) -> str:
-    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import Pins
-from nightshift.engines.prime_rl.launch import leaves, plan
+from nightshift.engines.prime_rl.launch import Launch, leaves
 from nightshift.engines.prime_rl.ports import Ports
 from nightshift.files import read_file, write_atomically
 from nightshift.pin.schema import UNKNOWN, Field, Schema
@@ -93,7 +93,9 @@ def look_up(root: Path, pins: Pins) -> tuple[list[Finding], list[str]]:
     """
     _code.cache_clear()
     schema, own = Schema(root), forced()
-    findings = [_key(row, schema, own) if row.is_key else _text(row, root, pins) for row in rows()]
+    findings = [
+        _unseen(row, root) or (_key(row, schema, own) if row.is_key else _text(row, root, pins)) for row in rows()
+    ]
     names = (path.replace(f".{ANY}", ".x") for path in schema.fields)
     closed = {n for n in names if not (variants(n) or is_inner(n) or lock(tuple(n.split("."))) or n in SHARED)}
     return findings, sorted(closed)
@@ -127,18 +129,18 @@ def forced() -> dict[str, Any]:
     settings = effective(
         parse(_FULL), rules_of(_ROOT, Chosen(environments=["gsm8k", "arithmetic"]), "prime-rl", 2), prompt_tokens=1
     )
-    launch = plan(
-        settings, seed=0, run_dir=Path("/r"), ports=Ports(1, 2, 3, 4), gpu_ids=(), bin_dir=Path("/b"), environment={}
-    )
+    place: dict[str, Any] = {"run_dir": Path("/r"), "bin_dir": Path("/b"), "environment": {}, "gpu_ids": ()}
+    launch = Launch(settings=settings, seed=0, ports=Ports(1, 2, 3, 4), **place)
     found = {**dict(leaves(launch.tree)), **{f"inference.{k}": v for k, v in leaves(launch.inference_json)}}
     found = {re.sub(r"\[\d+\]", "", path): value for path, value in found.items()}
     return {k: v for k, v in found.items() if not variants(k) and (not k.startswith(_OWN) or k == f"{_OWN}id")}
 
 
 def _key(row: Row, schema: Schema, own: Mapping[str, Any]) -> Finding:
-    if unseen := _unseen(row, schema.root):
-        return unseen
-    fields = _fields(schema, row.what)
+    # Of a key that prime-rl takes unnamed, what it says of the table.
+    around = schema.fields.get(row.what.rpartition(".")[0], [])
+    unnamed = [Field(f.anything, f.variants, frozenset()) for f in around if f.anything]
+    fields = schema.fields.get(row.what) or unnamed
     if not fields:
         leaf = row.what.rpartition(".")[2]
         near = get_close_matches(row.what, [path for path in schema.fields if path.rpartition(".")[2] == leaf], n=1)
@@ -149,16 +151,7 @@ def _key(row: Row, schema: Schema, own: Mapping[str, Any]) -> Finding:
     if wrong:
         is_gone = any(not problem.startswith("default") for problem in wrong)
         return Finding(row, "missing" if is_gone else "changed", "; ".join(wrong))
-    places = [field.at for field in fields]
-    return _found(row, places)
-
-
-def _fields(schema: Schema, path: str) -> list[Field]:
-    """What prime-rl says of a key; for one that it takes unnamed, what it says of the table."""
-    found = schema.fields.get(path)
-    around = schema.fields.get(path.rpartition(".")[0], [])
-    unnamed = [Field(f.anything, f.variants, frozenset()) for f in around if f.anything]
-    return found or unnamed
+    return _found(row, [field.at for field in fields])
 
 
 def _wrong(path: str, fields: Iterable[Field], own: Mapping[str, Any]) -> Iterator[str]:
@@ -208,8 +201,6 @@ def _differences(key: Key, fields: list[Field]) -> Iterator[str]:
 
 
 def _text(row: Row, root: Path, pins: Pins) -> Finding:
-    if unseen := _unseen(row, root):
-        return unseen
     path = _path(row.at).rpartition(":")[0]
     text = re.sub("<([a-z_]+)>", lambda name: getattr(pins, name[1], name[0]), row.what)
     found = _lines(root / path, text)

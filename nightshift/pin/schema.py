@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from nightshift.errors import UsageError
 from nightshift.files import read_file
@@ -46,14 +46,14 @@ class Schema:
 
     root: Path
     fields: dict[str, list[Field]] = field(default_factory=dict)
-    _modules: dict[str, tuple[str, dict[str, ast.AST]] | None] = field(default_factory=dict)
+    _modules: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         main = self._resolve(_MAIN[0], ast.Name(_MAIN[1]))
         if main is None or not isinstance(main[1], ast.ClassDef):
             raise UsageError(f"{self.root} has no class {_MAIN[1]} in {_MAIN[0]}", _FIX)
         try:
-            self._walk((main[0], main[1]), "", {}, ())
+            self._walk(main, "", {}, ())
         except (RecursionError, SyntaxError):
             raise UsageError(f"{self.root}: a type in its config classes makes no sense", _FIX) from None
 
@@ -95,7 +95,7 @@ class Schema:
         for base in reversed(node.bases):
             resolved = self._resolve(module, base)
             if resolved is not None and isinstance(resolved[1], ast.ClassDef):
-                found |= self._keys((resolved[0], resolved[1]))
+                found |= self._keys(resolved)
         for line in node.body:
             match line:
                 case ast.AnnAssign(target=ast.Name(id=name)) if "ClassVar" not in ast.unparse(line.annotation):
@@ -147,7 +147,7 @@ class Schema:
                 else:
                     yield from self._parts(*resolved)
 
-    def _resolve(self, module: str, node: ast.AST) -> tuple[str, ast.AST] | None:
+    def _resolve(self, module: str, node: ast.AST) -> tuple[str, Any] | None:
         """The class or alias that a name stands for, with its module; None for what the checkout does not define."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             package = self._names(module).get(node.value.id)
@@ -164,27 +164,29 @@ class Schema:
         package = (found.module or "").partition(".")[0] if isinstance(found, ast.ImportFrom) else ""
         return package not in ("", "prime_rl", "verifiers")
 
-    def _names(self, module: str) -> dict[str, ast.AST]:
-        self._file(module)
-        return (self._modules[module] or ("", {}))[1]
+    def _names(self, module: str) -> dict[str, Any]:
+        return self._read(module)[1]
 
     def _file(self, module: str) -> str:
-        """The module's file below the checkout, read on the first call; empty where there is none."""
+        return self._read(module)[0]
+
+    def _read(self, module: str) -> tuple[str, dict[str, Any]]:
+        """The module's file below the checkout, and what its names stand for; both empty where there is none."""
         if module not in self._modules:
             name = module.replace(".", "/")
             tried = (f"{root}/{name}{end}" for root in _ROOTS for end in (".py", "/__init__.py"))
-            path = next((path for path in tried if (self.root / path).is_file()), None)
-            self._modules[module] = None if path is None else (path, _defined(self.root / path))
-        return (self._modules[module] or ("", {}))[0]
+            path = next((path for path in tried if (self.root / path).is_file()), "")
+            self._modules[module] = path, _defined(self.root / path) if path else {}
+        return self._modules[module]
 
 
-def _defined(path: Path) -> dict[str, ast.AST]:
+def _defined(path: Path) -> dict[str, Any]:
     """What a module's names stand for: a class, an alias's value, or the import that brings it."""
     try:
         tree = ast.parse(read_file(path))
     except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
         raise UsageError(f"{path} cannot be read: {error}", _FIX) from None
-    found: dict[str, ast.AST] = {}
+    found: dict[str, Any] = {}
     for node in tree.body:
         match node:
             case ast.ClassDef(name=name):
@@ -200,16 +202,13 @@ def _defined(path: Path) -> dict[str, ast.AST]:
     return found
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float)
-
-
 def _default(node: ast.expr | None) -> tuple[Any, dict[str, float]]:
     """A key's default and the bounds that stand in its Field(...)."""
     bounds: dict[str, float] = {}
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "Field":
         given = {word.arg: word.value for word in node.keywords}
-        bounds = {n: v.value for n in _BOUNDS if isinstance(v := given.get(n), ast.Constant) and _is_number(v.value)}
+        limits = {name: getattr(given.get(name), "value", None) for name in _BOUNDS}
+        bounds = {name: limit for name, limit in limits.items() if isinstance(limit, int | float)}
         node = next(iter(node.args), given.get("default"))
     try:
         return (UNKNOWN if node is None else ast.literal_eval(node)), bounds

@@ -20,13 +20,12 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
 from nightshift.processes.slots import Slot
 from nightshift.records import ATTEMPT, Result
 from nightshift.worker import JOB_NAME, RESULT_NAME, Job, Signed, signed_bytes
-
-SUBMITTED_NAME = "submitted.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from nightshift.processes.slots import Slot, layout
 from nightshift.processes.supervise import ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
+from nightshift.waiting import waiting
 from nightshift.worker import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job
 
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
@@ -207,8 +208,9 @@ class LocalPool:
         ours = [folder for folder in folders if folder in self._workers]
         for folder in ours:  # all are asked before one is waited for
             self._workers[folder].process.ask()
-        for folder in ours:
-            self._end(folder)
+        with waiting("ending the run" if len(ours) == 1 else f"ending {len(ours)} runs", len(ours) * GRACE_SECONDS):
+            for folder in ours:
+                self._end(folder)
 
     def _end(self, folder: Path) -> _Worker:
         worker = self._workers[folder]

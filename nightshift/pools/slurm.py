@@ -27,6 +27,7 @@ from nightshift.pools.slurm_toml import SlurmConfig
 from nightshift.processes.slots import Slot
 from nightshift.processes.supervise import engine_environment
 from nightshift.records import Result
+from nightshift.waiting import waiting
 from nightshift.worker import LATE_SECONDS, LOG_NAME, Job
 
 NAME = "slurm"
@@ -186,7 +187,7 @@ class SlurmPool:
         or when the controller does not answer: then they are cancelled when it does."""
         names = self._drop(folders)
         ends_at = time.monotonic() + CANCEL_SECONDS
-        with suppress(EngineError):
+        with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
             while not self._unwanted and names and time.monotonic() < ends_at and _ask([*_QUEUE, f"--name={names}"]):
                 time.sleep(0.2)
 

@@ -10,9 +10,9 @@ import msgspec
 import psutil
 
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.ledger import STARTED, SUBMITTED_NAME, Ledger
 from nightshift.files import read_file
-from nightshift.pools import SUBMITTED_NAME, Submitted, job_of
+from nightshift.pools import Submitted, job_of
 from nightshift.pools.slurm import NAME as SLURM
 from nightshift.pools.slurm import cancel_jobs
 from nightshift.processes.watchdog import marker_of

@@ -30,16 +30,21 @@ class Child(subprocess.Popen[bytes]):
         return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
 
     def tail(self, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
-        """The last lines that say something in the last `num_bytes` of its log, as plain text of so many characters.
+        """As `tail` of its log."""
+        return tail(self.log_path, num_lines, line_length, num_bytes)
 
-        Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
-        """
-        try:
-            with open_regular(self.log_path) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
-                text = log.read(num_bytes).decode(errors="replace")
-        except OSError:
-            return []
-        shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-        lines = (clean(line, line_length) for line in shown)
-        return [line for line in lines if line][-num_lines:]
+
+def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, num_bytes: int = TAIL_BYTES) -> list[str]:
+    """The last lines that say something in the last `num_bytes` of a log, as plain text of so many characters.
+
+    Of a line that was overwritten (progress bars) the last state. Empty if there is no log.
+    """
+    try:
+        with open_regular(log_path) as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
+            text = log.read(num_bytes).decode(errors="replace")
+    except OSError:
+        return []
+    shown = (ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    lines = (clean(line, line_length) for line in shown)
+    return [line for line in lines if line][-num_lines:]

@@ -30,6 +30,7 @@ from nightshift.processes.watchdog import (
     is_alive,
     marker_of,
 )
+from nightshift.waiting import waiting
 
 CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"
 SEEN_NAME = "runs/agent/processes.json"
@@ -85,7 +86,8 @@ def end_leftovers(root: Path, note: Callable[[str], None], spared: Collection[st
     tree.seen |= found
     tree.markers |= {environment_of(process).get(MARKER_NAME, _checkout) for process in marked & found}
     names = ", ".join(sorted(map(describe, found)))
-    left = tree.end(GRACE_SECONDS)
+    with waiting(f"ending what an earlier start left running: {names}", GRACE_SECONDS):
+        left = tree.end(GRACE_SECONDS)
     ended = f"processes of an earlier start in this checkout still ran and were ended: {names}"
     note(f"{ended}; not to be ended: {', '.join(left)}" if left else ended)
 

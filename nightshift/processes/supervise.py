@@ -35,7 +35,9 @@ from nightshift.files import open_regular
 from nightshift.processes import leftovers
 from nightshift.processes.child import Child
 from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
+from nightshift.waiting import news
 
+STOPPING = "stopping: what runs here is ended, in a minute at most; another one is ignored, Ctrl-\\ does not wait"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
@@ -78,11 +80,10 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 @contextmanager
-def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
+def interruptible(told: str = STOPPING, is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
-    A signal that `is_noted` by the caller raises nothing and is not the first.
-
+    `told`: what follows from it, said at once. A signal that `is_noted` by the caller is not the first.
     So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
     grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest.
     """
@@ -91,6 +92,7 @@ def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Ite
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not caught and not is_noted(number):
             caught.append(number)
+            news.put(f"{'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}: {told}")
             raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
     with handling(interrupt):
@@ -101,8 +103,13 @@ def interruptible(is_noted: Callable[[int], bool] = lambda number: False) -> Ite
 def _signals_deferred() -> Iterator[None]:
     """Let no signal handler raise inside; deliver the first signal afterwards."""
     caught: list[int] = []
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        news.put(f"{signal.Signals(number).name}: noted, while processes are started or ended")
+
     try:
-        with handling(lambda number, frame: caught.append(number)):
+        with handling(defer):
             yield
     finally:
         if caught:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.cost import Cost
 from nightshift.records import Record
 from nightshift.rules import Rules
 
@@ -36,6 +37,7 @@ class Context:
     refusals: tuple[str, ...] = ()
     in_flight: tuple[Record, ...] = ()  # what runs now: not decided yet
     waiting: tuple[Proposal, ...] = ()  # what runs next: not begun
+    flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
 
@@ -46,16 +48,23 @@ class Proposal:
 
     `cause`: why it cannot be taken, in one line. `lesson` is about the experiment before; `notes` name what the
     proposer did beside its one task. `repeats`: the experiment whose train.toml a night runs again by itself.
+    `proposer`: who made it; empty where the night did. `mechanism` and `refuted_by` belong to the hypothesis,
+    `told_outcome` to the lesson.
     """
 
     source: bytes | None
     hypothesis: str = ""
     prediction: str | None = None
+    mechanism: str | None = None
+    refuted_by: str | None = None
+    told_outcome: str | None = None
     lesson: str | None = None
+    proposer: str = ""
     notes: tuple[str, ...] = ()
     cause: str | None = None
     repeats: int | None = None
     base: tuple[int, ...] | None = None  # the ideas of the train.toml that it was made from
+    cost: Cost | None = None  # of the agents that were asked for it, each of them; None: nobody was asked
 
 
 class Proposer(Protocol):

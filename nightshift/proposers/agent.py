@@ -2,8 +2,8 @@
 
 Each proposal is a fresh process with a bounded brief, in a throw-away clone (guard/clone.py), behind the OS wall where
 this machine has one (guard/wall.py), as a process group that leaves nothing behind (supervise.py). Taken over are its
-train.toml, if that is a regular file of sane size, and up to three lines of text: hypothesis, prediction, and the
-lesson of the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and
+train.toml, if that is a regular file of sane size, and a few lines of text: hypothesis, prediction, and the lesson of
+the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and
 after (guard/seal.py), and so is the Python environment (guard/surroundings.py): what an agent does past its clone
 where there is no wall cannot be prevented, only detected.
 """
@@ -11,7 +11,6 @@ where there is no wall cannot be prevented, only detected.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 import uuid
@@ -20,8 +19,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import IO, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from nightshift.cost import Cost
 from nightshift.engines import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
 from nightshift.files import write_atomically
@@ -33,17 +34,17 @@ from nightshift.guard.surroundings import Surroundings
 from nightshift.guard.wall import Wall, choose, hidden_places
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
-from nightshift.proposers.brief import MAX_SENTENCE, compose
+from nightshift.proposers.answer import parse_answer
+from nightshift.proposers.brief import compose
+from nightshift.proposers.output import Log, said
 from nightshift.proposers.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
-from nightshift.text import clean
 from nightshift.train_toml.text import read_source
+from nightshift.waiting import waiting
 
 GRACE_SECONDS = 5.0
-MAX_LOG_BYTES = 1_000_000
 _POLL_SECONDS = 0.5
 _QUESTION = "This asks whether you can be reached. Change no file; answer with one word: ready.\n"
 _QUESTION_SECONDS = 120.0
-_ANSWER = re.compile(r"\b(HYPOTHESIS|PREDICTION|LESSON)\b[ \t*]*+:[ \t*]*")
 
 
 def open_agent(
@@ -70,25 +71,13 @@ def agent_environment(base: Mapping[str, str], clone: Path) -> dict[str, str]:
     return {**kept, "PWD": str(clone), "GIT_CEILING_DIRECTORIES": str(clone.parent), "GIT_TERMINAL_PROMPT": "0"}
 
 
-def parse_answer(text: str) -> dict[str, str]:
-    """The last `hypothesis`, `prediction` and `lesson` of a text that says `HYPOTHESIS: ... PREDICTION: ...`, on one
-    line or several; cleaned, and without the placeholders of the form."""
-    found = {}
-    for line in text.splitlines():
-        pieces = _ANSWER.split(line)
-        for name, value in zip(pieces[1::2], pieces[2::2], strict=True):
-            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
-            if cleaned and not cleaned.startswith("<"):
-                found[name.lower()] = cleaned
-    return found
-
-
 class Ending(NamedTuple):
-    """How a process of an agent went: what went wrong, if anything; notes; the last line that it said."""
+    """How a process of an agent went: what went wrong, if anything; notes; its last words; what it cost."""
 
     cause: str | None
     notes: tuple[str, ...]
     said: str
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +100,13 @@ class Agent:
         log_path: Path,
         is_stopping: Callable[[], bool] = lambda: False,
         seconds_left: float | None = None,
+        evidence: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Ending:
-        """One process from start to end, in a fresh clone with `source` as its train.toml. The caller clears that."""
+        """One process from start to end, in a fresh clone with `source` as its train.toml and, to be read, the files of
+        `evidence`. The caller clears that."""
         group = ProcessGroup(f"agent-{uuid.uuid4().hex}", GRACE_SECONDS)
         try:  # what git might start, should somebody find a way, ends with the agent
-            listing = self.clone.open(source)
+            listing = self.clone.open(source, evidence)
             ending = self._run(group, prompt, log_path, is_stopping, seconds_left)
         except BaseException:
             group.stop()
@@ -141,7 +132,9 @@ class Agent:
             words, environment = self.wall.enclose(words, self.clone, prompt_path)
         log_path.unlink(missing_ok=True)
         log_path.touch(mode=0o600, exist_ok=False)  # what agents print may hold secrets
-        with stdin or nullcontext(), log_path.open("ab") as log:
+        began = self.clock()
+        with stdin or nullcontext(), log_path.open("r+b") as file:
+            log, cause = Log(file), None
             try:
                 child = group.start(
                     "agent",
@@ -152,58 +145,63 @@ class Agent:
                     stdin=stdin,
                 )
                 timeout = min(self.timeout_seconds, seconds_left or self.timeout_seconds)
-                deadline, cause = self.clock() + timeout, None
+                deadline = self.clock() + timeout
                 while child.poll() is None and cause is None:
                     if is_stopping():
                         cause = "stopped with the night"
                     elif self.clock() >= deadline:
                         cause = f"no end after {timeout:g} s: stopped"
                     group.check()
-                    _cut(log)
+                    log.cut()
                     with suppress(TimeoutExpired):
                         child.wait(_POLL_SECONDS)
             finally:
                 left = group.stop()
                 if self.wall is not None and not left:  # also when the night is stopped now: a token may be renewed
                     notes = self.wall.take_back(self.clone.folder, credential)
-            said = clean(next(iter(child.tail(1)), ""), 120)
-            if left:
-                return Ending(f"could not be stopped: {', '.join(left)}", notes, said)
-            if cause is None and child.poll() != 0:
-                cause = child.exit_cause()
-            if cause is not None and said:
-                cause += f"; its last words: {said}"
-            _cut(log)
-        return Ending(cause, notes, said)
+            log.cut()
+        last, told = said(log.end)
+        cost = replace(told, seconds=max(self.clock() - began, 0.0))
+        if left:
+            cause = f"could not be stopped: {', '.join(left)}"
+        elif cause is not None or child.poll() != 0:
+            cause = (cause or child.exit_cause()) + (f"; its last words: {last}" if last else "")
+        return Ending(cause, notes, last, cost)
 
 
 @dataclass(frozen=True, slots=True)
-class AgentProposer:
-    """Asks an agent, once for each proposal."""
+class Desk:
+    """Where agents are asked. What each of them leaves beside its answer is undone or named."""
 
-    agent: Agent
     checkout: Checkout
     surroundings: Surroundings
     jobs: Callable[[], Collection[str]] = tuple  # of this person on the cluster, but for the night's own
 
-    @property
-    def name(self) -> str:
-        """What the person calls it."""
-        return self.agent.name
-
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
-        """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
+    def ask(
+        self,
+        agent: Agent,
+        prompt: str,
+        context: Context,
+        is_stopping: Callable[[], bool],
+        role: str = "",
+        evidence: Mapping[str, bytes] | None = None,
+    ) -> Proposal:
+        """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
+        else its train.toml too. UsageError if it reached past its clone."""
         before, jobs = seal.take(self.checkout), self.jobs()
         if not self.checkout.in_flight():  # else it is still to be as the first of those runs found it
             self.surroundings.look()
         folder = context.ledger.runs_dir / "agent"
         folder.mkdir(parents=True, exist_ok=True)
-        log_path = folder / f"{context.number:04d}-{len(context.refusals) + 1}.log"
+        name = "-".join(filter(None, (f"{context.number:04d}", str(len(context.refusals) + 1), role)))
         try:
-            ending = self.agent.run(context.source, compose(context), log_path, is_stopping, context.seconds_left)
-            proposal = self._take_over(context, ending.cause)
+            left, log = context.seconds_left, folder / f"{name}.log"
+            at_most = min(agent.timeout_seconds, left or agent.timeout_seconds)
+            with waiting(f"{agent.name} is at work on experiment {context.number:04d}", at_most):
+                ending = agent.run(context.source, prompt, log, is_stopping, left, evidence or {})
+            proposal = replace(_take_over(agent, context.source, ending.cause, edits=not role), cost=ending.cost)
         finally:
-            self.agent.clone.clear()
+            agent.clone.clear()
         notes = (*ending.notes, *seal.restore(before, self.checkout))
         if changed := self.surroundings.changed(was_agent_here=True):
             raise UsageError(
@@ -214,25 +212,51 @@ class AgentProposer:
             notes = (*notes, f"jobs that are not the night's appeared on the cluster: {listed(new)}")
         return replace(proposal, notes=(*proposal.notes, *notes))
 
-    def _take_over(self, context: Context, cause: str | None) -> Proposal:
-        """Its train.toml and its answer; a process that did not end well leaves nothing but what it finished."""
-        answer_path, answer, notes = self.agent.clone.path / ANSWER_NAME, dict[str, Any](), tuple[str, ...]()
-        try:
-            answer = parse_answer(read_source(answer_path).decode(errors="replace"))
-        except ConfigError as error:
-            if os.path.lexists(answer_path):
-                notes = (f"left no readable {ANSWER_NAME}: {error.cause}",)
-        proposal = Proposal(None, notes=notes, **answer)
-        ended = None if cause is None else f"{self.name}: {cause}"
-        try:
-            source = read_source(self.agent.clone.path / CONFIG_NAME)
-        except ConfigError as error:
-            return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
-        if source == context.source:
-            return replace(proposal, cause=ended or f"{self.name} ended without an edit of train.toml")
-        if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work
-            return replace(proposal, cause=ended)
-        return replace(proposal, source=source, notes=notes if ended is None else (*notes, ended))
+
+@dataclass(frozen=True, slots=True)
+class AgentProposer:
+    """Asks one agent, once for each proposal."""
+
+    agent: Agent
+    desk: Desk
+
+    @property
+    def name(self) -> str:
+        """What the person calls it."""
+        return self.agent.name
+
+    @property
+    def agents(self) -> tuple[Agent, ...]:
+        """Those that it asks."""
+        return (self.agent,)
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
+        return self.desk.ask(self.agent, compose(context), context, is_stopping)
+
+
+def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Proposal:
+    """Its answer and, where it `edits`, its train.toml; a process that did not end well leaves nothing but what it
+    finished."""
+    answer_path, answer, notes = agent.clone.path / ANSWER_NAME, dict[str, Any](), tuple[str, ...]()
+    try:
+        answer = parse_answer(read_source(answer_path).decode(errors="replace"))
+    except ConfigError as error:
+        if os.path.lexists(answer_path):
+            notes = (f"left no readable {ANSWER_NAME}: {error.cause}",)
+    ended = None if cause is None else f"{agent.name}: {cause}"
+    proposal = Proposal(None, notes=notes, **answer)
+    if not edits:
+        return replace(proposal, cause=ended)
+    try:
+        source = read_source(agent.clone.path / CONFIG_NAME)
+    except ConfigError as error:
+        return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
+    if source == before:
+        return replace(proposal, cause=ended or f"{agent.name} ended without an edit of train.toml")
+    if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work
+        return replace(proposal, cause=ended)
+    return replace(proposal, source=source, notes=notes if ended is None else (*notes, ended))
 
 
 def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
@@ -241,15 +265,10 @@ def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:
         with tempfile.TemporaryDirectory() as folder:
             repo = Repo(root)
             agent = open_agent(name, "auto", root, environ, _QUESTION_SECONDS, Clone(repo, Path(folder)))
-            ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
+            with waiting(f"asking {agent.name} whether it can be reached", _QUESTION_SECONDS):
+                ending = agent.run(read_source(root / CONFIG_NAME), _QUESTION, Path(folder) / "log")
         told = f"({agent.shortfall or 'behind the OS wall'})"
         problem = ending.cause and f"{agent.name}: {ending.cause} {told}"
         return Check(ALL, "agent", problem, f"{agent.name}: {ending.said!r} {told}")
     except NightshiftError as error:
         return Check(ALL, "agent", error)
-
-
-def _cut(log: IO[bytes]) -> None:
-    """A program that prints for ever does not fill the disk."""
-    if os.fstat(log.fileno()).st_size > MAX_LOG_BYTES:
-        log.truncate(MAX_LOG_BYTES)

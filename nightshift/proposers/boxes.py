@@ -11,12 +11,11 @@ What stands in no box is not searched:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from nightshift.train_toml.locks import CURRICULUM
-from nightshift.train_toml.values import Key, Value
+from nightshift.train_toml.values import Value
 
 
 class Scale(StrEnum):
@@ -24,19 +23,19 @@ class Scale(StrEnum):
 
     LOG = "log"
     LINEAR = "linear"
+    SHARE = "share"  # of the steps that the run is expected to make
     POWER_OF_TWO = "power of two"  # searched by its exponent
     CHOICE = "choice"
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a key is searched. `only_if` as in values.Key, beside the key's own."""
+    """Where a key is searched."""
 
     scale: Scale
     low: float = 0.0
     high: float = 0.0
     choices: tuple[Value, ...] = ()
-    only_if: tuple[str, tuple[Value, ...]] | None = None
 
 
 def _choice(*choices: Value) -> Box:
@@ -45,7 +44,13 @@ def _choice(*choices: Value) -> Box:
 
 _LOG, _LINEAR, _POWER = Scale.LOG, Scale.LINEAR, Scale.POWER_OF_TWO
 _ON_OFF = _choice(False, True)
-_DECAYING = ("trainer.scheduler.type", ("linear", "cosine"))
+KIND, WARMUP, DECAY, STEPS = (
+    "trainer.scheduler.type",
+    "trainer.scheduler.warmup_steps",
+    "trainer.scheduler.decay_steps",
+    "max_steps",
+)
+DECAYING = ("linear", "cosine")  # schedules, to the end of the budget
 
 # Measured: on the arithmetic task of the trl engine. Effects there are those of one key from the shipped train.toml.
 BOXES: dict[str, Box] = {
@@ -62,6 +67,9 @@ BOXES: dict[str, Box] = {
     "orchestrator.algo.decay": _choice(0.9, 0.95, 0.99),  # a memory of 10, 20 or 100 rewards
     "orchestrator.algo.length_penalty": _choice(None, {}),
     "orchestrator.algo.length_penalty.num_output_tokens_weight": Box(_LOG, 0.02, 0.5),  # around prime-rl's 0.25
+    KIND: _choice("constant", *DECAYING),
+    WARMUP: Box(Scale.SHARE, 0.01, 0.15),  # more is time lost
+    DECAY: Box(Scale.SHARE, 0.2, 0.8),  # space.py begins it early enough that it is begun at all
     "trainer.optim.type": _choice("adamw", "muon"),  # the same rates suit both; sgd and sign_sgd need others
     "trainer.optim.lr": Box(_LOG, 5e-7, 2e-5),  # measured: a third is slower, three times fine, ten times collapses
     "trainer.optim.weight_decay": Box(_LOG, 1e-3, 0.3),  # at these rates above 0.1 is the first to be felt
@@ -79,22 +87,3 @@ BOXES: dict[str, Box] = {
     "trainer.model.lora.rank": Box(_POWER, 4, 128),  # around prime-rl's 16
     "trainer.model.lora.alpha": Box(_LOG, 8, 128),  # around prime-rl's 32
 }
-
-
-def box_of(key: Key, num_steps: float | None) -> Box | None:
-    """The box of a key; None for what is not searched. `num_steps` of the incumbent's run, None where it is unknown."""
-    return _schedule(num_steps).get(key.path) or BOXES.get(key.path)
-
-
-def _schedule(num_steps: float | None) -> dict[str, Box]:
-    """Boxes in steps: of the incumbent's run, so that a decay ends where the budget does."""
-    kinds, warmup = "trainer.scheduler.type", "trainer.scheduler.warmup_steps"
-    if num_steps is None:  # a warm-up needs no end, a decay does
-        return {kinds: _choice("constant", "linear"), warmup: Box(_LINEAR, 1, 20)}  # to twice prime-rl's 10
-    n = max(num_steps, 10.0)
-    return {
-        kinds: _choice("constant", "linear", "cosine"),
-        warmup: Box(_LINEAR, 1, max(2, n // 10)),
-        "trainer.scheduler.decay_steps": Box(_LINEAR, 2, n // 2),
-        "max_steps": Box(_LINEAR, math.ceil(0.8 * n), 1.1 * n, only_if=_DECAYING),
-    }

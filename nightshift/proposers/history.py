@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.expected import Expected, expected
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
@@ -33,22 +34,15 @@ class Trial:
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
     verdict: Verdict
-    delta: float | None  # posterior mean and its standard error, fractions; None for a crash
-    delta_stderr: float | None
+    expected: Expected | None  # as believed now; None for a crash
     others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
     since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
-
-    @property
-    def effect(self) -> str:
-        """The delta in words; empty for a crash."""
-        error = "" if self.delta_stderr is None else f" +- {100 * self.delta_stderr:.1f}"
-        return "" if self.delta is None else f"{100 * self.delta:+.1f}{error} pp"
 
     def __str__(self) -> str:
         """One line."""
         words = [
             " ".join(filter(None, (self.verdict, self.since))),
-            self.effect,
+            str(self.expected or ""),
             f"(with {', '.join(self.others)})" if self.others else "",
         ]
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
@@ -65,7 +59,7 @@ class Trial:
 
     @property
     def _best(self) -> float:
-        return float("-inf") if self.delta is None else self.delta + (self.delta_stderr or 0.0)
+        return float("-inf") if self.expected is None else self.expected.mean + self.expected.stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +135,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 before=_value_of(parent, key),
                 after=_value_of(candidate, key),
                 verdict=judgement.verdict,
-                delta=judgement.delta,
-                delta_stderr=judgement.delta_stderr,
+                expected=expected(campaign, record),
                 others=(*(other for other in touched if other != key), *([beside] if beside else [])),
                 since=since.get(record.number, ""),
             )
@@ -171,7 +164,7 @@ def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet
 def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> list[str]:
     """The memory in lines, the most useful first: what sums it up, then each key with its trials."""
     known = {
-        "near misses": [f"{each.key} = {t.after} ({t.effect})" for each in histories for t in each.near_misses],
+        "near misses": [f"{each.key} = {t.after} ({t.expected})" for each in histories for t in each.near_misses],
         "dead ends": [each.key for each in histories if each.is_dead_end],
         "covered": [f"{each.key} {span}" for each in histories for span in each.covered],
         "untried keys": untried_keys,
@@ -182,9 +175,24 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
     return lines
 
 
-def of_last_campaign(ledger: Ledger) -> str:
-    """`describe` for the campaign of the last experiment; untried are keys of train.toml alone, as its engine is not
-    asked which it uses. Raises UsageError before the baseline.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the last campaign tried; `damaged`: what could not be read or fits nothing."""
+
+    campaign: Campaign
+    histories: tuple[KeyHistory, ...]
+    untried_keys: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """In lines, see `describe`."""
+        lines = describe(self.histories, self.untried_keys)
+        return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])
+
+
+def of_last_campaign(ledger: Ledger) -> Memory:
+    """That of the last experiment; untried are keys of train.toml alone, as its engine is not asked which it uses.
+    Raises UsageError before the baseline.
     """
     records, damaged = ledger.readable()
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
@@ -194,8 +202,7 @@ def of_last_campaign(ledger: Ledger) -> str:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
-    lines = describe(histories, untried(histories, now, used_keys))
-    return "\n".join([*(f"damaged: {cause}" for cause in (*damaged, *unfit.values())), *lines])
+    return Memory(campaign, tuple(histories), tuple(untried(histories, now, used_keys)), (*damaged, *unfit.values()))
 
 
 def _value_of(config: Config, key: str) -> str:

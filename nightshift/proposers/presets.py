@@ -21,11 +21,12 @@ class Preset:
 
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.197, Codex CLI 0.169.0 and Gemini CLI
 # 0.61.0, all of which read the prompt on stdin, and their packages for what they keep where. Without --skip-trust
-# Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag.
+# Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag. What they print as JSON tells what
+# their work cost (output.py): the answer itself is files.
 PRESETS = {
     "claude": Preset(
-        "claude -p --permission-mode acceptEdits",
-        """claude -p --permission-mode acceptEdits --settings '{"sandbox":{"enabled":false}}'""",
+        "claude -p --output-format json --permission-mode acceptEdits",
+        """claude -p --output-format json --permission-mode acceptEdits --settings '{"sandbox":{"enabled":false}}'""",
         Login(
             ("ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*", "AWS_REGION", "AWS_BEARER_TOKEN_BEDROCK"),
             (".claude", "CLAUDE_CONFIG_DIR"),
@@ -34,13 +35,13 @@ PRESETS = {
         ),
     ),
     "codex": Preset(
-        "codex exec --sandbox workspace-write --skip-git-repo-check",
-        "codex exec --sandbox danger-full-access --skip-git-repo-check",
+        "codex exec --json --sandbox workspace-write --skip-git-repo-check",
+        "codex exec --json --sandbox danger-full-access --skip-git-repo-check",
         Login(("OPENAI_*", "CODEX_API_KEY"), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",)),
     ),
     "gemini": Preset(
-        "gemini --skip-trust --approval-mode auto_edit",
-        "gemini --skip-trust --approval-mode auto_edit --sandbox=false",
+        "gemini --output-format json --skip-trust --approval-mode auto_edit",
+        "gemini --output-format json --skip-trust --approval-mode auto_edit --sandbox=false",
         Login(
             ("GEMINI_API_KEY", "GEMINI_MODEL", "GOOGLE_API_KEY", "GOOGLE_CLOUD_*", "GOOGLE_GENAI_*"),
             (".gemini", ""),
@@ -50,6 +51,7 @@ PRESETS = {
     ),
 }
 OWN_LOGIN = Login(("*_API_KEY",))  # of a person's own command: only the person knows whose key it needs
+SEARCHES = ("search", "tpe", "random")  # without a language model: search.py
 PROMPT_FILE = "{prompt_file}"
 
 
@@ -61,7 +63,7 @@ def command_of(agent: str, *, is_walled: bool = False) -> tuple[str, ...]:
     except ValueError as error:
         raise UsageError(f"--agent {agent!r} is no command ({error})", "Close its quotes.") from None
     if not words or shutil.which(words[0]) is None:
-        presets = ", ".join([*PRESETS, "tpe", "random"])
+        presets = ", ".join([*PRESETS, *SEARCHES])
         raise UsageError(
             f"--agent {agent}: no program {words[0] if words else ''!r} on PATH",
             f"Install it, or give {presets}, or a command that reads the prompt on stdin or {PROMPT_FILE}.",

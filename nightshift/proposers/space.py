@@ -1,23 +1,39 @@
-"""The search space of tpe and random: the allow-list's keys that the engine uses, each in its box."""
+"""The search space of random, tpe and search: the allow-list's keys that the engine uses, each in its box.
+
+A proposal changes one to three keys of the config that it is tried on, so that what it did can be told. Schedules are
+thought of in shares of the run, and written in the steps that it is expected to make (throughput.py): a decay ends with
+the budget whatever batch it goes with, and a constant schedule has no max_steps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.boxes import BOXES, Box, Scale, box_of
+from nightshift.proposers.boxes import BOXES, DECAY, DECAYING, KIND, STEPS, WARMUP, Box, Scale
+from nightshift.proposers.throughput import LEAST_STEPS, Plan
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.edit import ABSENT, set_values
 from nightshift.train_toml.keys import KEYS, applies, resolve, variants
-from nightshift.train_toml.values import Key, Kind, Value
+from nightshift.train_toml.values import Key, Value
 
+MAX_KEYS = 3  # that a proposal changes; steps that follow from another one do not count
 _DIGITS = 3  # of a sampled number: 3.42e-6 is as good as 3.4193e-6 and can be read
 _REACH = 3.0  # a log box goes at least so far to both sides of the incumbent: the optimum moves with other keys
+_DECAY_FIRST = 0.4  # of the proposals for a config without a decay begin one: else few of three in fourteen keys would
+_SHARES = {WARMUP: 0.05, DECAY: 0.5}  # of a schedule that is new
+# Steps that are planned beyond those expected, in sd of that: rather a last part of a decay is lost than of the budget.
+_BEYOND = 0.5
+_BEGUN = 3.5  # a decay begins before the budget ends even where a run is so many sd slower than expected
+_NONE = object()
+_SETTLED = 0.1  # max_steps as far from the plan as this is left as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,111 +45,215 @@ class Dimension:
     box: Box
 
     @property
+    def is_choice(self) -> bool:
+        """Among a few values without an order."""
+        return self.box.scale is Scale.CHOICE
+
+    @property
+    def is_exponent(self) -> bool:
+        """Of two."""
+        return self.box.scale is Scale.POWER_OF_TWO
+
+    @property
     def distribution(self) -> BaseDistribution:
         """The box as Optuna knows it: of exponents for powers of two; a table is switched `on`, or None."""
         low, high = self.box.low, self.box.high
-        if self.box.scale is Scale.CHOICE:
+        if self.is_choice:
             choices: list[Any] = ["on" if choice == {} else choice for choice in self.box.choices]
             return CategoricalDistribution(choices)
-        if self.box.scale is Scale.POWER_OF_TWO:
+        if self.is_exponent:
             return IntDistribution(round(math.log2(low)), round(math.log2(high)))
-        if self.key.kind is Kind.INT:  # a box in steps of a run ends anywhere
-            return IntDistribution(math.ceil(low), max(math.floor(high), math.ceil(low)))
         return FloatDistribution(low, high, log=self.box.scale is Scale.LOG)
 
     def value(self, param: Any) -> Value:
-        """What train.toml holds for an Optuna parameter."""
-        if self.box.scale is Scale.CHOICE:
+        """What train.toml holds for an Optuna parameter; of a share that number."""
+        if self.is_choice:
             return {} if param == "on" else param
-        if self.box.scale is Scale.POWER_OF_TWO:
+        if self.is_exponent:
             return int(2**param)
-        return int(param) if self.key.kind is Kind.INT else float(f"{param:.{_DIGITS}g}")
+        return float(f"{param:.{_DIGITS}g}")
 
     def param(self, value: Value) -> Any:
         """The Optuna parameter of a value, the nearest one of the box. Raises ValueError where there is none."""
         box: Any = self.distribution
-        if self.box.scale is Scale.CHOICE:
+        if self.is_choice:
             return box.choices[self.box.choices.index(value)]
         if not isinstance(value, int | float):
             raise ValueError(f"{self.name} = {value!r} is no number")
-        number = math.log2(max(value, 1)) if self.box.scale is Scale.POWER_OF_TWO else value
+        number = math.log2(max(value, 1)) if self.is_exponent else value
         number = min(max(number, box.low), box.high)
+        return round(number) if isinstance(box, IntDistribution) else number
+
+    def place(self, param: Any) -> float:
+        """Where a parameter lies in the box, 0..1; choices are spread evenly."""
+        box: Any = self.distribution
+        if self.is_choice:
+            return int(box.choices.index(param)) / max(len(box.choices) - 1, 1)
+        low, high, at = (math.log(x) if self.box.scale is Scale.LOG else x for x in (box.low, box.high, param))
+        return float((at - low) / (high - low)) if high > low else 0.5
+
+    def at(self, place: float) -> Any:
+        """The parameter at a place, 0..1, of the box."""
+        box: Any = self.distribution
+        if self.is_choice:
+            return box.choices[round(place * (len(box.choices) - 1))]
+        low, high = (math.log(x) if self.box.scale is Scale.LOG else x for x in (box.low, box.high))
+        number = low + place * (high - low)
+        if self.box.scale is Scale.LOG:
+            return min(max(math.exp(number), box.low), box.high)
         return round(number) if isinstance(box, IntDistribution) else number
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """The dimensions around one incumbent; a selector stands before what it selects."""
+    """The dimensions around the config `base`; a selector stands before what it selects. `plan`: the steps of a run,
+    from the keys that apply in its train.toml."""
 
     dimensions: tuple[Dimension, ...]
-    incumbent: Config
+    base: Config
+    plan: Callable[[Mapping[str, Value]], Plan]
 
     @classmethod
     def for_engine(
-        cls, used_keys: AbstractSet[str] | None, incumbent: Config, num_steps: float | None = None
+        cls, used_keys: AbstractSet[str] | None, base: Config, plan: Callable[[Mapping[str, Value]], Plan]
     ) -> SearchSpace:
-        """`used_keys`: what the engine uses, None for every key. `num_steps` of the incumbent's run: with it,
-        schedules that end at max_steps are searched too.
-        """
+        """`used_keys`: what the engine uses, None for every key."""
         found = []
         for key in KEYS:
-            box = box_of(key, num_steps) if used_keys is None or key.path in used_keys else None
-            box = box and _around(key, box, incumbent.resolved.get(key.path))
+            box = BOXES.get(key.path) if used_keys is None or key.path in used_keys else None
+            box = box and _around(key, box, base.resolved.get(key.path))
             variant = f" ({key.only_if[1][0]})" if key.only_if and len(variants(key.path)) > 1 else ""
             if box is not None:
                 found.append(Dimension(key.path + variant, key, box))
-        last = sorted(found, key=lambda dimension: dimension.key.path == "max_steps")  # the schedule selects it
-        return cls(tuple(last), incumbent)
+        return cls(tuple(found), base, plan)
 
     def build(self, params: Mapping[str, Any]) -> bytes:
-        """A train.toml with the Optuna parameter of every applicable dimension; comments and other keys are kept.
+        """The base's train.toml with these Optuna parameters, where they apply; comments and other keys are kept.
 
         Raises ConfigError if a key that is not searched stands in the way.
         """
-        chosen = dict(self.incumbent.values)
+        chosen, shares = dict[str, Any](self.base.values), self._shares(self.base.resolved)
         resolved = resolve(chosen)
         for dimension in self.dimensions:
-            if _applies(dimension, resolved):
-                chosen[dimension.key.path] = dimension.value(params[dimension.name])
-                if dimension.box.scale is Scale.CHOICE:  # it may select what follows
+            if dimension.name in params and _applies(dimension, resolved):
+                into = shares if dimension.box.scale is Scale.SHARE else chosen
+                into[dimension.key.path] = dimension.value(params[dimension.name])
+                if dimension.is_choice:  # it may select what follows
                     resolved = resolve(chosen)
-        _fit(chosen, self.incumbent)
+        _fit(chosen)
+        if params.keys() & {WARMUP, DECAY, KIND} or STEPS in self.base.values:
+            self._schedule(chosen, shares)
         resolved = resolve(chosen)
         kept = {path: value for path, value in chosen.items() if path in resolved}
-        changes: dict[str, Any] = {path: ABSENT for path in self.incumbent.values if path not in kept}
-        changes |= {path: value for path, value in kept.items() if self.incumbent.resolved.get(path, ABSENT) != value}
-        return set_values(self.incumbent.source, changes)
+        changes: dict[str, Any] = {path: ABSENT for path in self.base.values if path not in kept}
+        changes |= {path: value for path, value in kept.items() if self.base.resolved.get(path, ABSENT) != value}
+        return set_values(self.base.source, changes)
 
     def params(self, config: Config) -> dict[str, Any] | None:
         """A config as Optuna parameters, by the names of the dimensions that apply to it.
 
         A number beyond the box becomes the nearest one in it. None where a searched key has no place in the space.
         """
-        ours = (dimension for dimension in self.dimensions if _applies(dimension, config.resolved))
-        try:
-            return {dimension.name: dimension.param(config.get(dimension.key.path)) for dimension in ours}
-        except ValueError:
-            return None
+        known = self._known(config.resolved)
+        return known if all(d.name in known for d in self.dimensions if _applies(d, config.resolved)) else None
+
+    def places(self, config: Config) -> list[float]:
+        """A config in the unit cube of all dimensions; what does not apply, or has no place, lies in the middle."""
+        return self._in_cube(self._known(config.resolved))
+
+    def places_with(self, params: Mapping[str, Any]) -> list[float]:
+        """The base with these parameters in that cube."""
+        chosen = dict(self.base.values)
+        for dimension in self.dimensions:
+            if dimension.name in params and dimension.box.scale is not Scale.SHARE:
+                chosen[dimension.key.path] = dimension.value(params[dimension.name])
+        return self._in_cube({**self._known(resolve(chosen)), **params})
+
+    def _in_cube(self, known: Mapping[str, Any]) -> list[float]:
+        return [0.5 if (param := known.get(d.name, _NONE)) is _NONE else d.place(param) for d in self.dimensions]
+
+    def change(
+        self, rng: random.Random, draw: Callable[[Dimension, Any], Any], begins_decay: bool = False
+    ) -> dict[str, Any]:
+        """Other Optuna parameters for one to three dimensions. `draw` makes one from the present one, None where it has
+        none. What a new choice selects is drawn with it, as far as three go, and has its defaults else.
+        """
+        chosen, known, params = dict(self.base.values), self._known(self.base.resolved), dict[str, Any]()
+        resolved, wanted = self.base.resolved, rng.randint(1, MAX_KEYS)
+        while len(params) < wanted:
+            ours = [each for each in self.dimensions if each.name not in params and _applies(each, resolved)]
+            new = [each for each in ours if not _applies(each, self.base.resolved)]
+            if not ours:
+                break
+            dimension = rng.choice(new or ours)
+            if begins_decay and not params:
+                dimension = next((each for each in ours if each.key.path == KIND), dimension)
+            param = params[dimension.name] = draw(dimension, known.get(dimension.name))
+            if begins_decay and dimension.key.path == KIND and param not in DECAYING:
+                param = params[dimension.name] = rng.choice(DECAYING)
+            if dimension.is_choice:
+                chosen[dimension.key.path] = dimension.value(param)
+                resolved = resolve(chosen)
+        return params
+
+    def begins_decay(self, rng: random.Random) -> bool:
+        """Whether the next proposal is to begin a decay, for a base that has none."""
+        has_kind = any(dimension.key.path == KIND for dimension in self.dimensions)
+        return has_kind and self.base.get(KIND) not in DECAYING and rng.random() < _DECAY_FIRST
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Of all dimensions, by name."""
         return {dimension.name: dimension.distribution for dimension in self.dimensions}
 
+    def _known(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """As `params`, without what has no place, for the keys that apply."""
+        shares, found = self._shares(resolved), dict[str, Any]()
+        for dimension in self.dimensions:
+            if _applies(dimension, resolved):
+                is_share, path = dimension.box.scale is Scale.SHARE, dimension.key.path
+                with suppress(ValueError):
+                    found[dimension.name] = dimension.param(shares[path] if is_share else resolved.get(path))
+        return found
+
+    def _shares(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the run's steps that a warm-up and a decay take; the usual ones where there is none."""
+        num_steps = resolved.get(STEPS) or self.plan(resolved).num_steps
+        steps = {path: resolved.get(path) for path in _SHARES}
+        return {path: _SHARES[path] if each is None else each / num_steps for path, each in steps.items()}
+
+    def _schedule(self, chosen: dict[str, Any], shares: Mapping[str, float]) -> None:
+        """Write the schedule's shares in steps, so that it ends with the budget."""
+        resolved: Mapping[str, Any] = resolve(chosen)
+        if resolved[KIND] not in DECAYING:
+            chosen.pop(STEPS, None)
+            return
+        num_steps, log_sd = self.plan(resolved)
+        steps = max(round(num_steps * math.exp(_BEYOND * log_sd)), LEAST_STEPS)
+        before = self.base.get(STEPS)
+        if before and abs(math.log(steps / before)) < _SETTLED:
+            steps = before
+        chosen[STEPS], warmup = steps, max(round(shares[WARMUP] * steps), 1)
+        if resolved[KIND] == "linear":
+            share = max(shares[DECAY], 1 - math.exp(-_BEGUN * log_sd))
+            chosen[DECAY] = min(max(round(share * steps), 2), steps - 1)
+            warmup = min(warmup, steps - 1 - chosen[DECAY])
+        chosen[WARMUP] = min(warmup, steps - 1)
+
 
 def _applies(dimension: Dimension, resolved: Mapping[str, Value]) -> bool:
-    condition = dimension.box.only_if
-    is_selected = condition is None or resolved.get(condition[0]) in condition[1]
-    return is_selected and applies(dimension.key, dimension.key.path, resolved)
+    return applies(dimension.key, dimension.key.path, resolved)
 
 
 def _around(key: Key, box: Box, now: Value) -> Box | None:
-    """The box, moved or widened to the incumbent's value; None where that value would be lost."""
+    """The box, moved or widened to the base's value; None where that value would be lost."""
     low, high = box.low, box.high
+    if box.scale is Scale.SHARE:
+        return box
     if box.scale is Scale.CHOICE:
-        # Where the incumbent has left this choice, what suits the others does not suit it.
+        # Where the base has left this choice, what suits the others does not suit it.
         return box if now is None or now in box.choices else None
-    if isinstance(now, int | float) and now > 0 and key.path in BOXES:  # boxes in steps follow the run instead
+    if isinstance(now, int | float) and now > 0:
         if box.scale is Scale.LINEAR or low <= now <= high:
             low, high = min(low, now), max(high, now)
         else:
@@ -147,7 +267,7 @@ def _around(key: Key, box: Box, now: Value) -> Box | None:
     return replace(box, low=low, high=high)
 
 
-def _fit(chosen: dict[str, Value], incumbent: Config) -> None:
+def _fit(chosen: dict[str, Any]) -> None:
     """Make keys agree that are drawn one by one (the rules of checks.py), by giving way to the one named first."""
     number: Mapping[str, Any] = resolve(chosen)
     batch, group = "orchestrator.batch_size", "orchestrator.group_size"
@@ -159,15 +279,5 @@ def _fit(chosen: dict[str, Value], incumbent: Config) -> None:
     start, most = (f"orchestrator.concurrency.{name}_inflight" for name in ("initial", "max"))
     if number[start] is not None and number[most] is not None and number[start] > number[most]:
         chosen[start] = number[most]
-    kind, least = number["trainer.scheduler.type"], "trainer.scheduler.min_lr"
-    if number.get(least, 0.0) > number["trainer.optim.lr"]:
-        chosen.pop(least, None)
-    warmup, decay, steps = "trainer.scheduler.warmup_steps", "trainer.scheduler.decay_steps", number["max_steps"]
-    if kind == "linear" and steps is None:
-        chosen[decay] = 0
-    elif kind in ("linear", "cosine") and number[warmup] + number.get(decay, 0) > steps - 1:
-        chosen[warmup] = min(number[warmup], steps // 10)
-        if number.get(decay):
-            chosen[decay] = min(number[decay], steps // 2)
-    if kind == "constant" and incumbent.get("trainer.scheduler.type") != "constant":
-        chosen.pop("max_steps", None)  # it was the schedule's end
+    if number.get("trainer.scheduler.min_lr", 0.0) > number["trainer.optim.lr"]:
+        chosen.pop("trainer.scheduler.min_lr", None)

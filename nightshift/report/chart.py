@@ -15,8 +15,8 @@ from statistics import median
 
 from nightshift.campaign.standing import Z95, Standing
 from nightshift.records import Verdict
-from nightshift.report.data import MEASURED, Experiment
-from nightshift.report.text import cut, expected, score, verdict
+from nightshift.report.data import Experiment
+from nightshift.report.text import brief, expected, score, verdict
 from nightshift.train_toml.values import shorten
 
 LABEL_SIZE = 11  # of the monospaced labels
@@ -24,7 +24,7 @@ CHARACTER_WIDTH = 0.62 * LABEL_SIZE  # the widest common monospaced fonts take 0
 LABEL_HEIGHT = 17
 LABEL_GAP = 3.0  # from a leader to its text
 _MAX_LABEL, _BRIEF_LABEL = 34, 18  # characters
-_CRASH_HEIGHT = 22
+_CRASH_HEIGHT, _MANY = 22, 300
 _AXIS_HEIGHT = 34
 _GENERIC_LEAVES = ("type", "name", "enabled", "num")
 
@@ -111,7 +111,7 @@ class Axis:
     ) -> Dot:
         """The dot of one experiment: at `crash_y` without a value, at the edge where it lies below the axis."""
         if value is None:
-            return Dot(e.number, x, crash_y, "crash", title)
+            return Dot(e.number, x, crash_y, "crash" if e.is_crash else kind, title)
         if value < self.low:
             return Dot(e.number, x, self.bottom - 5, kind, title, is_below=True)
         if spread is None:
@@ -142,7 +142,7 @@ class Chart:
     incumbent: tuple[Point, ...]  # the step line
     band: tuple[Point, ...]  # its 95 % band as a polygon
     baseline_y: float | None
-    crash_y: float | None  # of the crashes, below the plot; None without one
+    unscored: Text | None  # the row below the plot of what has no score, and what that is: crash, stopped; None: none
     ends: tuple[Text, ...]  # what the lines come to
     labels: tuple[Label, ...]
     num_unlabelled: int
@@ -157,8 +157,8 @@ class Chart:
 
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
-    shown = [e for e in experiments if e.is_crash or (e.record.status in MEASURED and e.score is not None)]
-    if all(e.is_crash for e in shown):
+    shown = [e for e in experiments if e.is_crash or e.has_score or e.is_stopped]
+    if not any(e.has_score for e in shown):
         return None
     plot_width = size.width - size.left - size.right
     pitch = plot_width / len(shown)
@@ -166,16 +166,16 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
     axis = Axis(*_range(shown), top=0.0, bottom=size.plot_height)
     crash_y = axis.bottom + _CRASH_HEIGHT / 2 + 2
     dots = [
-        axis.dot(e, e.kind, _title(e), x, None if e.is_crash else e.score, e.spread, crash_y)
+        axis.dot(e, e.kind, _title(e, len(shown)), x, None if e.is_crash else e.record.score, e.spread, crash_y)
         for e, x in zip(shown, xs, strict=True)
     ]
-    has_crash = any(e.is_crash for e in shown)
+    unscored = {"crash" if e.is_crash else "stopped" for e in shown if e.is_crash or e.is_stopped}
     kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
     labels = _labels(kept, size)
     line, band = _steps(shown, xs, size.width - size.right, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
     top = min((label.y for label in labels), default=0.0) - 20
-    bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
+    bottom = axis.bottom + _CRASH_HEIGHT * bool(unscored) + _AXIS_HEIGHT
     return Chart(
         size=size,
         top=top,
@@ -185,7 +185,7 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         incumbent=tuple(line),
         band=tuple(band),
         baseline_y=axis.y(standing.baseline) if standing else None,
-        crash_y=crash_y if has_crash else None,
+        unscored=Text(size.left - 8, crash_y + 4, " or ".join(sorted(unscored))) if unscored else None,
         ends=_ends(standing, axis, size) if standing else (),
         labels=tuple(labels),
         num_unlabelled=len(kept) - len(labels),
@@ -201,9 +201,9 @@ def _range(shown: Sequence[Experiment]) -> Point:
         if e.standing:
             spread = Z95 * e.standing.incumbent_sd
             core += [e.standing.incumbent - spread, e.standing.incumbent + spread, e.standing.baseline]
-        if e.score is not None and e.record.status == Verdict.KEEP:
-            core += [e.score - (e.spread or 0.0), e.score + (e.spread or 0.0)]
-    scores = [e.score for e in shown if not e.is_crash and e.score is not None]
+        if e.record.score is not None and e.record.status == Verdict.KEEP:
+            core += [e.record.score - (e.spread or 0.0), e.record.score + (e.spread or 0.0)]
+    scores = [e.record.score for e in shown if not e.is_crash and e.record.score is not None]
     core = core or scores
     spreads = [e.spread for e in shown if e.spread is not None]
     floor = min(core) - max(max(core) - min(core), 4 * median(spreads) if spreads else 0.0, 0.01)
@@ -212,14 +212,14 @@ def _range(shown: Sequence[Experiment]) -> Point:
     return low - margin, high + margin
 
 
-def _title(e: Experiment) -> str:
-    """What hovering shows."""
+def _title(e: Experiment, num_shown: int) -> str:
+    """What hovering shows; of hundreds less, for the table says the rest."""
     parts = [f"{e.number:04d} {verdict(e)}"]
-    if e.score is not None:
-        parts.append(f"score {score(e.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
-    if e.delta is not None:
-        parts.append(f"expected {expected(e)} over the incumbent")
-    return "\n".join([*parts, cut(e.record.description, 80)])
+    if e.record.score is not None:
+        parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
+    if e.expected is not None:
+        parts.append(f"expected {expected(e.expected)} over its parent")
+    return "\n".join([*parts, brief(e.record.description, 80)] if num_shown <= _MANY else parts)
 
 
 def _steps(
@@ -252,7 +252,7 @@ def _ends(standing: Standing, axis: Axis, size: Size) -> tuple[Text, ...]:
 def _labels(kept: Sequence[tuple[Experiment, Dot]], size: Size) -> list[Label]:
     """Of the changes that matter most."""
     names = short_names(change.key for e, _ in kept for change in e.changes)
-    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].delta or 0.0))
+    telling = nlargest(size.max_labels, kept, key=lambda each: abs(each[0].expected.mean) if each[0].expected else 0.0)
     return place([(dot, _texts(e, names)) for e, dot in sorted(telling, key=lambda each: each[1].x)], size)
 
 

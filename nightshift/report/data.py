@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import Spent, cost_of, spent
+from nightshift.campaign.counts import Counts
+from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Z95, Standing
@@ -19,10 +24,12 @@ from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.certify.transfer import Transfer, made
 from nightshift.errors import UsageError
-from nightshift.records import Record, Verdict
+from nightshift.records import Failure, Record, Verdict
 from nightshift.train_toml.config import Change, changes_of
 
 MEASURED = (Verdict.KEEP, Verdict.DISCARD)
+GROUPS = ("keep", "discard", "crash", "interrupted")  # what experiments are counted as, beside baseline and started
+Span = tuple[datetime, datetime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Experiment:
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
     `is_standing`: the incumbent of now stands on it: it is it, the baseline, or an experiment whose idea is part of it.
     `since`: what became of a keep, "" of any other. `beside`: how what its idea was tried on differed from the
-    incumbent of then, "" where it did not.
+    incumbent of then, "" where it did not. `expected`: what is believed now of it less its parent; see expected.py.
     """
 
     record: Record
@@ -41,6 +48,7 @@ class Experiment:
     is_standing: bool
     since: str = ""
     beside: str = ""
+    expected: Expected | None = None
 
     @property
     def number(self) -> int:
@@ -49,8 +57,18 @@ class Experiment:
 
     @property
     def is_crash(self) -> bool:
-        """True if it came to nothing."""
-        return self.record.status == Verdict.CRASH
+        """True if it came to nothing, and nobody had asked it to stop."""
+        return self.group == Verdict.CRASH
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if its run was ended because it was hopeless."""
+        return self.record.status == Verdict.DISCARD and self.record.forecast is not None
+
+    @property
+    def has_score(self) -> bool:
+        """True if a run of it was evaluated."""
+        return self.record.status in MEASURED and self.record.score is not None
 
     @property
     def is_baseline(self) -> bool:
@@ -68,36 +86,32 @@ class Experiment:
         return self.is_kept and self.standing is not None and not self.is_standing
 
     @property
-    def score(self) -> float | None:
-        """Mean score of its runs."""
-        return self.record.score
-
-    @property
-    def strict(self) -> float | None:
-        """Mean strict score of its runs."""
-        return self.record.strict_score
-
-    @property
     def spread(self) -> float | None:
         """Half-width of the score's 95 % interval, over seeds and examples."""
         num_runs = len(self.record.evaluations)
         return Z95 * self.standing.run_sd / math.sqrt(num_runs) if self.standing and num_runs else None
 
     @property
+    def group(self) -> str:
+        """What it is counted as: baseline, started, or one of GROUPS. A keep stays one when it is taken back."""
+        is_interrupted = self.record.status == Verdict.CRASH and self.record.failure is Failure.INTERRUPTED
+        return "baseline" if self.is_baseline else "interrupted" if is_interrupted else str(self.record.status)
+
+    @property
+    def idea(self) -> str:
+        """What its author said of it; empty where that only lists the change, as searches do."""
+        said = self.record.description
+        return "" if self.changes and said.partition(": ")[2].startswith(self.changes[0].line) else said
+
+    @property
     def kind(self) -> str:
-        """How it is drawn: baseline, back for a keep that was taken back, else its status."""
-        return "baseline" if self.is_baseline else "back" if self.is_taken_back else str(self.record.status)
+        """How it is drawn: as its group, and back for a keep that was taken back."""
+        return "back" if self.is_taken_back else self.group
 
     @property
-    def delta(self) -> float | None:
-        """Posterior mean of candidate minus incumbent."""
-        return self.record.judgement.delta if self.record.judgement else None
-
-    @property
-    def delta_spread(self) -> float | None:
-        """Half-width of delta's 95 % interval."""
-        stderr = self.record.judgement.delta_stderr if self.record.judgement else None
-        return None if stderr is None else Z95 * stderr
+    def expected_then(self) -> Expected | None:
+        """The same as its verdict had it."""
+        return expected_then(self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,8 @@ class Morning:
     experiments: tuple[Experiment, ...]
     certificate: Certificate | None
     obsolete: str | None
+    campaign: Campaign  # what is believed of it
+    cost: Spent
     transfers: tuple[Transfer, ...]  # of this branch
     notes: tuple[str, ...]
 
@@ -131,9 +147,25 @@ class Morning:
         """Baseline and the changes that the incumbent stands on, in order; one may have been discarded at first."""
         return tuple(e for e in self.experiments if e.is_standing)
 
-    def count(self, status: str) -> int:
-        """Experiments of one status."""
-        return sum(e.record.status == status for e in self.experiments)
+    @property
+    def counts(self) -> Counts:
+        """How many came to what, as everywhere."""
+        return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
+
+    def count(self, group: str) -> int:
+        """Experiments that are counted as this."""
+        return sum(e.group == group for e in self.experiments)
+
+    @property
+    def stops(self) -> str:
+        """How many runs were stopped because they were hopeless, and what came of those that were spared; or ""."""
+        spared = [e for e in self.experiments if e.has_score and any(run.forecast for run in e.record.runs)]
+        num_stopped = sum(e.is_stopped for e in self.experiments)
+        if not num_stopped and not spared:
+            return ""
+        num_better = sum(e.expected is not None and e.expected.mean > 0 for e in spared)
+        told = f"{len(spared)} more trained to the end to test that, {num_better} of them better"
+        return f"{num_stopped} stopped early; {told}"
 
     @property
     def crash_causes(self) -> Counter[str]:
@@ -141,10 +173,21 @@ class Morning:
         return Counter(str(e.record.failure or "cause not recorded") for e in self.experiments if e.is_crash)
 
 
-def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
-    """Read the ledger for one branch: the one named, else the one checked out, else that of the last experiment.
+class Shown(NamedTuple):
+    """One campaign: what a branch ran under the rules of its last measured experiment. `notes` name what could not be
+    read, fits nothing, or is of another one."""
 
-    Raises UsageError for a named branch without experiments. Damaged records become notes.
+    branch: str
+    rules_hash: str
+    records: tuple[Record, ...]
+    campaign: Campaign
+    notes: tuple[str, ...]
+
+
+def shown_campaign(ledger: Ledger, branch: str | None, head_branch: str) -> Shown:
+    """Of one branch: the one named, else the one checked out, else that of the last experiment.
+
+    Raises UsageError for a named branch without experiments.
     """
     records, damaged = ledger.readable()
     notes = [f"Not counted: {cause}." for cause in damaged]
@@ -164,7 +207,12 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         notes.append(f"{counted(others)} of other branches: not shown.")
     campaign, unfit = fold_sound(ledger, shown, branch, rules_hash)
     notes += [f"Not counted: {cause}." for cause in unfit.values()]
-    shown = [r for r in shown if r.number not in unfit]
+    return Shown(branch, rules_hash, tuple(r for r in shown if r.number not in unfit), campaign, tuple(notes))
+
+
+def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
+    """What the page says of one branch. Damaged records become notes. UsageError as `shown_campaign`."""
+    branch, rules_hash, shown, campaign, notes = shown_campaign(ledger, branch, head_branch)
     decided = zip(campaign.decided, campaign.standings, strict=True)
     standings = {record.number: standing for record, standing in decided if record.status in MEASURED}
     stands, since = campaign.parts | {r.number for r in campaign.kept[:1]}, campaign.since
@@ -176,20 +224,24 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
             is_standing=r.number in stands,
             since=since.get(r.number, ""),
             beside=campaign.beside(r),
+            expected=expected(campaign, r),
         )
         for r in shown
     )
+    cost, unpaid = _cost(ledger, shown)
     certified, unread = _certificate(ledger.runs_dir)
     obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
     return Morning(
         branch,
-        last.environments if last else (),
+        shown[-1].environments if shown else (),
         campaign.standing,
         experiments,
         certified,
         obsolete,
+        campaign,
+        cost,
         tuple(answer for answer in made(ledger) if answer.branch == branch),
-        (*notes, *unread),
+        (*notes, *unpaid, *unread),
     )
 
 
@@ -198,10 +250,17 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
+def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Spent, list[str]]:
+    try:
+        return spent(ledger, records), []
+    except UsageError as error:
+        return cost_of(records), [f"What refused proposals cost is not counted: {error.cause}."]
+
+
 def _certificate(runs_dir: Path) -> tuple[Certificate | None, list[str]]:
     try:
         found = certificate.read(runs_dir)
-        is_sound = found is None or bool(_time(found.created) and found.num_seeds.keys() >= {"baseline", "incumbent"})
+        is_sound = found is None or bool(span(found.created) and found.num_seeds.keys() >= {"baseline", "incumbent"})
     except UsageError:
         is_sound = False
     return (found, []) if is_sound else (None, [f"{CERTIFICATE_NAME} is damaged: not shown."])
@@ -212,10 +271,10 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
         return f"it is of branch {found.branch}"
     if found.rules_hash != rules_hash:
         return f"it was made under other rules ({found.rules_hash})"
-    created = _time(found.created)
+    created = span(found.created)
     for e in experiments:
-        span, judgement = span_of(e.record), e.record.judgement
-        if span and created and span[0] > created:
+        ran, judgement = span(e.record.started, e.record.total_seconds), e.record.judgement
+        if ran and created and ran[0] > created[0]:
             if e.is_kept:
                 return f"experiment {e.number:04d} was kept after it"
             if judgement and judgement.taken_back_to is not None:
@@ -223,15 +282,10 @@ def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Seq
     return None
 
 
-def span_of(record: Record) -> tuple[datetime, datetime] | None:
-    """When an experiment began and ended, an interrupted one at once; None where the record has no aware time."""
-    began, ended = _time(record.started), _time(record.started, record.total_seconds or 0.0)
-    return (began, ended) if began and ended else None
-
-
-def _time(text: str, seconds_later: float = 0.0) -> datetime | None:
+def span(began: str, seconds: float | None = None) -> Span | None:
+    """When it began and ended, an interrupted one at once; None where that is no time in a time zone."""
     try:
-        time = datetime.fromisoformat(text) + timedelta(seconds=seconds_later)
+        start = datetime.fromisoformat(began)
+        return (start, start + timedelta(seconds=seconds or 0.0)) if start.tzinfo else None
     except (ValueError, OverflowError):
         return None
-    return time if time.tzinfo is not None else None

@@ -64,9 +64,9 @@ def comparison(old: Version, new: Version) -> list[str]:
 
 
 def story(chain: Sequence[Experiment]) -> list[str]:
-    """The kept experiments of a campaign, each with its expected difference and what it changed."""
+    """The kept experiments of a campaign, each with what is expected of it now and what it changed."""
     lines = []
     for e in chain:
-        told = f"baseline {score(e.score)}" if e.is_baseline else expected(e)
+        told = f"baseline {score(e.record.score)}" if e.is_baseline else expected(e.expected)
         lines += [f"{e.number:04d}  {told}  {e.record.description}", *(f"      {c.line}" for c in e.changes)]
     return lines

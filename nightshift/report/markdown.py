@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from nightshift.report.data import Experiment, Morning
 from nightshift.report.text import (
+    UNKNOWN,
     Headline,
     certificate_line,
     cut,
     duration,
-    expected,
+    plus_minus,
     score,
     transfer_lines,
     verdict,
@@ -30,13 +31,12 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None
-        back = f" ({len(morning.taken_back)} taken back)" if morning.taken_back else ""
-        crashes = ", ".join(f"{count} {cause}" for cause, count in morning.crash_causes.items())
         lines += [
-            f"{len(morning.experiments):,} experiments on {markdown(morning.branch) or 'a detached HEAD'}: "
-            f"{len(morning.kept)} kept{back}, {morning.count('discard')} discarded, {morning.count('crash')} crashed"
-            + (f" ({markdown(crashes)})" if crashes else "")
-            + (f", in {duration(seconds)}." if seconds else "; time not measured."),
+            f"{morning.counts}, on {markdown(morning.branch) or 'a detached HEAD'}"
+            + (f", in {duration(seconds)}." if seconds else "; time not measured.")
+            + (f" {morning.stops}." if morning.stops else ""),
+            "",
+            markdown(f"Spent: {morning.cost}."),
             "",
         ]
     if has_picture:
@@ -48,10 +48,10 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["## Experiments", ""]
         if left_out > 0:
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
-        lines += ["| run | verdict | score | strict | delta | hypothesis |", "|---|---|---|---|---|---|"]
+        lines += ["| run | verdict | score | strict | expected, pp | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.score)} | {score(e.strict)} | {_delta(e)} "
-            f"| {markdown(e.record.description)} |"
+            f"| {e.number:04d} | {markdown(verdict(e))} | {_score(e.record.score)} | {_score(e.record.strict_score)} "
+            f"| {plus_minus(e.expected)} | {markdown(e.record.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")
@@ -61,12 +61,16 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
 
 def kept_table(morning: Morning, most: int | None = None) -> list[str]:
     """The baseline and the kept changes that the incumbent stands on, a row each with at most so many keys."""
-    rows = [f"| {e.number:04d} | {_delta(e)} | {_changes(e, most)} |" for e in morning.chain]
-    return ["| run | delta | change |", "|---|---|---|", *rows]
+    rows = [f"| {e.number:04d} | {_gain(e)} | {_changes(e, most)} |" for e in morning.chain]
+    return ["| run | expected, pp | change |", "|---|---|---|", *rows]
 
 
-def _delta(e: Experiment) -> str:
-    return "baseline" if e.delta is None and e.is_baseline else expected(e)
+def _gain(e: Experiment) -> str:
+    return "baseline" if e.is_baseline else plus_minus(e.expected)
+
+
+def _score(value: float | None) -> str:
+    return UNKNOWN if value is None else score(value)
 
 
 def _changes(e: Experiment, most: int | None) -> str:

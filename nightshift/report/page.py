@@ -1,16 +1,16 @@
 """The morning page: report.html, progress.png and report.md, from the ledger alone.
 
-report.html is one file without a network: style, script and drawings are inside. What comes from outside
-(descriptions, rollouts, file names) is escaped by Jinja, made visible by `text.visible`, and cannot
-run: the page's policy allows its own script alone, by its hash.
+report.html is one file without a network: style, scripts, data and drawings are inside. What comes from outside
+(descriptions, rollouts, file names) is escaped by Jinja, made visible by `text.visible`, and cannot run: the page's
+policy allows its own script alone, by its hash. A page of 1,000 experiments stays below 5 MB and 5 s of one core.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -23,43 +23,28 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
-from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Record, Verdict
-from nightshift.report import panels, slots, text
+from nightshift.proposers.notebook import belied, notebook
+from nightshift.report import compare, panels, text, timing
 from nightshift.report.chart import SIZES, Chart, progress_chart
-from nightshift.report.data import Experiment, Morning, gather
+from nightshift.report.coordinates import Coordinates, coordinates
+from nightshift.report.data import Morning, counted, gather
+from nightshift.report.importance import WIDTH, Importances, importances
 from nightshift.report.markdown import summary
-from nightshift.report.panels import Panel, Spark
-from nightshift.report.runs import CURVES, Rollout, curve_of, lost_game, rollouts
-from nightshift.report.slices import SelectionSet, Slice, shown_examples
-from nightshift.report.slots import Timeline, timeline
+from nightshift.report.panels import Panel
+from nightshift.report.rows import Row, detailed, rows
+from nightshift.report.settings import settings
+from nightshift.report.slices import shown_examples
 from nightshift.report.text import Headline
-from nightshift.report.timing import Night, Use, nights, split_experiment
+from nightshift.report.timing import Night, Timeline, Use, nights, timeline
 
 PICTURE_NAME = "progress.png"
 TEMPLATES = Path(__file__).parent / "templates"
-# A page of 1,000 experiments stays below 5 MB and 5 s (measured: 4.1 MB, 4.3 s on one core): beyond so many
-# experiments the details are those of keeps, of the last ones and of the largest differences.
-_MAX_DETAILS = 200
-_NUM_LAST = 20
-_SPARK_POINTS = 48
+_SCRIPTS = ("draw", "table", "compare", "start")
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
     "base-uri 'none'; form-action 'none'"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One experiment as the page shows it. Without details curves and times are left out, texts are cut earlier, and
-    `rollouts` is None."""
-
-    experiment: Experiment
-    uses: Mapping[Use, float]  # its seconds
-    sparks: tuple[tuple[str, Spark | None], ...]
-    rollouts: tuple[Rollout, ...] | None
-    lost_game: Mapping[str, str] = field(default_factory=dict)
-    slices: tuple[Slice, ...] = ()  # of a measured change, against the experiment that it was built on
+LIVE_POLICY = "; connect-src 'self'"  # of a page that is served, and asks whether it is still what the ledger says
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +58,10 @@ class View:
     charts: tuple[Chart, ...]
     nights: tuple[Night, ...]
     slots: Timeline | None
+    importances: Importances | None
+    coordinates: tuple[Coordinates, ...]
+    compared: Markup  # JSON
+    notebook: tuple[str, ...]  # its lines; none where it says nothing
     written: datetime
 
 
@@ -109,49 +98,27 @@ def write_report(
 def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:
     """Read the ledger and the files of its runs, and put together what is to be shown."""
     morning = gather(ledger, branch, head_branch)
-    detailed = _detailed(morning.experiments)
+    shown = detailed(morning.experiments)
     examples = shown_examples(morning.environments, ledger.tsv_path.parent)
-    measured = {e.number: e.record for e in morning.experiments if e.standing}
-    rows = [_row(e, ledger, measured, examples if e.number in detailed else None) for e in morning.experiments]
+    wanted = compare.dividing(shown, examples)
+    found = rows(morning.experiments, shown, ledger, examples, wanted)
+    configs = settings(ledger, [e.number for e in shown])
     charts = (progress_chart(morning.experiments, size) for size in SIZES)
+    _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
     return View(
         morning=morning,
         headline=text.headline(morning),
-        rows=tuple(rows),
+        rows=tuple(found),
         panels=tuple(panels.key_panels(morning.experiments)),
         charts=tuple(chart for chart in charts if chart is not None),
-        nights=tuple(nights([(row.experiment.record, row.uses) for row in rows])),
+        nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
         slots=timeline([e.record for e in morning.experiments]),
+        importances=importances(morning.campaign, morning.experiments),
+        coordinates=tuple(coordinates(shown, configs)),
+        compared=compare.data_block(found, configs, examples),
+        notebook=tuple(entries[1:]),  # without its heading
         written=now,
     )
-
-
-def _row(experiment: Experiment, ledger: Ledger, measured: Mapping[int, Record], examples: SelectionSet | None) -> Row:
-    """With details where there are `examples`; the rollouts are those of the last run that was evaluated."""
-    record = experiment.record
-    if examples is None:
-        return Row(experiment, split_experiment(record, [[] for _ in record.runs]), (), None)
-    folders = [ledger.attempt_dir(record.number, index, run) for index, run in enumerate(record.runs, 1)]
-    steps = [read_steps(folder / METRICS_NAME) for folder in folders]
-    curves = {words: [curve_of(name, found, _SPARK_POINTS) for found in steps] for name, words in CURVES.items()}
-    parent = measured.get(record.parent or 0) if record.number in measured else None
-    scored = [folder for folder, run in zip(folders, record.runs, strict=True) if run.evaluation]
-    return Row(
-        experiment=experiment,
-        uses=split_experiment(record, steps),
-        sparks=tuple((words, panels.spark(found)) for words, found in curves.items()),
-        rollouts=tuple(one for folder in scored[-1:] for one in rollouts(folder, record.number, examples.texts)),
-        lost_game=lost_game(scored[-1]) if scored and record.evaluations[-1].figures else {},
-        slices=examples.flips(record, parent) if parent else (),
-    )
-
-
-def _detailed(experiments: Sequence[Experiment]) -> set[int]:
-    """Numbers of the experiments that are shown with details: keeps, the last and the most telling ones."""
-    keeps = [e for e in experiments if e.record.status == Verdict.KEEP][-_MAX_DETAILS // 2 :]
-    telling = sorted(experiments, key=lambda e: -abs(e.delta or 0.0))
-    chosen = dict.fromkeys(e.number for e in (*keeps, *experiments[-_NUM_LAST:], *telling))
-    return set(list(chosen)[:_MAX_DETAILS])
 
 
 @cache  # a night writes the page after every experiment, and compiling the templates is a third of that
@@ -164,26 +131,32 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("score", "signed", "points", "duration", "short_number", "cut", "certificate_line", "transfer_lines")
+    names = (
+        "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "expected", "local",
+        "half", "counts", "certificate_line", "transfer_lines",
+    )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
-    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain}
+    environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}
     return environment
 
 
-def render(view: View) -> str:
-    """The page as one HTML document."""
-    # Both files are ours; neither holds a closing tag.
-    style, script = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+def render(view: View, version: str = "") -> str:
+    """The page as one HTML document; with the `version` of a served one it asks its server for a newer one."""
+    # These files are ours; none holds a closing tag.
+    style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    script = "".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     context: dict[str, Any] = {
         "view": view,
         "morning": view.morning,
         "panels": panels,
-        "slots": slots,
+        "timing": timing,
+        "axis_width": WIDTH,
         "uses": list(Use),
         "style": Markup(style),
         "script": Markup(script),
-        "policy": _POLICY.format(digest=digest),
+        "policy": _POLICY.format(digest=digest) + (LIVE_POLICY if version else ""),
+        "version": version,
     }
     return _environment().get_template("report.html.j2").render(context)
 
@@ -197,4 +170,4 @@ def _path(points: Sequence[tuple[float, float]], digits: int = 1) -> Markup:
 
 
 def _plain(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+    return "" if value is None else f"{value:.5g}"

@@ -1,4 +1,4 @@
-"""The geometry of the page's small drawings: what was learnt about each key, and the curves of a run."""
+"""The geometry of the small drawings of what was learnt about each key."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from nightshift.report.chart import Axis, Dot, Point, Text
+from nightshift.report.chart import Axis, Dot, Text
 from nightshift.report.data import Experiment
-from nightshift.report.runs import Curve
-from nightshift.report.text import expected
+from nightshift.report.text import expected, half
 from nightshift.train_toml.config import Change
 from nightshift.train_toml.values import shorten
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0
 _NUM_CHARACTERS = 11  # of a value below a panel
-SPARK_WIDTH, SPARK_HEIGHT = 400.0, 88.0  # drawn at about half: coordinates are whole numbers
 
 Trial = tuple[Experiment, Change]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Tried values of one key against delta. A dot is also `shared` where other keys changed with this one.
+    """Tried values of one key against what is expected of them. A dot is also `shared` where other keys changed
+    with this one.
 
     `current_x` is where the incumbent's value stands; the first of `x_ticks` is its text.
     """
@@ -38,22 +37,12 @@ class Panel:
     current_x: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spark:
-    """The curve of one quantity, a line a run; `low`, `high` and `last` are its values."""
-
-    lines: tuple[tuple[Point, ...], ...]
-    low: float
-    high: float
-    last: float
-
-
 def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
     """One for each changed key, those tried most first. Experiments without a verdict say nothing."""
     trials: dict[str, list[Trial]] = defaultdict(list)
     current: dict[str, str] = {}
     for e in experiments:
-        for change in e.changes if e.delta is not None or e.is_crash else ():
+        for change in e.changes if e.expected is not None or e.is_crash else ():
             trials[change.key].append((e, change))
             current.setdefault(change.key, change.old or "unset")  # before the first trial the incumbent had it
             if e.is_standing:
@@ -65,9 +54,9 @@ def key_panels(experiments: Sequence[Experiment]) -> list[Panel]:
 def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
     values = [change.new or "unset" for _, change in trials]
     place = _positions({current, *values})
-    deltas = [(100 * e.delta, 100 * (e.delta_spread or 0.0)) for e, _ in trials if e.delta is not None]
-    floor = _floor([delta for delta, _ in deltas])
-    ends = [0.0, *(delta + sign * spread for delta, spread in deltas if delta >= floor for sign in (-1, 1))]
+    gains = [(100 * e.expected.mean, 100 * half(e.expected.stderr)) for e, _ in trials if e.expected is not None]
+    floor = lowest_shown([gain for gain, _ in gains])
+    ends = [0.0, *(gain + sign * spread for gain, spread in gains if gain >= floor for sign in (-1, 1))]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
     axis = Axis(min(ends) - margin, max(ends) + margin, _PANEL_TOP, _PANEL_BOTTOM)
     seen, same = Counter[str](), Counter(values)
@@ -89,19 +78,19 @@ def _panel(key: str, trials: Sequence[Trial], current: str) -> Panel:
 def _dot(trial: Trial, x: float, axis: Axis) -> Dot:
     e, change = trial
     is_alone = len(e.changes) == 1 and not e.beside
-    told = "crash" if e.delta is None else expected(e)
+    told = expected(e.expected) if e.expected else "crash"
     title = f"{e.number:04d} {e.record.status}\n{change.old or 'unset'} → {change.new or 'unset'}: {told}"
     title += "" if is_alone else "\ntogether with other keys or ideas"
     kind = e.record.status if is_alone else f"{e.record.status} shared"
-    delta, spread = (None if value is None else 100 * value for value in (e.delta, e.delta_spread))
-    return axis.dot(e, kind, title, x, delta, spread, crash_y=_PANEL_BOTTOM + 9)
+    gain, spread = (100 * e.expected.mean, 100 * half(e.expected.stderr)) if e.expected else (None, None)
+    return axis.dot(e, kind, title, x, gain, spread, crash_y=_PANEL_BOTTOM + 9)
 
 
-def _floor(deltas: Sequence[float]) -> float:
+def lowest_shown(gains: Sequence[float]) -> float:
     """In pp. A collapse below it would squeeze all other trials into a line."""
-    if len(deltas) < 4:
+    if len(gains) < 4:
         return -math.inf
-    first, middle, third = quantiles(deltas, n=4, method="inclusive")
+    first, middle, third = quantiles(gains, n=4, method="inclusive")
     return middle - 4 * max(third - first, 5.0)
 
 
@@ -130,20 +119,3 @@ def _x_ticks(place: Mapping[str, float], current: str) -> list[Text]:
         if all(x - half >= high or x + half <= low for low, high, _ in placed):
             placed.append((x - half, x + half, text))
     return [Text((low + high) / 2, PANEL_HEIGHT - 10, text) for low, high, text in placed]
-
-
-def spark(curves: Sequence[Curve]) -> Spark | None:
-    """The curves of one quantity on common axes; None if it was not measured."""
-    measured = [curve for curve in curves if curve]
-    if not measured:
-        return None
-    xs, ys = zip(*(point for curve in measured for point in curve), strict=True)
-    left, width = min(xs), max(xs) - min(xs) or 1.0
-    low, height = min(ys), max(ys) - min(ys)
-
-    def place(x: float, y: float) -> Point:
-        level = (y - low) / height if height else 0.5
-        return (x - left) / width * SPARK_WIDTH, SPARK_HEIGHT - 6 - level * (SPARK_HEIGHT - 12)
-
-    lines = tuple(tuple(place(x, y) for x, y in curve) for curve in measured)
-    return Spark(lines, min(ys), max(ys), measured[-1][-1][1])

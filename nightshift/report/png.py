@@ -61,11 +61,11 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
             area, places = (2 * chart.radius * size * _POINT) ** 2, [dot for dot in dots if dot.is_below is below]
             xs, ys = [dot.x for dot in places], [dot.y for dot in places]
             axes.scatter(xs, ys, s=area, c=face, edgecolors=edge, linewidths=1, marker=marker, zorder=3)
-    if chart.crash_y is not None:
+    if (row := chart.unscored) is not None:
         xs = [dot.x for dot in chart.dots if dot.kind == "crash"]
         area = (2 * max(chart.radius, 2.5) * _POINT) ** 2
-        axes.scatter(xs, [chart.crash_y] * len(xs), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
-        write(left - 8, chart.crash_y + 4, "crash", _CRASH, ha="right")
+        axes.scatter(xs, [row.y - 4] * len(xs), s=area, c=_CRASH, marker="x", linewidths=1.2, zorder=3)
+        write(row.x, row.y, row.text, _CRASH, ha="right")
     for label in chart.labels:
         leader = [label.y - 8, label.dot.y]
         axes.plot([label.dot.x] * 2, leader, color="#14804a", linewidth=0.6, alpha=0.55, zorder=1.5)
@@ -78,7 +78,7 @@ def draw(chart: Chart, title: str, dpi: int = 200) -> bytes:
 
 
 def _legend(chart: Chart) -> str:
-    crashed = "   \u00d7 crashed" if chart.crash_y is not None else ""
+    crashed = "   \u00d7 crashed" if any(dot.kind == "crash" for dot in chart.dots) else ""
     back = "   \u25ce taken back" if any(dot.kind == "back" for dot in chart.dots) else ""
     line = "line: believed score of the incumbent, its 95 % band; bars: 95 % of a score"
     return f"\u25cf kept{back}   \u25cb discarded{crashed}   {line}"

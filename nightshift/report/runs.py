@@ -1,4 +1,4 @@
-"""What the files of a run show on the page: thinned curves, and three sampled rollouts with their problems.
+"""What the files of a run show on the page: thinned curves, and answers, three of them with their problems.
 
 The files are written by processes that may have been killed at any byte, and their texts by a policy:
 whatever cannot be read is absent.
@@ -18,13 +18,23 @@ from nightshift.metrics import Step
 # What the page draws of every run: the name in metrics.jsonl, and its words.
 CURVES = {
     "reward_mean": "reward",
-    "completion_tokens_mean": "length, tokens",
-    "truncated_share": "truncated share",
-    "kl": "KL",
     "entropy": "entropy",
+    "completion_tokens_mean": "length, tokens",
+    "grad_norm": "gradient norm",
+    "kl": "KL",
+    "truncated_share": "truncated share",
 }
 ROLLOUTS_NAME = "evaluation.jsonl"
-Curve = Sequence[tuple[float, float]]
+_MAX_POINTS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What was measured in one run, at most _MAX_POINTS of each quantity: means of neighbours, 4 significant digits.
+    `values`: by the names of CURVES, beside each of `steps`; None where it was not measured."""
+
+    steps: tuple[float, ...]
+    values: Mapping[str, tuple[float | None, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +60,35 @@ class Rollout:
         return "truncated" if self.truncated else "right" if self.score > 0.5 else "wrong"
 
 
-def curve_of(name: str, steps: Sequence[Step], max_points: int) -> Curve:
-    """One quantity of one run as (step, value) points, each the mean of its neighbours where there are too many."""
-    points = [(float(step.step), value) for step in steps if (value := getattr(step, name)) is not None]
-    size = -(-len(points) // max_points) or 1
-    buckets = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(sum(x for x, _ in b) / len(b), sum(y for _, y in b) / len(b)) for b in buckets]
+def curves(steps: Sequence[Step]) -> Curves:
+    """The curves of one run; those of which no step tells anything are absent."""
+    size = -(-len(steps) // _MAX_POINTS) or 1
+    buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
+    found = {name: tuple(_mean([getattr(step, name) for step in bucket]) for bucket in buckets) for name in CURVES}
+    measured = {name: values for name, values in found.items() if any(value is not None for value in values)}
+    return Curves(tuple(_mean([step.step for step in bucket]) or 0.0 for bucket in buckets), measured)
 
 
-def rollouts(run_dir: Path, seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(f"{sum(known) / len(known):.4g}") if known else None
+
+
+def read_rollouts(run_dir: Path) -> list[Rollout]:
+    """All answers of one run that can be read, in the order of its file."""
+    return read_rows(run_dir / ROLLOUTS_NAME, Rollout)
+
+
+def sampled(rows: Sequence[Rollout], seed: int, problems: Mapping[tuple[str, str], str]) -> list[Rollout]:
     """The first right, wrong and truncated answer from a place in the file that `seed` alone decides: not chosen."""
-    rows = read_rows(run_dir / ROLLOUTS_NAME, Rollout)
     start = zlib.crc32(str(seed).encode()) % max(len(rows), 1)
     first = {row.kind: row for row in (*rows[start:], *rows[:start])[::-1]}
     found = (first[kind] for kind in ("right", "wrong", "truncated") if kind in first)
     return [replace(row, problem=problems.get((row.environment, row.key))) for row in found]
 
 
-def lost_game(run_dir: Path) -> Mapping[str, str]:
+def lost_game(rows: Sequence[Rollout]) -> Mapping[str, str]:
     """Of the games of a run the first that was lost to the opponent who won most; empty where there was none."""
-    games = [game for row in read_rows(run_dir / ROLLOUTS_NAME, Rollout) for game in row.games]
-    lost = [game for game in games if game.get("ended") in ("lost", "forfeit")]
+    lost = [game for row in rows for game in row.games if game.get("ended") in ("lost", "forfeit")]
     (worst, _), *_ = Counter(game.get("opponent") for game in lost).most_common(1) or [(None, 0)]
     return next((game for game in lost if game.get("opponent") == worst), {})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nightshift.campaign.standing import Z95
 from nightshift.environments import Environment, Example, load
 from nightshift.errors import NightshiftError
 from nightshift.evaluation import examples_digest
@@ -34,9 +35,10 @@ class Slice:
     broken: int
 
     @property
-    def stderr(self) -> float:
-        """Of fixed less broken, if each were as likely as the other (McNemar 1947, Psychometrika 12, 153)."""
-        return float((self.fixed + self.broken) ** 0.5)
+    def spread(self) -> float:
+        """Half of the 95 % interval of fixed less broken, if each were as likely as the other (McNemar 1947,
+        Psychometrika 12, 153)."""
+        return float(Z95 * (self.fixed + self.broken) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,24 @@ class SelectionSet:
     digests: tuple[str, ...]  # Evaluation.examples_sha256, as this version writes it and as version 1 did
 
     def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
-        """By slice, of the first run of each, which have one seed; none where an evaluation is of other examples, or
-        was damaged since it was decided."""
-        pair = [record.evaluations[0] for record in (incumbent, candidate) if record.evaluations]
-        if len(pair) < 2 or any(evaluation.examples_sha256 not in self.digests for evaluation in pair):
-            return ()
-        try:
-            before, after = (evaluation.example_scores for evaluation in pair)
-        except ValueError:
-            return ()
-        if not len(before) == len(after) == len(self.texts):
+        """By slice, of the first run of each, which have one seed; none where `scores` of one are not known."""
+        before, after = self.scores(incumbent), self.scores(candidate)
+        if before is None or after is None:
             return ()
         change = np.sign(np.subtract(after, before))
         rows = ((name, change[places]) for name, places in self.members.items())
         return tuple(Slice(name, len(each), int((each > 0).sum()), int((each < 0).sum())) for name, each in rows)
+
+    def scores(self, record: Record) -> tuple[float, ...] | None:
+        """Of each example in the first run of an experiment; None where it was evaluated on others, or not at all, or
+        was damaged since it was decided."""
+        if not record.evaluations or record.evaluations[0].examples_sha256 not in self.digests:
+            return None
+        try:
+            found = record.evaluations[0].example_scores
+        except ValueError:
+            return None
+        return found if len(found) == len(self.texts) else None
 
 
 @lru_cache(maxsize=1)  # for a night, which writes the page after every experiment

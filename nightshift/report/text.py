@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from datetime import datetime
 
 from markupsafe import Markup
 
+from nightshift import text
+from nightshift.campaign.expected import Expected
 from nightshift.campaign.form import compare
-from nightshift.records import Verdict
-from nightshift.report.data import Experiment, Morning, counted
+from nightshift.campaign.standing import Z95
+from nightshift.report.data import GROUPS, Experiment, Morning, counted, span
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _ARROW = "\N{RIGHTWARDS ARROW}"
 # Text that is not to be shown as it is: controls but for tab and newline, lone surrogates, and the
@@ -26,7 +29,8 @@ _MAX_TEXT = 4000  # characters of any one text
 
 def verdict(e: Experiment) -> str:
     """What became of an experiment, in words."""
-    return e.since if e.is_taken_back else f"{e.kind}, {e.since}" if e.since else e.kind
+    told = "stopped" if e.is_stopped else e.since
+    return e.since if e.is_taken_back else f"{e.kind}, {told}" if told else e.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,9 @@ def headline(morning: Morning) -> Headline:
     standing, count = morning.standing, len(morning.experiments)
     if not count:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
-    if morning.count(Verdict.CRASH) == count:
-        return Headline("Nothing has been measured", f"{counted(count)}, and every one crashed.", "bad")
+    if morning.count("crash") + morning.count("interrupted") == count:
+        told = ", ".join(f"{number} {word}" for _, number, word, _ in counts(morning) if number)
+        return Headline("Nothing has been measured", f"{counted(count)}: {told}.", "bad")
     if standing is None:
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
     if count == 1:
@@ -62,11 +67,39 @@ def headline(morning: Morning) -> Headline:
     if form and form.conclusion:
         strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
-    if standing.difference_interval[0] > 0:
+    return _believed(morning, change, sentence)
+
+
+def _believed(morning: Morning, change: str, sentence: str) -> Headline:
+    """Of a campaign that stands on a change: what its certificate says goes before what is believed."""
+    (low, _), difference = morning.standing.difference_interval, morning.standing.difference  # type: ignore[union-attr]
+    if difference > 0 >= low:
+        sentence += " The interval includes no gain at all."
+    if morning.certificate and not morning.obsolete:
+        certified = points(morning.certificate.difference)
+        least, most = morning.certificate.interval
+        if least > 0:
+            return Headline(f"Better, certified: {certified}", sentence, "good")
+        if most < 0:
+            return Headline(f"Worse, certified: {certified}", sentence, "bad")
+        if low > 0:
+            return Headline(f"Believed better, not certified: {change}", sentence, "open")
+    if low > 0:
         return Headline(f"Better: {change}", sentence, "good")
-    if standing.difference > 0:
-        return Headline(f"Perhaps better: {change}", f"{sentence} The interval includes no gain at all.", "open")
-    return Headline(f"No gain: {change}", sentence, "open")
+    if difference > 0:
+        return Headline(f"Perhaps better: {change}", sentence, "open")
+    return Headline("No gain is believed yet", sentence, "open")
+
+
+def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
+    """What the experiments came to: group, how many, the word for it, and what is to be said beside it or "".
+
+    A kept change is counted also when it is taken back.
+    """
+    back = f"{len(morning.taken_back)} taken back" if morning.taken_back else ""
+    causes = ", ".join(f"{count} by {cause}" for cause, count in morning.crash_causes.items())
+    told = {"keep": ("kept", back), "discard": ("discarded", ""), "crash": ("crashed", causes)}
+    return [(group, morning.count(group), *told.get(group, (group, ""))) for group in GROUPS]
 
 
 def certificate_line(morning: Morning) -> str:
@@ -75,9 +108,11 @@ def certificate_line(morning: Morning) -> str:
         return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
     strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
     apart = "".join(f"; {d.environment} alone {points(d.difference)}, {_span(d.interval)}" for d in c.environments)
+    seeds = (c.num_seeds["baseline"], c.num_seeds["incumbent"])
+    told = "1 fresh seed each" if seeds == (1, 1) else f"{seeds[0]} and {seeds[1]} fresh seeds"
     line = (
-        f"Certified on {c.num_examples:,} sealed examples with {c.num_seeds['baseline']} and "
-        f"{c.num_seeds['incumbent']} fresh seeds: {score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
+        f"Certified on {counted(c.num_examples, 'sealed example')} with {told}: "
+        f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
         f"{points(c.difference)}, 95 % interval {_span(c.interval)}{strict}{apart}. "
         f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
     )
@@ -118,9 +153,25 @@ def points(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{signed(100 * value)} pp"
 
 
-def expected(e: Experiment) -> str:
-    """The difference of an experiment from its incumbent, with half of its 95 % interval."""
-    return points(e.delta) + ("" if e.delta_spread is None else f" ± {100 * e.delta_spread:.1f}")
+def expected(value: Expected | None) -> str:
+    """Candidate less parent in percentage points with half of its 95 % interval; a dash where nothing is known."""
+    return f"{plus_minus(value)} pp" if value else UNKNOWN
+
+
+def plus_minus(value: Expected | None) -> str:
+    """The same without its unit, for a column that names it."""
+    return f"{signed(100 * value.mean)} ± {100 * half(value.stderr):.1f}" if value else UNKNOWN
+
+
+def half(stderr: float) -> float:
+    """What stands behind every ±: half of the 95 % interval."""
+    return Z95 * stderr
+
+
+def local(moment: datetime | str) -> str:
+    """A moment on this machine's clock, with its zone; a text that is none stays as it is."""
+    found = moment if isinstance(moment, datetime) else (ran[0] if (ran := span(moment)) else None)
+    return str(moment) if found is None else text.local(found)
 
 
 def duration(seconds: float) -> str:
@@ -153,7 +204,17 @@ def _named(match: re.Match[str]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters, with the number of those left out."""
+    """At most `limit` characters, with the number of those left out: where the whole is wanted."""
     if len(text) <= limit:
         return text
-    return f"{text[:limit]} ... ({len(text) - limit:,} more characters)"
+    return f"{text[:limit]} ... ({counted(len(text) - limit, 'more character')})"
+
+
+def brief(text: str, limit: int) -> str:
+    """At most `limit` characters on one line, an ellipsis at a word: where one sees that there is more."""
+    line = " ".join(text[: 8 * limit].split())
+    if len(line) <= limit and len(text) <= 8 * limit:
+        return line
+    head = line[: limit - 1]
+    word = head.rpartition(" ")[0]
+    return (word if len(word) > limit // 2 else head).rstrip(" ,;:.") + "\N{HORIZONTAL ELLIPSIS}"

@@ -1,20 +1,33 @@
-"""Where the time went: every second of every run, and the pauses between experiments."""
+"""Where the time went: every second of every run, the pauses between experiments, and what ran beside what.
+
+Runs side by side are drawn as lanes: in which slot and when, how much of the time each was in use, which one is slow.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import accumulate, count
+from statistics import median
 
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
-from nightshift.report.data import span_of
-from nightshift.report.slots import num_at_once
+from nightshift.report.chart import Text
+from nightshift.report.data import Span, counted, span
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.
 NIGHT_GAP = timedelta(hours=2)
 _ROUNDING = 1.02  # parts measured by several clocks may exceed their whole by so much
+WIDTH, LEFT, LANE_HEIGHT = 720.0, 70.0, 18.0  # of the drawing of slots, in pixels
+SLOW = 1.25  # times as long a step as the median of the other slots
+_MIN_RUNS = 3  # of a slot, before its speed is told
+_NUM_TICKS = 6
+_SHARE_HEIGHT = 24.0  # of the lane of others
+
+_Member = tuple[Record, Span, Mapping["Use", float]]  # of a night
 
 
 class Use(StrEnum):
@@ -83,31 +96,145 @@ def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
 
 def nights(experiments: Iterable[tuple[Record, Mapping[Use, float]]]) -> list[Night]:
     """The experiments, each with its seconds by use, in groups. One without a readable start is in none."""
-    found, members = list[Night](), list[list[Record]]()
+    groups, latest = list[list[_Member]](), None
     for record, uses in experiments:
-        if (span := span_of(record)) is None:
+        if (ran := span(record.started, record.total_seconds)) is None:
             continue
-        night = Night(*span, 1, int(record.total_seconds is None), total([uses]))
-        members.append([record])
-        if found and night.began - found[-1].ended <= NIGHT_GAP:
-            last = found.pop()
-            members[-2:] = [members[-2] + members[-1]]
-            idle = {Use.IDLE: (night.began - last.ended).total_seconds()}
-            night = Night(
-                began=last.began,
-                ended=max(last.ended, night.ended),
-                num_experiments=last.num_experiments + 1,
-                num_unknown=last.num_unknown + night.num_unknown,
-                seconds=total([last.seconds, uses, idle]),
+        if latest is None or ran[0] - latest > NIGHT_GAP:
+            groups.append([])
+        groups[-1].append((record, ran, uses))
+        latest = max(latest or ran[1], ran[1])
+    return [_night(group) for group in groups]
+
+
+def _night(group: Sequence[_Member]) -> Night:
+    """With the pauses between its experiments, or, where several runs were under way at once, what slots stood idle."""
+    records, spans, uses = zip(*group, strict=True)
+    began, ends = spans[0][0], list(accumulate((ended for _, ended in spans), max))
+    seconds, num_slots = total(uses), num_at_once(records)
+    pauses = ((start - end).total_seconds() for (start, _), end in zip(spans[1:], ends, strict=False))
+    idle = sum(max(pause, 0.0) for pause in pauses)
+    if num_slots > 1:
+        idle = num_slots * (ends[-1] - began).total_seconds() - sum(seconds.values())
+    num_unknown = sum(record.total_seconds is None for record in records)
+    return Night(began, ends[-1], len(group), num_unknown, total([seconds, {Use.IDLE: idle}]))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One run, from `x` on."""
+
+    number: int
+    x: float
+    width: float
+    kind: str  # its experiment's verdict
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One slot, or node. `used`: share of the time, 0..1; `step_seconds`: median over its runs; None: too few."""
+
+    place: str
+    y: float
+    bars: tuple[Bar, ...]
+    used: float
+    step_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the machine's cores what other processes took while a run trained: `value`, 0..1."""
+
+    x: float
+    width: float
+    value: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All of them, and below them at `others_y` what others took of the machine, where that is recorded. `slow`: those
+    whose steps take SLOW times as long as in the others, in words; empty where none. `zone`: of the clock's times."""
+
+    lanes: tuple[Lane, ...]
+    others: tuple[Share, ...]
+    others_y: float
+    ticks: tuple[Text, ...]
+    zone: str
+    height: float
+    slow: str
+
+
+def timeline(records: Sequence[Record]) -> Timeline | None:
+    """Of the runs that say where and when they were made; None where none does."""
+    placed = ((record, run) for record in records for run in record.runs if run.place)
+    runs = [(record, run, ran) for record, run in placed if (ran := span(run.began, run.total_seconds))]
+    if not runs:
+        return None
+    began, ended = min(ran[0] for *_, ran in runs), max(ran[1] for *_, ran in runs)
+    seconds = max((ended - began).total_seconds(), 1.0)
+    scale = (WIDTH - LEFT) / seconds
+    found = defaultdict[str, list[tuple[Record, Result, Span]]](list)
+    for one in sorted(runs, key=lambda one: one[2]):  # a node may hold several at once
+        names = (f"{one[1].place} ({n})" if n > 1 else one[1].place for n in count(1))
+        found[next(name for name in names if not found[name] or found[name][-1][2][1] <= one[2][0])].append(one)
+    lanes = []
+    for index, place in enumerate(sorted(found)):
+        bars = [
+            Bar(
+                record.number,
+                LEFT + scale * (ran[0] - began).total_seconds(),
+                max(scale * run.total_seconds, 1.0),
+                record.status,
+                f"{record.number:04d} {record.status}, {run.total_seconds:.0f} s, "
+                f"{counted(run.training.num_steps, 'step')}",
             )
-        found.append(night)
-    return [_side_by_side(night, num_at_once(own)) for night, own in zip(found, members, strict=True)]
+            for record, run, ran in found[place]
+        ]
+        steps = [s for _, run, _ in found[place] if run.load and (s := run.load.step_seconds) is not None]
+        used = min(sum(run.total_seconds for _, run, _ in found[place]) / seconds, 1.0)
+        step_seconds = median(steps) if len(steps) >= _MIN_RUNS else None
+        lanes.append(Lane(place, index * LANE_HEIGHT, tuple(bars), used, step_seconds))
+    others = tuple(
+        Share(
+            LEFT + scale * (ran[0] - began).total_seconds(),
+            max(scale * run.total_seconds, 1.0),
+            run.load.others_share,
+            f"{record.number:04d}: others took {run.load.others_share:.0%}",
+        )
+        for record, run, ran in runs
+        if run.load and run.load.others_share is not None
+    )
+    bottom = len(lanes) * LANE_HEIGHT
+    height = bottom + (_SHARE_HEIGHT if others else 0.0)
+    ticks, zone = tuple(_ticks(began, seconds, height)), began.astimezone().strftime("%Z")
+    return Timeline(tuple(lanes), others, bottom, ticks, zone, height + 18.0, slow(lanes))
 
 
-def _side_by_side(night: Night, num_slots: int) -> Night:
-    """With what slots stood idle for, where several runs were under way at once."""
-    if num_slots < 2:
-        return night
-    used: dict[Use, float] = {use: seconds for use, seconds in night.seconds.items() if use is not Use.IDLE}
-    idle = num_slots * night.length_seconds - sum(used.values())
-    return replace(night, seconds=total([used, {Use.IDLE: idle}]))
+def num_at_once(records: Iterable[Record]) -> int:
+    """The most runs that were under way at one moment."""
+    spans = [ran for record in records for run in record.runs if (ran := span(run.began, run.total_seconds))]
+    ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
+    now = most = 0
+    for _, change in ends:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def slow(lanes: Sequence[Lane]) -> str:
+    """Which slots are slower than the others, and by how much."""
+    told = []
+    for lane in lanes:
+        others = [other.step_seconds for other in lanes if other is not lane and other.step_seconds]
+        if lane.step_seconds and others and lane.step_seconds > SLOW * median(others):
+            times = lane.step_seconds / median(others)
+            told.append(f"{lane.place} is slow: a step takes {times:.1f} times as long as in the others")
+    return "; ".join(told)
+
+
+def _ticks(began: datetime, seconds: float, height: float) -> Iterable[Text]:
+    for index in range(_NUM_TICKS + 1):
+        moment = began + timedelta(seconds=seconds * index / _NUM_TICKS)
+        yield Text(LEFT + (WIDTH - LEFT) * index / _NUM_TICKS, height + 14.0, moment.astimezone().strftime("%H:%M"))

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nightshift.campaign.ledger import Ledger
-from nightshift.report.page import render, view_of
+from tests.browsing import Tab, written
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
-from tests.waiting import HANG_SECONDS
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NOW = datetime(2026, 11, 21, 7, tzinfo=UTC)
-WIDTHS = (1400, 800, 390)
+WIDTHS = (1280, 800, 390)
 # Boxes of texts in a drawing, and of the leader lines, in pixels of the window.
 BOXES = """svg => {
   const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
@@ -34,121 +27,14 @@ BOXES = """svg => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's chromium; Playwright's own download is not relied on."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        # root has no sandbox
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=1000 * HANG_SECONDS)
-        yield browser
-        browser.close()
-
-
-def written(root: Path) -> Path:
-    path = root / "report.html"
-    path.write_text(render(view_of(Ledger(root), "", NOW)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("campaign")
-    build(root, 40)
-    (root / "environments").symlink_to(Path(__file__).parents[2] / "environments")
-    (root / "rules.toml").touch()
-    return written(root)
-
-
-class Tab:
-    """One page, with everything that it said and asked for."""
-
-    def __init__(self, browser: Any, path: Path, width: int = 1400, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        self.context.set_default_timeout(1000 * HANG_SECONDS)
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(path.as_uri())
-
-    def column(self, name: str) -> list[str]:
-        """One data attribute of the visible experiments, in order."""
-        script = "(bodies, name) => bodies.filter(b => !b.hidden).map(b => b.dataset[name])"
-        return list(self.page.eval_on_selector_all("table.experiments > tbody", script, name))
-
-    def chart(self) -> Any:
-        """The progress chart that this width shows."""
-        visible = [chart for chart in self.page.query_selector_all("svg.chart") if chart.is_visible()]
-        assert len(visible) == 1
-        return visible[0]
-
-
-@pytest.fixture
-def open_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
-    """Opens pages, as Tab does; none of them may complain."""
-    tabs: list[Tab] = []
-
-    def open_one(path: Path, width: int = 1400, **options: Any) -> Tab:
-        tabs.append(Tab(browser, path, width, **options))
-        return tabs[-1]
-
-    yield open_one
-    for each in tabs:
-        assert each.said == []
-        each.context.close()
-
-
-@pytest.fixture
-def tab(open_tab: Callable[..., Tab], path: Path) -> Tab:
-    return open_tab(path)
-
-
 def test_nothing_is_fetched_and_nothing_is_complained_about(tab: Tab) -> None:
     assert [url.split(":")[0] for url in tab.asked if not url.startswith("data:")] == ["file"]
-
-
-def test_sorting_both_ways_with_what_was_not_measured_last(tab: Tab) -> None:
-    for name in ("delta", "score", "seconds", "number"):
-        orders = []
-        for _ in range(2):
-            tab.page.locator(f"button[data-sort={name}]").click()
-            values = tab.column(name)
-            numbers = [float(value) for value in values if value]
-            assert values[len(numbers) :] == [""] * (len(values) - len(numbers)), name
-            assert numbers == sorted(numbers) or numbers == sorted(numbers, reverse=True)
-            orders.append(numbers)
-        assert orders[0] == orders[1][::-1]
-    assert "" in tab.column("delta")  # the baseline and crashes
-    assert tab.page.locator("th[aria-sort]").count() == 1
-
-
-def test_filtering_by_verdict_and_by_key(tab: Tab) -> None:
-    everything = tab.column("verdict")
-    tab.page.locator("button[data-verdict=crash]").click()
-    assert set(tab.column("verdict")) == {"crash"}
-    assert tab.page.locator("#shown").inner_text() == f"{everything.count('crash')} of {len(everything)}"
-    tab.page.locator("button[data-verdict='']").click()
-    tab.page.locator("#key-filter").select_option("trainer.optim.lr")
-    keys = tab.column("keys")
-    assert 0 < len(keys) < len(everything)
-    assert all("trainer.optim.lr" in key.split() for key in keys)
-    tab.page.locator("button[data-verdict=keep]").click()
-    assert set(tab.column("verdict")) <= {"keep"}
-    tab.page.locator("button[data-verdict='']").click()
-    tab.page.locator("#key-filter").select_option("")
-    assert tab.column("verdict") == everything
 
 
 def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
     detail = tab.page.locator("#detail-0005")
     assert not detail.is_visible()
-    tab.page.locator("#run-0005 td.text").click()
+    tab.page.locator("#run-0005 td.c-text").click()
     assert detail.is_visible()
     text = detail.inner_text()
     for word in (
@@ -158,14 +44,14 @@ def test_an_open_row_shows_what_the_record_has(tab: Tab) -> None:
         "Changed",
         "Health",
         "reward",
-        "KL",
+        "gradient norm",
         "entropy",
         "Problem",
         "hard containers: 2",
     ):
         assert word in text, word
-    assert detail.locator(".curve polyline").count() >= 4
-    tab.page.locator("#run-0005 td.text").click()
+    assert detail.locator("figure.curve polyline").count() >= 4
+    tab.page.locator("#run-0005 td.c-text").click()
     assert not detail.is_visible()
 
 
@@ -178,7 +64,7 @@ def test_rows_open_from_the_keyboard(tab: Tab) -> None:
 
 
 def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out(tab: Tab) -> None:
-    tab.page.locator("button[data-verdict=crash]").click()
+    tab.page.locator("#group-crash").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
     link.click()
     assert tab.page.locator("#detail-0003").is_visible()
@@ -217,7 +103,7 @@ def test_nothing_scrolls_sideways(open_tab: Callable[..., Tab], path: Path, widt
     tab = open_tab(path, width)
     for row in ("0001", "0002", "0005"):
         tab.page.locator(f"#run-{row} button.open").click()
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.width() <= width
 
 
 CONTRAST = """names => names.map(name => {
@@ -243,6 +129,15 @@ def test_texts_are_readable_in_light_and_dark(open_tab: Callable[..., Tab], path
     assert dark is (scheme == "dark")
     names = ["h1", ".lede", ".certificate", ".counts dt", ".status.keep", ".status.discard", ".status.crash"]
     names += ["svg text.axis", "svg text.label", "svg text.end", ".told dt", ".cause", ".rollout pre", "svg text.now"]
+    names += [
+        "svg text.key",
+        ".effect .number",
+        ".effect .quiet",
+        ".flips b.good",
+        ".flips b.bad",
+        ".pair th",
+        ".lead-in",
+    ]
     contrasts = tab.page.evaluate(CONTRAST, names)
     # WCAG 2 level AA: 4.5 for text.
     assert {n: c for n, c in zip(names, contrasts, strict=True) if c < 4.5} == {}
@@ -252,11 +147,13 @@ def test_it_prints(open_tab: Callable[..., Tab], path: Path) -> None:
     tab = open_tab(path, color_scheme="dark")
     tab.page.emulate_media(media="print")
     assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not tab.page.locator(".filters").is_visible()
+    assert not tab.page.locator("#experiments .filters").is_visible()
+    assert tab.page.locator("#compare-a").is_visible()  # which two stand there
     tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 703
+    assert tab.width() <= 703
     texts = tab.chart().evaluate(BOXES)["texts"]
     assert all(apart(one, other) for i, one in enumerate(texts) for other in texts[i + 1 :])
+    assert tab.page.locator("#notebook pre").is_visible()  # folded on a screen
     assert tab.page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
 
 
@@ -278,7 +175,7 @@ def test_hostile_texts_run_nothing(open_tab: Callable[..., Tab], tmp_path: Path)
     assert tab.page.title() == title
     assert "pwned" not in title
     assert [url.split(":")[0] for url in tab.asked if not url.startswith("data:")] == ["file"]
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.width() <= 390
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

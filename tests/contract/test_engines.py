@@ -21,6 +21,7 @@ from nightshift.evaluation import selection_set
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.train_toml.config import parse
+from nightshift.watched import Hopeless
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL
@@ -143,6 +144,26 @@ def test_a_run_ends_with_its_budget(engine: Engine, run_dir: Path) -> None:
     if engine.name == "trl":  # no update begins after the budget
         rows = read_steps(run_dir / "metrics.jsonl")
         assert all((row.time or 0) - row.train_seconds < 1.0 for row in rows if row.train_seconds is not None)
+
+
+def test_a_run_that_is_hopeless_is_over_at_once(engine: Engine, run_dir: Path) -> None:
+    """What a watching callback raises ends the training, and close leaves no process, in under 10 s."""
+    session, began = engine.open(settings(engine), 7, run_dir, NEVER), 0.0
+
+    def ending(reading: Progress) -> None:
+        nonlocal began
+        if reading.num_steps >= 2:
+            began = time.monotonic()
+            raise Hopeless("hopeless at 25% of the budget")
+
+    try:
+        training = session.train(3600.0, ending)
+    finally:
+        session.close()
+    assert time.monotonic() - began < 10.0
+    assert (training.outcome.is_success, training.num_steps >= 2) == (False, True)
+    assert "hopeless" in (training.cause or "")
+    assert living_children() == []
 
 
 def test_a_dry_run_names_the_command_and_writes_nothing(engine: Engine, run_dir: Path) -> None:

@@ -40,6 +40,7 @@ VICTIMS = {
     "worker's watchdog, killed": signal.SIGKILL,
     "head and worker, killed": signal.SIGKILL,
 }
+PATIENCE_SECONDS = 2.0  # until who is meant is there
 WITHIN_SECONDS = 300.0  # a night takes half a minute; more is a hang
 
 
@@ -75,10 +76,16 @@ def play(root: Path, seed: int, num_faults: int = NUM_FAULTS) -> list[dict[str, 
             num_left = NUM_EXPERIMENTS - len([r for r in records(root) if r.decided is not None])
             if num_left <= 0:
                 break
-            over = json.loads((root / "runs" / "night.json").read_text())["cause"] is not None
+            state = root / "runs" / "night.json"  # none where the head was killed before it wrote one
+            over = state.exists() and json.loads(state.read_text())["cause"] is not None
             night = start(root, **asked, experiments=num_left if over else NUM_EXPERIMENTS)
-        elif len(rows) < num_faults and (victim := rng.choice(list(VICTIMS))) and strike(victim, night, root, rng):
-            rows.append({"night": seed, "victim": victim, "problems": []})
+        elif len(rows) < num_faults:
+            victim, tries_until = rng.choice(list(VICTIMS)), time.monotonic() + PATIENCE_SECONDS
+            while night.poll() is None and time.monotonic() < tries_until:  # who is meant may not be there now
+                if strike(victim, night, root, rng):
+                    rows.append({"night": seed, "victim": victim, "problems": []})
+                    break
+                time.sleep(0.02)
         if time.monotonic() > ends_at:
             found.append(f"no end after {WITHIN_SECONDS:g} s")
             night.kill()
@@ -100,7 +107,9 @@ def strike(victim: str, night: Popen[str], root: Path, rng: random.Random) -> bo
     below = {process: _command(process) for process in leftovers(root)}
     workers = [process for process, command in below.items() if Path(command[-1]).name.startswith("run-")]
     trainers = [process for process, command in below.items() if any("stand_in_trainer" in word for word in command)]
-    dogs = {int(c[-1]): p for p, c in below.items() if any(w.endswith("watchdog.py") for w in c) and c[-1].isdigit()}
+    # In sessions of their own, and without a word of the checkout: known by whom they watch.
+    commands = {process: _command(process) for process in psutil.process_iter()}
+    dogs = {int(c[-1]): p for p, c in commands.items() if c[-2:-1] and Path(c[-2]).name == "watchdog.py"}
     head = psutil.Process(night.pid)
     of_workers = [dog for pid, dog in dogs.items() if pid in {worker.pid for worker in workers}]
     targets: dict[str, Sequence[psutil.Process]] = {
@@ -136,7 +145,7 @@ def _wrong(root: Path) -> list[str]:
     decided = sorted(r.decided or 0 for r in counted)
     if decided != [*range(1, len(decided) + 1)]:
         found.append(f"decided: {decided}")
-    seen = Counter((r.effective_hash, run.seed) for r in counted for run in r.runs if run.evaluation)
+    seen = Counter((r.effective_hash, run.seed) for r in counted for run in r.runs if run.evaluation or run.forecast)
     found += [f"seed {seed} twice for {config}" for (config, seed), count in seen.items() if count > 1]
     kept = {r.number for r in ours if r.is_keep}
     found += [f"{r.number:04d} has a parent that was not kept" for r in ours if r.parent not in {None, *kept}]

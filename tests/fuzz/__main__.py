@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from hypothesis import HealthCheck, Phase, configuration
 from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift import command
 from nightshift.request import Request
+from nightshift.shell import in_one_line
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts
@@ -76,6 +79,7 @@ def make_checkout(root: Path) -> None:
     root.mkdir()
     for name in _LINKS:
         (root / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "rules.toml", root)  # no link: those are refused
     git(root, "init", "--quiet", "--initial-branch", "main")
 
 
@@ -93,7 +97,7 @@ def in_process(root: Path) -> Answer:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = command.run(root, Request(engine="trl", dry_run=True))
+            code = in_one_line(partial(command.run, root, Request(engine="trl", dry_run=True)))()
         except Exception:
             return 1, "", traceback.format_exc()
     return int(code), out.getvalue(), err.getvalue()

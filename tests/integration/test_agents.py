@@ -13,8 +13,8 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.night.loop import MAX_REFUSALS
-from nightshift.proposers.agent import MAX_LOG_BYTES
 from nightshift.proposers.brief import MAX_CHARACTERS
+from nightshift.proposers.output import MAX_LOG_BYTES
 from tests.conftest import git
 from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for

@@ -219,7 +219,8 @@ def test_a_planted_token_is_read_a_renewed_one_survives_and_a_written_hook_does_
     person.write("home/bin/claude", RENEWING.format(python=person.python)).chmod(0o755)
     ended = person.run("claude", PATH=f"{person.home}/bin:{person.environ['PATH']}")
     assert (ended["cause"], ended["notes"]) == (None, []), ended
-    assert "read planted {'model': 'mine'} ['-p', '--permission-mode', 'acceptEdits', '--settings'" in ended["log"]
+    flags = "'-p', '--output-format', 'json', '--permission-mode', 'acceptEdits', '--settings'"
+    assert f"read planted {{'model': 'mine'}} [{flags}" in ended["log"]
     own = person.home / ".claude"
     assert json.loads((own / ".credentials.json").read_text()) == {"claudeAiOauth": {"accessToken": "renewed"}}
     assert (own / "settings.json").read_text() == '{"model": "mine"}'

@@ -50,7 +50,7 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
     assert values["decision"].strip() == "keep"
     assert values["num_runs"].strip() == "2"
-    assert values["delta"].strip() == ""  # a baseline is compared with nothing
+    assert values["expected_then"].strip() == ""  # a baseline is compared with nothing
     assert "training" in stderr
     assert "\x1b" not in stdout + stderr  # plain in a pipe
     assert len((root / "results.tsv").read_text().splitlines()) == 2
@@ -148,7 +148,7 @@ def test_wait_and_status(root: Path) -> None:
     assert code == 0
     assert stdout.startswith("---\neval_score:")
     assert finish(process)[1] == stdout
-    assert status(root).startswith("running:  nothing\nkeep:     1\n")
+    assert status(root).startswith("running:  nothing\ncounted:  1 experiment: the baseline, 0 kept")
 
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
@@ -194,9 +194,9 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
             git(root, "add", "--all")
             git(root, "commit", "--quiet", "-m", "another environment")
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
-    code, stdout, stderr = finish(start(root, *flags))
+    code, stdout, stderr = finish(start(root))  # the campaign's budget is its first experiment's
     assert code == 0, stderr
-    assert "delta:            +" in stdout or "delta:            -" in stdout  # compared with the baseline
+    assert "expected_then:    +" in stdout or "expected_then:    -" in stdout  # compared with the baseline
     (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
     for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):
@@ -250,6 +250,20 @@ def test_dry_run_and_keys_run_nothing(root: Path) -> None:
     assert "\n[trainer.optim]\n" in stdout
     assert "\n  lr  " in stdout
     assert not (root / "runs").exists() or Ledger(root).numbers() == []
+
+
+def test_a_dry_run_of_another_engine_shows_its_plan_and_that_it_would_not_join(root: Path) -> None:
+    assert finish(start(root, "--budget-seconds", "1"))[0] == 0
+    with (root / ".gitignore").open("a") as file:
+        file.write("pyproject.toml\n")
+    (root / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")  # the pins of prime-rl
+    code, stdout, stderr = finish(start_run(root, "--stand-in", "real", "--engine", "prime-rl", "--dry-run"))
+    assert code == 0, stderr
+    told = " ".join(stdout.split())
+    assert told.startswith("joins: not autoresearch/test, which is of --engine trl; it would begin a campaign")
+    assert "rules: gsm8k-prime-rl " in told
+    assert "against: nothing: this is the baseline" in told
+    assert len(Ledger(root).records()) == 1
 
 
 def test_wrong_flags_teach(root: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -153,12 +153,12 @@ def test_what_git_starts_while_it_clones_ends_with_the_agent(checkout: Path, tmp
     clone = Clone(Repo(checkout), tmp_path)
     opened = clone.open
 
-    def opening(source: bytes) -> dict[str, str]:
+    def opening(source: bytes, evidence: Mapping[str, bytes]) -> dict[str, str]:
         subprocess.run([sys.executable, "-c", DAEMON], env={}, check=True)
         assert wait_for(daemons)
         if fails:
             raise EngineError("git clone failed")
-        return opened(source)
+        return opened(source, evidence)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clone, "open", opening)

@@ -72,7 +72,7 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert [r.prediction for r in ours] == [None, *["better"] * 4]
     assert [r.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
     assert ours[-1].lesson is None  # no brief came any more
-    assert stdout.count("experiments:  ") == 5  # after every experiment, of which the last ends the night
+    assert stdout.count("counted:  ") == 5  # after every experiment, of which the last ends the night
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
     assert "stopped:      5 experiments are done\n" in summary

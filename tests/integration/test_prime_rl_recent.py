@@ -93,12 +93,12 @@ def test_of_fewer_steps_the_last_weights_stand_for_themselves(launch: Launch) ->
 
 
 def test_of_a_game_a_step_of_each_fifth_is_kept_besides(launch: Launch) -> None:
-    tree = copy.deepcopy(launch.tree)
-    tree["orchestrator"]["train"]["source"][0]["env"]["opponent"] = {}
+    settings = copy.deepcopy(dict(launch.settings))
+    settings["orchestrator"]["train"]["source"][0]["env"]["opponent"] = {}
     for score_last, last in ((0, []), (3, [18, 19, 20])):
         shutil.rmtree(launch.prime_dir)
         launch.broadcasts_dir.mkdir(parents=True)
-        recent = Recent(replace(launch, tree=tree, score_last=score_last), os.environ)
+        recent = Recent(replace(launch, settings=settings, score_last=score_last), os.environ)
         for step in range(21):
             publish(launch, step)
             recent.look(step / 20)

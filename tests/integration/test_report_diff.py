@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -77,12 +78,12 @@ def test_experiments_commits_baseline_and_incumbent_name_versions(root: Path) ->
     assert nightshift(root, "diff", commit[:10], "HEAD")[1].splitlines()[1:] == wanted
 
 
-def test_the_chain_has_every_keep_with_its_delta(root: Path) -> None:
+def test_the_chain_has_every_keep_with_what_is_expected_of_it(root: Path) -> None:
     _, stdout, _ = nightshift(root, "diff", "--chain")
     titles = [line for line in stdout.splitlines() if not line.startswith(" ")]
     assert [int(title[:4]) for title in titles] == kept(root)
     assert titles[0].split()[1] == "baseline"
-    assert all(" pp ± " in title for title in titles[1:])
+    assert all(re.search(r" \S?\d+\.\d ± \d+\.\d pp ", title) for title in titles[1:])
     changes = [line.strip() for line in stdout.splitlines() if line.startswith(" ")]
     assert changes == [line for r in Ledger(root).records() if r.status == "keep" for line in r.diff]
 
@@ -130,13 +131,13 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
     for wanted in (record.description, *record.diff, record.rules_hash, *(str(run.seed) for run in record.runs)):
         assert wanted in stdout
-    assert f"  delta:                {record.judgement.delta:.6g}" in stdout  # type: ignore[union-attr]
+    assert f"{record.judgement.delta:+.4f} ± " in next(x for x in stdout.splitlines() if x.startswith("expected_then:"))  # type: ignore[union-attr]
     assert "scores" not in stdout  # a thousand numbers
 
 
 def test_show_says_what_was_not_measured(root: Path) -> None:
     lines = nightshift(root, "show", "1")[1].splitlines()
-    assert {line.split()[0]: line.split()[-1] for line in lines}["delta:"] == "none"
+    assert {line.split()[0]: line.split()[-1] for line in lines}["expected_then:"] == "none"
     assert "parent:                 none" in lines
 
 

@@ -240,7 +240,7 @@ def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) 
     fault(root, "hold", once=False)
     pool, folder = SlurmPool(root, dict(os.environ), CONFIG), folder_of(root, 1)
     pool.submit(folder, job_in(root), lambda: None)
-    wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
+    cluster.wait_until(lambda: any(folder.glob("attempt-0/metrics.jsonl")), within_seconds=180.0)  # or it says why
     node = cluster.ask("squeue", "-h", "-o", "%N").strip()
     began = time.monotonic()
     cluster.kill(f"slurmd-{node}")
@@ -279,7 +279,9 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
     code, stdout, stderr = finish(night)
     assert code == 0, stderr
     assert "file STOP found" in stdout
-    assert [r.failure for r in records(root)] == [None, Failure.INTERRUPTED]
+    baseline, *waited = records(root)  # one, or more where the machine was slow to hear of STOP
+    assert baseline.failure is None
+    assert {r.failure for r in waited} == {Failure.INTERRUPTED}
     assert "its job still waited when the night ended" in stdout + str(records(root)[-1].judgement)
     assert cluster.ask("squeue", "-h") == ""
 

@@ -98,10 +98,14 @@ def test_what_was_wrong_keeps_its_exit_code(root: Path) -> None:
 
 def test_what_is_only_shown_ends_without_a_traceback(root: Path) -> None:
     assert run(root, "")[0] == 0
-    for command in ("status", "history", "show 1", "diff --chain", "report"):
+    run_py = [sys.executable, "run.py"]
+    words = ("status", "history", "show 1", "diff --chain", "report", "verify", "--help", "night -h", "--version")
+    commands = [*(["nightshift", *each.split()] for each in words), [*run_py, "--keys"], [*run_py, "--help"]]
+    for command in commands:
         for streams in (">/dev/full", ">&-", "| true", ">/dev/null"):
-            code, said = shell(root, ["nightshift", *command.split()], streams, PYTHONIOENCODING="ascii")
+            code, said = shell(root, command, streams, PYTHONIOENCODING="ascii")
             wanted = ExitCode.MEASURED if streams == ">/dev/null" else ExitCode.UNSAID
             assert (code, "Traceback" in said) == (wanted, False), (command, streams, said)
-    for command in (["nightshift"], [sys.executable, "run.py"]):
-        assert "Traceback" not in shell(root, [*command, "--help"], ">/dev/full")[1]
+        for variables in VARIABLES:
+            code, said = shell(root, command, "", **variables)
+            assert (code, "Traceback" in said) == (0, False), (command, variables, said)

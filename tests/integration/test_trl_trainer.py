@@ -271,7 +271,8 @@ def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
 ) -> None:
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)
     texts = [f"#### {trainer._set[5][1].answer}", *["#### 2000"] * 7]
-    assert trainer._reward(completions=texts, index=[5] * 8) == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
+    rewards = trainer._reward(completions=texts, index=[5] * 8, completion_ids=[[1, 2]] * 8)
+    assert rewards == pytest.approx([3.0, -1.0, -1.0, -1.0, 0, 0, 0, 0])
     assert trainer._row["reward_mean"] == pytest.approx(1 / 8)  # the metrics stay raw
     assert (trainer._row["all_right_share"], trainer._row["all_wrong_share"]) == (0.0, 0.5)
 

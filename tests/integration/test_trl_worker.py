@@ -16,6 +16,8 @@ import pytest
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
+from nightshift.files import read_rows
+from nightshift.metrics import SAMPLES_NAME, Sample
 from tests.integration.test_trl_trainer import ADAMW, make_settings
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +138,14 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert trained["reward_mean"] == pytest.approx(sum(row["reward_mean"] for row in rows) / 3)
     assert rows[-1]["time"] <= trained["training_seconds"]
     assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
+
+    rollouts = read_rows(worker.folder / SAMPLES_NAME, Sample)
+    assert {rollout.step for rollout in rollouts} == {1, 2, 3}
+    assert len(rollouts) >= 6  # of each step the best and the worst
+    answers = {example.question: example.answer for example in data.load("train", 400)}
+    for rollout in rollouts:
+        (question,) = (each for each in answers if each in rollout.problem)
+        assert rollout.reward == score(rollout.completion, answers[question])
 
     weights = worker.ask({"command": "load_final_weights"}, "weights")[-1]
     file = worker.folder / "weights" / "model.safetensors"

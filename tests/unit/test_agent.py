@@ -14,7 +14,8 @@ from nightshift.git.repo import Repo
 from nightshift.guard import clone as module
 from nightshift.guard import seal
 from nightshift.guard.clone import Clone
-from nightshift.proposers.agent import agent_environment, parse_answer
+from nightshift.proposers.agent import agent_environment
+from nightshift.proposers.answer import parse_answer
 from nightshift.proposers.presets import PRESETS, command_of
 from tests.conftest import git
 
@@ -41,14 +42,14 @@ def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, s
 def test_the_presets_are_headless_and_may_edit_and_build_no_sandbox_behind_ours() -> None:
     assert {name: (preset.command, preset.walled.removeprefix(preset.command)) for name, preset in PRESETS.items()} == {
         "claude": (
-            "claude -p --permission-mode acceptEdits",
+            "claude -p --output-format json --permission-mode acceptEdits",
             """ --settings '{"sandbox":{"enabled":false}}'""",
         ),
         "codex": (
-            "codex exec --sandbox workspace-write --skip-git-repo-check",
-            "codex exec --sandbox danger-full-access --skip-git-repo-check",
+            "codex exec --json --sandbox workspace-write --skip-git-repo-check",
+            "codex exec --json --sandbox danger-full-access --skip-git-repo-check",
         ),
-        "gemini": ("gemini --skip-trust --approval-mode auto_edit", " --sandbox=false"),
+        "gemini": ("gemini --output-format json --skip-trust --approval-mode auto_edit", " --sandbox=false"),
     }
     assert {name: (preset.login.folder[0], preset.login.credential) for name, preset in PRESETS.items()} == {
         "claude": (".claude", ".credentials.json"),

@@ -410,6 +410,7 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
     assert "\n" not in str(refused.value)
     assert "0003/record.json is damaged" in "\n".join(problems(ledger))
     monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    monkeypatch.setenv("COLUMNS", "1000")
     for words in (["status"], ["history"], ["show", "2"], ["verify"]):
         done = CliRunner().invoke(commands, words)
         assert done.exit_code == (words == ["verify"]), (words, done.output)

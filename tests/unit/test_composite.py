@@ -136,7 +136,7 @@ def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:
     campaign = Campaign().step(baseline)
     child = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 40 + [0.0] * 60, 1.0)}, parent=1)
     (said,) = campaign.remarks(child)
-    assert said.startswith("b falls: 0.600 -> 0.400, -20.0 +- ")
+    assert said.startswith("b falls: 0.600 -> 0.400, -20.0 ± ")
     even = measured({"a": ([1.0] * 90 + [0.0] * 10, 1.0), "b": ([1.0] * 59 + [0.0] * 41, 1.0)}, parent=1)
     assert campaign.remarks(even) == []
     assert campaign.remarks(a_record(parent=1, runs=(a_result(),))) == []

@@ -63,6 +63,25 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
 
 
+def test_the_last_line_is_true_of_an_engine_that_was_asked_for(root: Path, tmp_path: Path) -> None:
+    found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags(engine="prime-rl"))
+    last = table(found, GSM8K_PRIME_RL, "prime-rl").splitlines()[-1]
+    assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_missing_gsm8k_has_the_commands_that_bring_it_here(
+    root: Path, tmp_path: Path, cards: list[Card], num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards += [Card()] * num_gpus
+    monkeypatch.setenv("NIGHTSHIFT_GSM8K", str(tmp_path / "none"))
+    found = checks(root, GSM8K_PRIME_RL, {}, PrepareFlags(prime_rl=tmp_path / "none"))
+    [data] = [check for check in found if check.name == "data" and check.engine == "prime-rl"]
+    assert "Run: uv run prepare.py --gsm8k DIR (a folder with the official" in str(data.problem)
+    downloads = "or have it downloaded: uv run prepare.py --engine prime-rl" in str(data.problem)
+    assert downloads == (num_gpus == 2)  # without GPUs that command refuses
+
+
 def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
     root: Path, tmp_path: Path, cards: list[Card]
 ) -> None:
@@ -145,7 +164,7 @@ def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(place, answer)
-    [check] = [check for check in check_machine("prime-rl", root) if check.name == name]
+    [check] = [check for check in check_machine(root) if check.name == name]
     assert re.search(words, str(check)), str(check)
     assert not check.ok
     assert "Run" in str(check)
@@ -154,16 +173,16 @@ def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
 def test_wsl_and_a_tight_disk_are_no_problems_and_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
     monkeypatch.setattr(f"{MACHINE}.free_disk_gb", lambda path: 10.0)
-    told = {check.name: str(check) for check in check_machine("prime-rl", root) if check.ok}
+    told = {check.name: str(check) for check in check_machine(root) if check.ok}
     assert "VLLM_WSL2_ENABLE_PIN_MEMORY=1 is set" in told["WSL"]
     assert "10.0 GB free; a run needs 6, a night with its kept models 26, and fewer are free" in told["disk"]
     monkeypatch.undo()
-    assert "WSL" not in {check.name for check in check_machine("prime-rl", root)}
+    assert "WSL" not in {check.name for check in check_machine(root)}
 
 
 def test_the_variables_that_doctor_says_are_set_are_set() -> None:
     [inference] = [command for command in launch_of(variant("train"), ROOT).commands if command.name == "inference"]
-    told = " ".join(map(str, check_machine("prime-rl", ROOT))) + inspect.getsource(machine)
+    told = " ".join(map(str, check_machine(ROOT))) + inspect.getsource(machine)
     named = re.findall(r"(VLLM_\w+)=(\d)", told)
     assert {name for name, _ in named} == {"VLLM_USE_FLASHINFER_SAMPLER", "VLLM_WSL2_ENABLE_PIN_MEMORY"}
     assert dict(named).items() <= inference.env.items()

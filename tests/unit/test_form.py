@@ -14,7 +14,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.form import compare
 from nightshift.campaign.replay import replay
 from nightshift.campaign.results import COLUMNS, figures, row
-from nightshift.campaign.support import fresh
+from nightshift.campaign.standing import fresh
 from nightshift.console import summary
 from nightshift.environments import load
 from nightshift.errors import EngineError
@@ -149,7 +149,7 @@ def test_page_and_markdown_show_both_scores_and_the_headline_says_what_the_gain_
         "strict score 0.100 \N{RIGHTWARDS ARROW} 0.450, score +10.0 pp: a gain in form only." in view.headline.sentence
     )
     assert "a gain in form only" in text
-    assert '<small class="quiet">strict 0.450</small>' in page
+    assert '<td class="c-strict">0.450</td>' in page
     assert "<td>0.500</td><td>0.450</td>" in page
     assert "| 0.500 | 0.450 |" in text
     plain = stored(tmp_path / "plain", pair((0.40, None, None), (0.50, None, None)))

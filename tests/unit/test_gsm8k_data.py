@@ -47,6 +47,7 @@ def trusted(trust: Trust) -> Path:
 def cache(trusted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the data belongs of a user who named no folder."""
     monkeypatch.delenv(data.ENV_VAR)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / ".cache" / "nightshift" / "gsm8k"
 
@@ -208,3 +209,12 @@ def test_the_official_sets_have_their_sizes_and_share_no_problem() -> None:
     # Fixed for ever: another selection would be another benchmark.
     chosen = "\n".join(example.key for example in sets["selection"])
     assert hashlib.sha256(chosen.encode()).hexdigest()[:16] == "3a501b870fa59d21"
+
+
+def test_it_lies_where_caches_of_the_person_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(data.ENV_VAR, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.prepared_folder() == tmp_path / "nightshift" / "gsm8k"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert data.prepared_folder() == tmp_path / "home" / ".cache" / "nightshift" / "gsm8k"

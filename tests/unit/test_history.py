@@ -1,4 +1,4 @@
-"""What was tried is remembered by key: values, deltas with error, near misses, covered spans, dead ends."""
+"""What was tried is remembered by key: values, what is expected of them, near misses, covered spans, dead ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.expected import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
@@ -84,11 +85,11 @@ def story() -> Story:
     return Story()
 
 
-def test_a_trial_has_values_delta_and_verdict(story: Story) -> None:
+def test_a_trial_has_values_what_is_expected_of_it_and_verdict(story: Story) -> None:
     story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008)
     [trial] = story.of(LR).trials
     assert (trial.before, trial.after) == ("3e-6", "1e-5")
-    assert (trial.delta, trial.delta_stderr, trial.verdict) == (-0.021, 0.008, DISCARD)
+    assert (trial.expected, trial.verdict) == ((-0.021, 0.008), DISCARD)
     assert trial.others == ()
 
 
@@ -196,13 +197,13 @@ def test_it_is_told_in_lines_the_most_useful_first(story: Story) -> None:
     story.tell({GROUP: 8}, DISCARD, -0.001)
     story.tell({GROUP: 2}, CRASH, None, None, failure=Failure.TRAINING)
     lines = describe(history(story.campaign, story.configs), ["max_steps"])
-    assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 +- 1.0 pp)"
+    assert lines[0] == "near misses: orchestrator.group_size = 8 (-0.1 ± 2.0 pp)"
     assert lines[1].startswith("covered: trainer.optim.lr 1e-7 .. 2e-6")
     assert lines[2] == "untried keys: max_steps"
-    assert "  0002  3e-6 -> 1e-7  discard -3.0 +- 1.0 pp (with orchestrator.batch_size)" in lines
+    assert "  0002  3e-6 -> 1e-7  discard -3.0 ± 2.0 pp (with orchestrator.batch_size)" in lines
     assert lines[-3:] == [
         "orchestrator.group_size, now 4:",
-        "  0022  4 -> 8  discard -0.1 +- 1.0 pp",
+        "  0022  4 -> 8  discard -0.1 ± 2.0 pp",
         "  0023  4 -> 2  crash",
     ]
     assert all(line.isprintable() for line in lines)
@@ -222,7 +223,7 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3]
     (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
-    text = of_last_campaign(ledger)
+    text = str(of_last_campaign(ledger))
     assert "  0003  3e-6 -> 2e-5" in text
     assert "orchestrator.group_size" in text
     assert "seq_len" not in text
@@ -237,4 +238,6 @@ def test_nightshift_history_prints_it(story: Story, tmp_path: Path) -> None:
     story.tell({LR: 1e-5}, DISCARD, -0.02)
     story.store(Ledger(tmp_path))
     _, shown, _ = nightshift(tmp_path, "history")
-    assert "\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard -2.0 +- 1.0 pp\n" in shown
+    told = Ledger(tmp_path).records()
+    now = expected(Campaign.of(told, told[1].branch, told[1].rules_hash), told[1])
+    assert f"\ntrainer.optim.lr, now 3e-6:\n  0002  3e-6 -> 1e-5  discard {now}\n" in shown

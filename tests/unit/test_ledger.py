@@ -52,7 +52,16 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     judgement = Judgement(Verdict.CRASH, "loss is nan")
     closed(ledger, status="crash", judgement=judgement, runs=())
     cells = table(ledger)[0]
-    for column in ("eval_score", "eval_stderr", "delta", "p_better", "memory_gb", "reward_mean", "commit", "parent"):
+    for column in (
+        "eval_score",
+        "eval_stderr",
+        "expected_then",
+        "p_better",
+        "memory_gb",
+        "reward_mean",
+        "commit",
+        "parent",
+    ):
         assert cells[column] == "", column
     assert cells["num_runs"] == "0"
     assert "0.0" not in row(a_record())

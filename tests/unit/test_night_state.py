@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.expected import expected
 from nightshift.campaign.ledger import Ledger
+from nightshift.cost import NO_BILL, Bill, Cost
 from nightshift.errors import UsageError
 from nightshift.night import state as states
+from nightshift.night.herald import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
-from nightshift.night.text import status_lines, summary
+from nightshift.night.text import summary
 from nightshift.proposers import Proposal
 from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.status import status_lines
 from tests.campaigns import BRANCH, campaign
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -64,6 +68,48 @@ def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[R
     assert states.num_crashes([*records, lost[0], lost[1], lost[0]]) == 1
 
 
+def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_first(records: list[Record]) -> None:
+    def bill(*costs: Cost) -> Bill:
+        paid = NO_BILL
+        for cost in costs:
+            paid = paid.plus(cost)
+        return paid
+
+    asked = state_of(max_cost=2.0)
+    for paid in (NO_BILL, bill(Cost(tokens_in=10**9)), bill(Cost(dollars=1.0), Cost(dollars=0.99))):
+        assert stop_rule(replace(asked, bill=paid), records, NOW, 75) is None
+    spent = replace(asked, bill=bill(Cost(dollars=1.0), Cost(), Cost(dollars=1.25)))
+    stop = stop_rule(spent, records, NOW, 75)
+    assert stop is not None
+    assert (stop.cause, stop.is_planned) == ("--max-cost 2: its proposals cost at least $2.25", True)
+    told = stop_rule(replace(asked, bill=bill(Cost(dollars=2.25))), records, NOW, 75)
+    assert told is not None
+    assert told.cause == "--max-cost 2: its proposals cost $2.25"
+    assert stop_rule(replace(spent, pending=(Proposal(b"lr = 1\n"),)), records, NOW, 75) is None
+    assert "at $2.00 of the agents' own figures" in summary(spent, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
+    assert stop_rule(replace(state_of(), bill=spent.bill), records, NOW, 75) is None
+
+
+def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]) -> None:
+    def crashed(why: str, after: int, failure: Failure = Failure.TRAINING) -> Record:
+        started = (NOW + timedelta(hours=after)).isoformat()
+        made = crash(replace(records[-1], number=10 + after, started=started), failure)
+        return replace(made, judgement=Judgement(Verdict.CRASH, why))
+
+    baseline, keep, *discards = records
+    assert event_of(keep, records) == "keep"
+    assert [event_of(record, records) for record in (baseline, *discards)] == [None] * 4
+    row = [crashed("loss is nan at step 12", 1), crashed("loss is nan at step 7", 2), crashed("loss is nan", 3)]
+    assert [event_of(record, [*records, *row[: n + 1]]) for n, record in enumerate(row[:2])] == [None, "repeated crash"]
+    third = crashed("loss is nan at step 9", 3)
+    assert event_of(third, [*records, *row[:2], third]) is None  # once is enough
+    assert event_of(row[2], [*records, row[0], row[2]]) is None  # another cause
+    paused = crashed("stopped", 2, Failure.INTERRUPTED)
+    again = crashed("loss is nan at step 99", 4)
+    assert event_of(again, [*records, row[0], paused, again]) == "repeated crash"
+    assert event_of(paused, [*records, row[0], paused]) is None
+
+
 def test_five_crashes_in_a_row_are_no_plan(records: list[Record]) -> None:
     lost = [crash(records[-1], Failure.TRAINING)] * 5
     assert stop_rule(state_of(), [*records, *lost[1:]], NOW, 75) is None
@@ -99,14 +145,12 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
     campaign_now = Campaign.of(records, BRANCH, "rules")
     own = [*records, crash(replace(records[-1], description="bad\x1b[2J\nidea"), Failure.INTERRUPTED)]
     text = summary(state_of(hours=8.0, experiments=20), own, campaign_now, NOW + timedelta(hours=2), "abc123")
-    assert (
-        "experiments:  5 with the baseline: 1 kept, 3 discarded, 0 crashed; 1 more interrupted or failed by machinery"
-        in text
-    )
-    assert "best:         0002, expected score 0." in text
-    assert f"(baseline {campaign_now.standing.baseline:.4f})  idea 2" in text
+    assert "counted:      6 experiments: the baseline, 1 kept, 3 discarded, 0 crashed, 1 interrupted\n" in text
+    assert "incumbent:    0002, expected score 0." in text
+    assert f", baseline {campaign_now.standing.baseline:.4f}  idea 2" in text
     assert "(in 6.0 h), or after 15 more experiments, or file STOP, or Ctrl-C" in text
-    assert "\n  0002 keep        +25.0 pp idea 2" in text
+    now = expected(campaign_now, records[1])
+    assert f"\n  0002 keep        {now!s:16}idea 2" in text
     assert "bad idea" in text
     assert "\x1b" not in text
     assert len(text.splitlines()) <= 20
@@ -115,15 +159,19 @@ def test_the_summary_says_what_happened_and_what_comes_next(tmp_path: Path, reco
 
 
 def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Path, records: list[Record]) -> None:
-    ledger = Ledger(tmp_path)
-    assert status_lines(ledger, records, NOW) == []
+    ledger, rules = Ledger(tmp_path), records[0].rules_hash
+
+    def told() -> list[str]:
+        return [line for line in status_lines(ledger, NOW) if line.startswith(("night:", "stops:", "left:"))]
+
+    assert told() == []
     states.save(ledger, state_of())
-    assert status_lines(ledger, records, NOW) == ["night:    tpe was cut off: the same command goes on with it"]
+    assert told() == ["night:    tpe was cut off: the same command goes on with it"]
     states.save(ledger, replace(state_of(), cause="8 hours are over"))
-    assert status_lines(ledger, records, NOW) == ["night:    tpe is over: 8 hours are over"]
-    states.save(ledger, state_of(experiments=9))
+    assert told() == ["night:    tpe is over: 8 hours are over"]
+    states.save(ledger, replace(state_of(experiments=9), rules_hash=rules))
     with ledger.head():
-        lines = status_lines(ledger, records, NOW)
+        lines = told()
     assert lines[0].endswith(", 5 experiments")
     assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
 

@@ -12,7 +12,7 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import admit, require_ready
-from nightshift.night import loop
+from nightshift.night import herald
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
@@ -106,7 +106,7 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
     )
     git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
-    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
+    monkeypatch.setattr(herald, "write_summary", lambda state, setup: "")  # a page for each takes a second
     return make_setup(checkout, RULES, monkeypatch)
 
 

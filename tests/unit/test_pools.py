@@ -14,11 +14,12 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError
 from nightshift.files import write_json
-from nightshift.pools import SUBMITTED_NAME, Submitted, announce, job_of, slurm, verified
+from nightshift.pools import Submitted, announce, job_of, slurm, verified
 from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.slurm_toml import SlurmConfig

@@ -62,9 +62,9 @@ def test_a_process_that_uses_it_finds_its_programs_caches_and_environments(insta
 
 def test_without_a_checkout_one_line_says_so(installation: Installation) -> None:
     found = checks.examine(installation, ARITHMETIC_TRL, ROOT, [GPU, GPU])
-    assert [name for name, _ in found] == ["checkout", "data"]
-    assert [name for name, problem in found if problem] == ["checkout"]
-    assert str(found[0][1]).endswith("Run: uv run prepare.py --engine prime-rl.")
+    assert [check.name for check in found] == ["checkout", "data"]
+    assert [check.name for check in found if not check.ok] == ["checkout"]
+    assert str(found[0].problem).endswith("Run: uv run prepare.py --engine prime-rl.")
 
 
 def environment(installation: Installation) -> None:

@@ -22,7 +22,7 @@ from tests.campaigns import BASELINE
 from tests.rules import ARITHMETIC_TRL
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
-BOTH = ["random", "tpe"]
+BOTH = ["random", "tpe", "search"]
 
 
 def context_of(root: Path, rates: list[str]) -> Context:

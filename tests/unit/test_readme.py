@@ -28,6 +28,8 @@ from budget_clock import CLOCKS  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+USING = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+TASKS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 RULE_LINES = (ROOT / "docs" / "decision-rule.md").read_text(encoding="utf-8").splitlines()
 RULE = " ".join(" ".join(RULE_LINES).split())
@@ -59,7 +61,7 @@ def test_simulated_nights() -> None:
     program = (ROOT / "program.md").read_text(encoding="utf-8")
     assert f"the rule misses {100 * ours['missed']:.0f} % of the ideas" in program
     ratios = [f"{ours['gain'] / rule['gain']:.1f}" for rule in (seed, all_problems)]
-    assert re.findall(r"([\d.]+) times", README) == ratios
+    assert re.findall(r"([\d.]+) times", README) == re.findall(r"([\d.]+) times", USING) == ratios
 
 
 def test_the_rule_and_where_it_fails() -> None:
@@ -137,7 +139,7 @@ def test_the_recorded_nights_are_believed_as_they_were_certified(name: str) -> N
     then, now = (replays.replay(records, changes).standing for changes in ({}, today))
     assert then
     assert now
-    (night,) = (night for night in result("agents_side_by_side")["nights"] if night["name"] == name)
+    (night,) = (night for night in result("recorded_nights")["nights"] if night["name"] == name)
     assert now.difference == pytest.approx(night["difference"], abs=0.03)
     believed, certified = (f"{100 * value:+.1f}" for value in (now.difference, night["difference"]))
     assert re.search(
@@ -255,8 +257,8 @@ def test_the_slope_of_the_embedded_task(setting: str, words: str) -> None:
     data = result("arithmetic_slope")["settings"]
     run = data[setting]
     assert f"| {words} | {run['mean']:.3f} | {run['sd']:.3f} | {run['steps']:.0f} |" in MEASURED
-    assert all(f"scores {data['base']['mean']:.3f}" in page for page in (README, MEASURED))
-    told = " ".join(README.split())
+    assert all(f"scores {data['base']['mean']:.3f}" in page for page in (TASKS, MEASURED))
+    told = " ".join(TASKS.split())
     assert f"{data['default']['mean']:.3f} of it with train.toml as shipped, and {data['lr*3']['mean']:.3f}" in told
 
 
@@ -325,11 +327,84 @@ def test_the_clock_of_the_embedded_budget() -> None:
     assert f"256 makes {usual[0]} and {usual[1]} (" in told
 
 
+def test_faults_of_nights() -> None:
+    faults = result("night_faults")["faults"]
+    nights = {each["night"] for each in faults}
+    start = f"{len(faults)} faults in {len(nights)} nights with four runs"
+    assert row_of("faults.nights", start).startswith(f"{sum(len(each['problems']) for each in faults)} left a process")
+
+
+def test_what_is_proposed() -> None:
+    data, loaded, told = result("proposals"), result("proposals_loaded"), " ".join(MEASURED.split())
+    calm, busy = data["throughput, calm"], loaded["throughput, busy"]
+    for text in (
+        f"{data['proposals']} proposals: {data['keys_mean']:.1f} keys each, {100 * data['far_worse']:.0f} % more than",
+        f"{100 * data['decaying']:.0f} % let the learning rate decay",
+        f"{data['calm']['used_median']:.2f} of the budget (tenth percentile {data['calm']['used_10']:.2f})",
+        f"and {data['cut_before_decay']} are cut before their decay begins.",
+        f"{100 * calm['median']:.0f} % in the median, {100 * calm['90 %']:.0f} % for nine of ten",
+        f"on both cores of {100 * busy['median']:.0f} %, and its schedules used {loaded['busy']['used_median']:.2f} of",
+    ):
+        assert text in told
+    ranking = result("proposers")
+    for row in ranking["summary"]:
+        lead, stderr = ("", "") if row["proposer"] == "random" else (f"{row['lead']:+.2f}", f"{row['lead_stderr']:.2f}")
+        line = (
+            f"| {row['landscape']} | {row['proposer']} | {row['gain']:.2f} | {row['stderr']:.2f} | {lead} | {stderr} |"
+        )
+        assert f"{line} {100 * row['far_worse']:.0f} % | {row['used_median']:.2f} |\n" in MEASURED
+    assert f"{ranking['emulator_explains']:.2f} of the variance" in told
+
+
+def test_what_stopping_early_would_save_and_lose() -> None:
+    data, told = result("early_stop"), " ".join(MEASURED.split())
+    for row in data["rows"]:
+        held = "" if row["better_low"] is None else f"{100 * row['better_low']:.0f} to {100 * row['better_high']:.0f} %"
+        lost = "" if row["lost_pp"] is None else f"{row['lost_pp']:.2f}"
+        line = (
+            f"| {row['price']:.2f} | {row['stopped']} of {row['runs']} | {row['quarter']} | {row['better']} | {held} |"
+        )
+        assert f"{line} {lost} | {100 * row['saved']:.0f} % |\n" in MEASURED
+    errors = [f"{100 * row['error_sd']:.0f}" for row in data["held_out"]]
+    assert f"with an error of {errors[0]} and {errors[1]} pp" in told
+
+
+def test_what_stops_and_ablations_change_in_simulated_nights() -> None:
+    told = " ".join(MEASURED.split())
+    without = {(r["landscape"], r["proposer"], r["night"]): r["gain"] for r in result("proposers")["rows"]}
+    for name in ("early_stop_nights", "ablations"):
+        nights: dict[tuple[str, str], list[Any]] = {}
+        for row in result(name)["rows"]:
+            nights.setdefault((row["landscape"], row["proposer"]), []).append(row)
+        for (landscape, proposer), own in nights.items():
+            more = [r["gain"] - without[landscape, proposer, r["night"]] for r in own]
+            mean, stderr = statistics.mean(more), statistics.stdev(more) / len(more) ** 0.5
+            if name == "ablations":
+                assert f"{proposer} in the {landscape} {mean:+.2f} pp (standard error {stderr:.2f})" in told
+                continue
+            stopped, num = (sum(r[of] for r in own) for of in ("stopped", "experiments"))
+            gain = statistics.mean(r["gain"] for r in own)
+            line = f"| {landscape} | {proposer} | {len(own)} | {gain:.2f} | {mean:+.2f} | {stderr:.2f} |"
+            better = sum(r["stopped_better"] for r in own)
+            assert f"{line} {100 * stopped / num:.0f} % | {better} of {stopped} |\n" in MEASURED
+
+
+def test_what_runs_side_by_side_gain() -> None:
+    data = result("parallel_nights")
+    assert f"(`{data['command'].removeprefix('uv run ').replace(' --seed 404', '')}`: " in MEASURED
+    for row in data["rows"]:
+        world, slots, gain, stderr, apart = (row[name] for name in ("world", "slots", "gain", "stderr", "apart"))
+        told = f"{row['reported_too_high']:+.2f} | {100 * row['coverage']:.0f} % | {row['ideas']:.0f} |\n"
+        assert f"| {world} | {slots} | {gain:.2f} | {stderr:.2f} | {apart:.2f} | {told}" in MEASURED
+    assert len(data["rows"]) == 15
+
+
 CAMPAIGNS = sorted(path.parent for path in (ROOT / "benchmarks" / "campaigns").glob("*/night.txt"))
 
 
-def test_the_recorded_night_stands_in_the_readme_as_its_records_say() -> None:
-    assert readme.written(README, readme.recorded(readme.CAMPAIGN)) == README
+@pytest.mark.parametrize("page", readme.PAGES, ids=lambda path: path.name)
+def test_the_recorded_night_stands_there_as_its_records_say(page: Path) -> None:
+    assert readme.written(page, readme.recorded(readme.CAMPAIGN)) == page.read_text(encoding="utf-8")
     assert readme.PICTURE.read_bytes().startswith(b"\x89PNG")
 
 
@@ -348,10 +423,10 @@ def test_a_replay_of_a_recorded_night_decides_as_the_night_did(campaign: Path) -
 
 def test_both_agents_of_the_comparison_are_recorded() -> None:
     assert [path.name for path in CAMPAIGNS] == ["random-0", "tpe-0"]
-    nights = {night["name"]: night for night in result("agents_side_by_side")["nights"]}
+    nights = {night["name"]: night for night in result("recorded_nights")["nights"]}
     assert nights.keys() == {path.name for path in CAMPAIGNS}
     assert {night["experiments"] for night in nights.values()} == {30}
-    quoted = re.findall(r"[\d.]+", row_of("agents_side_by_side", "30 experiments"))
+    quoted = re.findall(r"[\d.]+", row_of("agents", "30 experiments"))
     told = []
     for name in ("tpe-0", "random-0"):
         night = nights[name]

@@ -133,11 +133,11 @@ def test_all_that_shows_records_shows_a_repeat_without_numbers_it_does_not_have(
     again = told([("a", [0.50, 0.50]), ("a", [0.80]), ("b", [0.65])])
     ledger = stored(tmp_path, again)
     cells = dict(zip(COLUMNS, row(again[1]).split("\t"), strict=True))
-    assert (cells["status"], cells["delta"], cells["p_better"]) == ("discard", "", "")
+    assert (cells["status"], cells["expected_then"], cells["p_better"]) == ("discard", "", "")
     lines = summary(again[1], "").splitlines()
-    assert {"delta:", "p_better:", "decision:         discard"} <= set(lines)
+    assert {"expected_then:", "p_better:", "decision:         discard"} <= set(lines)
     assert "why:              the settings of 0001: one more run of it" in lines
-    assert one_line(again[1]).split()[:2] == ["0002", "discard"]
+    assert one_line(again[1], folded(again)).split()[:2] == ["0002", "discard"]
     assert describe(again[1]).startswith("0002 discard (the settings of 0001: one more run of it): ")
     unused = BASELINE.replace(b"group_size", b"max_off_policy_steps = 2\ngroup_size")  # by this engine
     sources = {1: BASELINE, 2: unused, 3: BASELINE.replace(b"6e-7", b"3e-6")}

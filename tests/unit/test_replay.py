@@ -92,7 +92,7 @@ def test_the_command(recorded: Path) -> None:
     assert len([line for line in stdout.splitlines() if "idea " in line]) == len(STORY)
     _, shown, _ = nightshift(recorded, "replay", "--help")
     for field in fields(DecisionRules):
-        is_number = field.name not in ("kinds", "priors", "noises", "shrinkage")
+        is_number = field.name not in ("kinds", "priors", "noises", "shrinkage", "many")
         assert (f"--{field.name.replace('_', '-')} " in shown) == is_number, field.name
 
 

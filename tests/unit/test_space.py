@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.boxes import BOXES, Scale, box_of
-from nightshift.proposers.space import Dimension, SearchSpace
+from nightshift.proposers.boxes import BOXES, DECAY, DECAYING, KIND, STEPS, WARMUP, Scale
+from nightshift.proposers.space import MAX_KEYS, Dimension, SearchSpace
+from nightshift.proposers.throughput import Plan
 from nightshift.train_toml.config import Config, changed_keys, parse
 from nightshift.train_toml.edit import ABSENT, set_values
 from nightshift.train_toml.keys import KEYS
 from nightshift.train_toml.values import Kind, accept
 
+LR = "trainer.optim.lr"
+# Keys that give way to another one that was drawn.
+FITTED = (
+    "orchestrator.group_size",
+    "orchestrator.train.sampling.max_completion_tokens",
+    "orchestrator.concurrency.initial_inflight",
+    "trainer.scheduler.min_lr",
+)
+FITTED_NAMES = frozenset(FITTED)
 PENALTY = "orchestrator.algo.length_penalty"
 SHIPPED = Path(__file__).parents[2] / "train.toml"
 TRL = frozenset(
@@ -49,58 +60,66 @@ def incumbent(name: str = "shipped") -> Config:
     return parse(set_values(SHIPPED.read_bytes(), INCUMBENTS[name]))
 
 
-def draws(found: SearchSpace, seed: int) -> Callable[[], dict[str, Any]]:
-    """Parameters of all dimensions at random, as the proposer `random` draws them."""
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
-    return lambda: study.ask(found.distributions).params
+def space(
+    used: frozenset[str] | None = TRL, name: str = "shipped", num_steps: float = 60.0, log_sd: float = 0.1
+) -> SearchSpace:
+    """Runs make as many steps as their batch is smaller than 256."""
+
+    def plan(resolved: Mapping[str, Any]) -> Plan:
+        return Plan(num_steps * 256 / (resolved.get("orchestrator.batch_size") or 256), log_sd)
+
+    return SearchSpace.for_engine(used, incumbent(name), plan)
 
 
-def sample(found: SearchSpace, seed: int) -> bytes:
-    return found.build(draws(found, seed)())
+def change(found: SearchSpace, seed: int, begins_decay: bool = False) -> dict[str, Any]:
+    """Parameters by chance, as the proposer `random` draws them."""
+    rng = random.Random(seed)
+    return found.change(rng, lambda dimension, now: dimension.at(rng.random()), begins_decay)
+
+
+def sample(found: SearchSpace, seed: int, begins_decay: bool = False) -> Config:
+    return parse(found.build(change(found, seed, begins_decay)))
 
 
 def dimension(path: str, **kwargs: str) -> Dimension:
-    found = SearchSpace.for_engine(None, incumbent(**kwargs), 50)
-    return next(d for d in found.dimensions if d.name == path)
+    return next(d for d in space(None, **kwargs).dimensions if d.name == path)
 
 
 @pytest.mark.parametrize("name", INCUMBENTS)
-@pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (TRL, None), (None, 4.0)])
-def test_every_draw_is_a_valid_config(name: str, used: frozenset[str] | None, num_steps: float | None) -> None:
-    found = SearchSpace.for_engine(used, incumbent(name), num_steps)
-    drawn = draws(found, len(name))
-    for _ in range(10):  # 520 in all
-        candidate = parse(found.build(drawn()))
-        touched = set(changed_keys(found.incumbent, candidate))
-        searched = {d.key.path for d in found.dimensions} | set(found.incumbent.values)
-        searched.add("trainer.scheduler.decay_steps")  # 0 for a warm-up without an end
-        assert touched <= searched
+@pytest.mark.parametrize(("used", "num_steps"), [(TRL, 150.0), (None, 47.0), (None, 4.0)])
+def test_every_change_is_a_valid_config_of_few_keys(name: str, used: frozenset[str] | None, num_steps: float) -> None:
+    found = space(used, name, num_steps)
+    for seed in range(20):  # 780 in all
+        params = change(found, seed, begins_decay=seed % 3 == 0)
+        candidate = parse(found.build(params))
+        touched = set(changed_keys(found.base, candidate))
+        drawn = {d.key.path for d in found.dimensions if d.name in params}
+        gone = {path for path in found.base.values if path not in candidate.resolved}
+        assert 1 <= len(params) <= MAX_KEYS
+        assert touched <= drawn | gone | {STEPS, WARMUP, DECAY, *FITTED}
         if used is not None:
-            assert touched <= used | {path for path in found.incumbent.values if path not in candidate.resolved}
+            assert touched <= used | gone
 
 
-def test_draws_follow_the_random_source_only() -> None:
-    found = SearchSpace.for_engine(TRL, incumbent(), 100)
-    assert sample(found, 7) == sample(found, 7)
-    assert len({sample(found, seed) for seed in range(5)}) == 5
+def test_changes_follow_the_random_source_only() -> None:
+    assert sample(space(), 7).hash == sample(space(), 7).hash
+    assert len({sample(space(), seed).hash for seed in range(5)}) == 5
 
 
 def test_comments_and_keys_that_are_not_searched_stay() -> None:
-    found = SearchSpace.for_engine(TRL, incumbent(), 100)
-    text = sample(found, 1).decode()
+    text = space().build({LR: 5e-6, KIND: "cosine"}).decode()
     assert "# The one file to edit." in text
+    assert "lr = 5e-6" in text
     assert "# peak learning rate" in text
     assert "seq_len = 2048                   # tokens of a packed" in text
 
 
-def test_every_draw_stays_in_its_box() -> None:
-    found = SearchSpace.for_engine(None, incumbent(), 50)
-    drawn = draws(found, 3)
-    for _ in range(100):
-        params = drawn()
-        for each in found.dimensions:
-            value = each.value(params[each.name])
-            if each.box.scale is Scale.CHOICE:
+def test_every_place_of_the_cube_lies_in_its_box_and_comes_back() -> None:
+    for each in space(None).dimensions:
+        for place in (0.0, 0.123, 0.5, 0.987, 1.0):
+            param = each.at(place)
+            value = each.value(param)
+            if each.is_choice:
                 assert value in each.box.choices
             else:
                 assert isinstance(value, int | float)
@@ -108,99 +127,157 @@ def test_every_draw_stays_in_its_box() -> None:
             if each.box.scale is Scale.POWER_OF_TWO:
                 assert isinstance(value, int)
                 assert value & (value - 1) == 0
-            accept(each.key, "None" if value is None else value)
+            if each.box.scale is not Scale.SHARE:
+                accept(each.key, "None" if value is None else value)
+            if not each.is_choice and not each.is_exponent:
+                assert each.place(param) == pytest.approx(place)
+            assert each.at(each.place(param)) == (param if each.is_choice or each.is_exponent else pytest.approx(param))
 
 
-def test_log_dimensions_are_drawn_evenly_over_orders_of_magnitude() -> None:
-    lr = dimension("trainer.optim.lr")
-    drawn = draws(SearchSpace((lr,), incumbent()), 0)
-    values = [lr.value(drawn()[lr.name]) for _ in range(1000)]
-    middle = (lr.box.low * lr.box.high) ** 0.5
-    assert 0.45 < sum(isinstance(v, float) and v < middle for v in values) / len(values) < 0.55
+def test_a_log_box_has_as_much_room_for_each_order_of_magnitude() -> None:
+    lr = dimension(LR)
+    assert lr.at(0.5) == pytest.approx(math.sqrt(lr.box.low * lr.box.high))
 
 
 def test_boxes_are_of_open_keys_and_lie_in_their_ranges() -> None:
     assert BOXES.keys() <= {key.path for key in KEYS}
     for key in KEYS:
-        if (box := box_of(key, 100)) is not None:
+        box = BOXES.get(key.path)
+        if box is not None and box.scale is not Scale.SHARE:
             for end in box.choices or (box.low, box.high):
                 is_whole = key.kind is Kind.INT and isinstance(end, int | float)
                 accept(key, int(end) if is_whole else "None" if end is None else end)
 
 
 def test_a_box_follows_the_incumbent() -> None:
-    plain, moved = dimension("trainer.optim.lr").box, dimension("trainer.optim.lr", name="sgd").box
+    plain, moved = dimension(LR).box, dimension(LR, name="sgd").box
     assert plain.low <= 1e-6 <= 9e-6 <= plain.high
     assert (moved.low, moved.high) == (pytest.approx(0.1 / 3), pytest.approx(0.3))
-    assert "trainer.optim.type" not in SearchSpace.for_engine(None, incumbent("sgd"), 50).distributions
+    assert "trainer.optim.type" not in space(None, "sgd").distributions
     assert dimension("orchestrator.batch_size", name="odd batch").box.low == 32
     assert dimension("orchestrator.algo.length_penalty.num_output_tokens_weight", name="penalty").box.high == 9.0
 
 
+def test_the_best_end_of_a_box_is_open() -> None:
+    """An incumbent at the top of the box for the learning rate moves that top."""
+    top = dimension(LR).box.high
+    found = SearchSpace.for_engine(TRL, parse(set_values(SHIPPED.read_bytes(), {LR: top})), space().plan)
+    assert next(d for d in found.dimensions if d.name == LR).box.high == pytest.approx(3 * top)
+
+
 def test_each_variant_of_a_key_is_a_dimension_of_its_own() -> None:
-    names = SearchSpace.for_engine(None, incumbent(), 50).distributions
-    assert {"trainer.optim.betas2 (adamw)", "trainer.optim.betas2 (muon)"} <= set(names)
+    assert {"trainer.optim.betas2 (adamw)", "trainer.optim.betas2 (muon)"} <= set(space(None).distributions)
 
 
-def test_without_a_number_of_steps_no_schedule_needs_an_end() -> None:
-    found = SearchSpace.for_engine(TRL, incumbent())
-    seen = set()
-    for seed in range(20):
-        candidate = parse(sample(found, seed))
-        assert candidate.get("max_steps") is None
-        seen.add(candidate.get("trainer.scheduler.type"))
-    assert seen == {"constant", "linear"}
+def test_what_a_choice_selects_is_drawn_with_it_and_with_nothing_else() -> None:
+    found, seen = space(), set[str]()
+    for seed in range(300):
+        params = change(found, seed)
+        if params.get("trainer.optim.type") == "muon":
+            seen |= params.keys()
+        else:
+            assert not any(name.endswith(("(muon)", "optim.mu")) for name in params)
+    assert {"trainer.optim.mu", "trainer.optim.betas2 (muon)"} <= seen
 
 
-def test_a_schedule_that_ends_takes_its_max_steps_along() -> None:
-    found = SearchSpace.for_engine(TRL, incumbent("cosine"), 40)
-    constant = {**draws(found, 0)(), "trainer.scheduler.type": "constant"}
-    assert parse(found.build(constant)).get("max_steps") is None
+def test_a_schedule_ends_with_the_budget_whatever_batch_it_goes_with() -> None:
+    for batch, expected in ((8, 60), (9, 30), (6, 240)):
+        made = parse(
+            space(log_sd=0.0).build({"orchestrator.batch_size": batch, KIND: "linear", DECAY: 0.5, WARMUP: 0.1})
+        )
+        assert (made.get(STEPS), made.get(DECAY), made.get(WARMUP)) == (expected, expected / 2, expected / 10)
+
+
+def test_a_change_of_batch_takes_the_schedule_along_and_another_change_leaves_it() -> None:
+    found = space(name="cosine", num_steps=40.0)
+    assert parse(found.build({"orchestrator.batch_size": 7})).get(STEPS) > 75
+    assert parse(found.build({LR: 4e-6})).get(STEPS) == 40
+    assert parse(space(name="cosine", num_steps=90.0).build({LR: 4e-6})).get(STEPS) > 80, "the budget was half used"
+
+
+def test_a_constant_schedule_has_no_max_steps() -> None:
+    assert parse(space(name="cosine").build({KIND: "constant"})).get(STEPS) is None
+    fixed = parse(set_values(SHIPPED.read_bytes(), {STEPS: 30}))
+    found = SearchSpace.for_engine(TRL, fixed, space().plan)
+    assert parse(found.build({LR: 4e-6})).get(STEPS) is None
+    assert all(sample(space(), seed).get(KIND) in DECAYING for seed in range(40) if sample(space(), seed).get(STEPS))
+
+
+@pytest.mark.parametrize("log_sd", [0.05, 0.2, 0.5, 2.0])
+def test_the_less_is_known_of_the_steps_the_earlier_a_decay_begins(log_sd: float) -> None:
+    """So that it is begun where a run is 3.5 sd slower than expected."""
+    for share in (0.2, 0.5, 0.8):
+        made = parse(space(log_sd=log_sd).build({KIND: "linear", DECAY: share}))
+        slow = 60.0 * math.exp(-3.5 * log_sd)
+        assert made.get(STEPS) - made.get(DECAY) <= max(slow * math.exp(0.5 * log_sd), 1) + 1
+        assert made.get(DECAY) >= round(share * made.get(STEPS)) - 1
+
+
+def test_some_proposals_begin_a_decay_where_there_is_none() -> None:
+    found = space()
+    begun = [found.begins_decay(random.Random(seed)) for seed in range(500)]
+    assert 0.33 < sum(begun) / 500 < 0.47
+    assert not any(space(name="cosine").begins_decay(random.Random(seed)) for seed in range(50))
+    assert all(sample(found, seed, begins_decay=True).get(KIND) in DECAYING for seed in range(50))
+    assert not space(frozenset({LR})).begins_decay(random.Random(2))
 
 
 @pytest.mark.parametrize("used", [TRL, None])
-def test_params_of_a_draw_give_the_same_config_again(used: frozenset[str] | None) -> None:
-    found = SearchSpace.for_engine(used, incumbent(), 60)
-    for seed in range(10):
-        drawn = parse(sample(found, seed))
-        params = found.params(drawn)
-        assert set(params) <= set(found.distributions)
-        assert parse(found.build(params)).hash == drawn.hash
+def test_params_of_a_change_are_those_that_it_was_made_with(used: frozenset[str] | None) -> None:
+    found = space(used)
+    for seed in range(30):
+        params = change(found, seed)
+        known = found.params(parse(found.build(params)))
+        assert known is not None
+        applied = {name: param for name, param in params.items() if name in known and name not in FITTED_NAMES}
+        for name, param in applied.items():
+            loose = {"abs": 0.35} if name in (DECAY, WARMUP) else {"rel": 1e-2}  # a decay may begin earlier
+            assert known[name] == (pytest.approx(param, **loose) if isinstance(param, float) else param)
 
 
-@pytest.mark.parametrize("num_steps", [0.7, 1.0, 2.5, 9.99, 59.5, 117.3, 118.0, 340.25])
-def test_params_of_any_config_lie_in_the_boxes_of_any_run_length(num_steps: float) -> None:
-    """Optuna refuses a parameter beyond its distribution, and the boxes in steps move with the incumbent's run."""
-    elsewhere = SearchSpace.for_engine(TRL, incumbent("cosine"), 200)
-    found = SearchSpace.for_engine(TRL, incumbent("cosine"), num_steps)
-    boxes = found.distributions
-    drawn, num_checked = draws(elsewhere, 1), 0
-    for _ in range(50):
-        params = found.params(parse(elsewhere.build(drawn())))
-        for name, value in (params or {}).items():
+def test_a_place_in_the_cube_is_the_same_before_and_after_it_is_written() -> None:
+    found = space()
+    for seed in range(30):
+        params = change(found, seed)
+        made = parse(found.build(params))
+        apart = [
+            d.name
+            for d, before, after in zip(found.dimensions, found.places_with(params), found.places(made), strict=True)
+            if abs(before - after) > 0.02 and d.name not in {*FITTED_NAMES, DECAY, WARMUP}
+        ]
+        assert apart == []
+
+
+@pytest.mark.parametrize("num_steps", [0.7, 2.5, 9.99, 59.5, 340.25])
+def test_params_of_any_config_lie_in_the_boxes(num_steps: float) -> None:
+    """Optuna refuses a parameter beyond its distribution."""
+    elsewhere, found = space(name="cosine", num_steps=200.0), space(name="cosine", num_steps=num_steps)
+    boxes, num_checked = found.distributions, 0
+    for seed in range(50):
+        for name, value in (found.params(sample(elsewhere, seed)) or {}).items():
             assert boxes[name]._contains(boxes[name].to_internal_repr(value)), (name, value, boxes[name])
             num_checked += 1
     assert num_checked > 200
-    drawn = draws(found, 1)
-    for _ in range(20):
-        parse(found.build(drawn()))
 
 
 def test_params_of_a_config_beyond_the_space() -> None:
-    found = SearchSpace.for_engine(TRL, incumbent(), 60)
-    far = parse(set_values(SHIPPED.read_bytes(), {"trainer.optim.lr": 0.5, "orchestrator.group_size": 64}))
+    found = space()
+    far = parse(set_values(SHIPPED.read_bytes(), {LR: 0.5, "orchestrator.group_size": 64}))
     params = found.params(far)
-    assert params["trainer.optim.lr"] == dimension("trainer.optim.lr").box.high
+    assert params is not None
+    assert params[LR] == dimension(LR).box.high
     assert params["orchestrator.group_size"] == 4  # the exponent of 16
     assert found.params(incumbent("sgd")) is None
     assert found.params(incumbent("unset")) is None
+    assert len(found.places(incumbent("sgd"))) == len(found.dimensions)
 
 
 def test_distributions_are_optunas_and_hold_the_incumbent() -> None:
-    found = SearchSpace.for_engine(None, incumbent(), 60)
+    found = space(None)
     boxes = found.distributions
-    assert boxes["trainer.optim.lr"] == FloatDistribution(5e-7, 2e-5, log=True)
+    assert boxes[LR] == FloatDistribution(5e-7, 2e-5, log=True)
     assert boxes["orchestrator.batch_size"] == IntDistribution(5, 9)
     assert boxes["orchestrator.algo.length_penalty"] == CategoricalDistribution([None, "on"])
     params = found.params(incumbent())
+    assert params is not None
     assert [name for name in params if not boxes[name]._contains(boxes[name].to_internal_repr(params[name]))] == []

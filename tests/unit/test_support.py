@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.support import DECIDED, Support, fresh
+from nightshift.campaign.standing import DECIDED, Support, fresh
 from nightshift.proposers.brief import compose
 from nightshift.proposers.history import history
 from nightshift.records import Failure, Judgement, Record, Verdict

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightshift.records import Load, Record, Result
-from nightshift.report.slots import LANE_HEIGHT, LEFT, WIDTH, timeline
+from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, timeline
 from tests.campaigns import a_result, judged
 
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)

@@ -84,7 +84,11 @@ def slices(example: Example) -> dict[str, str]:
 def prepared_folder() -> Path:
     """Where the two files are read: the folder that NIGHTSHIFT_GSM8K names, else one in the user's cache."""
     named = os.environ.get(ENV_VAR)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "nightshift" / "gsm8k"
+    if named:
+        return Path(named).expanduser()
+    usual, given = Path.home() / ".cache", Path(os.environ.get("XDG_CACHE_HOME", ""))
+    places = [cache / "nightshift" / "gsm8k" for cache in (given, usual) if cache.is_absolute()]
+    return next((place for place in places if place.is_dir()), places[0])  # it lay in ~/.cache, whatever was given
 
 
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:

@@ -95,7 +95,11 @@ def slices(example: Example) -> dict[str, str]:
 def prepared_folder() -> Path:
     """Where the data is read: the folder that NIGHTSHIFT_MATH names, else one in the user's cache."""
     named = os.environ.get(ENV_VAR)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "nightshift" / "math"
+    if named:
+        return Path(named).expanduser()
+    usual, given = Path.home() / ".cache", Path(os.environ.get("XDG_CACHE_HOME", ""))
+    places = [cache / "nightshift" / "math" for cache in (given, usual) if cache.is_absolute()]
+    return next((place for place in places if place.is_dir()), places[0])  # it lay in ~/.cache, whatever was given
 
 
 def prepare(source: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:

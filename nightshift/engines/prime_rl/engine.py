@@ -30,8 +30,8 @@ from nightshift.engines.prime_rl.installation import (
     problems,
 )
 from nightshift.engines.prime_rl.installer import Installer
-from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, plan
-from nightshift.engines.prime_rl.machine import MIN_DRIVER, check_machine
+from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe
+from nightshift.engines.prime_rl.machine import ENGINE, MIN_DRIVER, check_machine
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.proof import READER, prove
@@ -51,7 +51,7 @@ NO_GPU = "no GPU (--gpus none): not comparable"
 class PrimeRlEngine:
     """prime-rl on two GPUs of this machine, under the given rules."""
 
-    name = "prime-rl"
+    name = ENGINE
 
     def __init__(
         self,
@@ -102,12 +102,11 @@ class PrimeRlEngine:
             unfit: list[EngineError | None] = [*gpu_problems(pair, MIN_DRIVER)]
         except EngineError as error:
             unfit = [error]
-        gpus, where = "; ".join(map(_describe, pair)), {"checkout": str(it.installation.root)}
-        found = [Check(it.name, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
-        parts = examine(it.installation, it.rules, it.root, pair)
-        found += [Check(it.name, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
-        found += check_machine(it.name, it.root, num_kept(it.rules))
-        return found + [Check(it.name, name, problem, where.get(name, "")) for name, problem in parts]
+        gpus = "; ".join(map(_describe, pair))
+        found = [Check(ENGINE, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
+        found += [Check(ENGINE, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
+        found += check_machine(it.root, num_kept(it.rules))
+        return found + examine(it.installation, it.rules, it.root, pair)
 
     def check(self) -> list[str]:
         """GPUs, installation, model, data, disk: each problem with its fix. Takes the GPUs for this process."""
@@ -213,8 +212,8 @@ class PrimeRlEngine:
         with suppress(EngineError, ValueError):  # a dry run on a machine without GPUs
             inference, trainer = self._pair()
             gpu_ids = inference.index, trainer.index
-        return plan(
-            settings,
+        return Launch(
+            settings=settings,
             seed=seed,
             run_dir=run_dir,
             ports=free_ports(len(self.rules.environments)),

@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightshift.engines import Check
 from nightshift.engines.downloads import data_problem, is_whole_model
 from nightshift.engines.own_model import local_problem
 from nightshift.engines.prime_rl.copies import environment_files, environments_hash, files_of, missing
-from nightshift.engines.prime_rl.machine import check_machine
+from nightshift.engines.prime_rl.machine import ENGINE, check_machine
 from nightshift.engines.prime_rl.recent import num_kept
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
@@ -127,24 +128,23 @@ def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequenc
 
     Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
-    found: list[object] = [problem for _, problem in examine(installation, rules, root, gpus)]
-    found += [check.problem for check in check_machine("", root, num_kept(rules))]
-    return [str(problem) for problem in found if problem is not None]
+    found = [*examine(installation, rules, root, gpus), *check_machine(root, num_kept(rules))]
+    return [str(check.problem) for check in found if not check.ok]
 
 
-def examine(
-    installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]
-) -> list[tuple[str, EngineError | None]]:
-    """Each part that was checked, with the first thing wrong with it. Without a checkout its parts are not checked."""
-    findings: list[tuple[str, EngineError | None]] = [("checkout", checkout_problem(installation))]
-    if findings[0][1] is None:
-        findings += [
-            ("packages", packages_problem(installation, has_gpus=bool(gpus))),
-            ("environments", environments_problem(installation, root, rules)),
-            ("model", model_problem(installation, rules) or local_problem(rules, root)),
-            ("warm caches", warm_problem(installation, gpus)),
-        ]
-    return [*findings, ("data", data_problem(root, rules))]
+def examine(installation: Installation, rules: Rules, root: Path, gpus: Sequence[Gpu]) -> list[Check]:
+    """Each part, with the first thing wrong with it. Without a checkout its parts are not checked."""
+    found = {"checkout": checkout_problem(installation)}
+    if found["checkout"] is None:
+        found |= {
+            "packages": packages_problem(installation, has_gpus=bool(gpus)),
+            "environments": environments_problem(installation, root, rules),
+            "model": model_problem(installation, rules) or local_problem(rules, root),
+            "warm caches": warm_problem(installation, gpus),
+        }
+    found["data"] = data_problem(root, rules)
+    where = {"checkout": str(installation.root)}
+    return [Check(ENGINE, name, problem, where.get(name, "")) for name, problem in found.items()]
 
 
 def checkout_problem(installation: Installation) -> EngineError | None:

@@ -13,6 +13,7 @@ import shlex
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from nightshift.processes.gpus import GpuIds
 from nightshift.rules import NO_CARD
 
 VALIDATOR = Path(__file__).with_name("validator.py")
-# In the run's folder: prime-rl's own, the configs of its programs, the whole of them, the validator's answer.
-PRIME_DIR, CONFIGS_DIR, TREE_NAME, VERDICT_NAME = "prime-rl", "configs", "rl.json", "validator.json"
+PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
 
 # P/utils/process.py:17
 _COMMON = {
@@ -66,26 +66,69 @@ class Command:
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Everything that one run needs before its first process starts.
+    """Everything that one run of `settings` (from `effective`) needs before its first process starts.
 
-    `commands`: inference, validator, an env-server for each environment, orchestrator, trainer. `inference` reads
-    `inference_json` and may start at once; the validator writes the configs of the others, and its verdict to
-    `verdict`. `served_model` is the policy's name in requests: with LoRA that of the adapter, else the model's.
-    `memory`: the preset that the settings were made with; `score_last`: the rules'.
+    `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
+    installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
+    () hides every GPU from both. `memory`: the preset that the settings were made with; `score_last`: the rules'.
     """
 
-    tree: Mapping[str, Any]
-    inference_json: Mapping[str, Any]
-    commands: tuple[Command, ...]
+    settings: Mapping[str, Any]
+    seed: int
+    run_dir: Path
     ports: Ports
     gpu_ids: GpuIds
-    run_dir: Path
-    served_model: str
-    is_adapter: bool
+    bin_dir: Path
+    environment: Mapping[str, str]
     memory: str = NO_CARD
     score_last: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.run_dir.is_absolute() or not self.bin_dir.is_absolute():
+            raise ValueError(f"relative path: {self.run_dir} or {self.bin_dir}")
+
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """The settings with what belongs to this run: folder, ports, seeds."""
+        tree: dict[str, Any] = copy.deepcopy(dict(self.settings))
+        tree["output_dir"] = str(self.run_dir)
+        tree["run"] = {"name": PRIME_DIR}
+        tree["rollout_transport"]["port"] = self.ports.rollouts
+        tree["inference"]["server"]["port"] = self.ports.inference
+        tree["inference"]["vllm"]["seed"] = self.seed
+        orchestrator = tree["orchestrator"]
+        orchestrator["env_server_base_port"] = self.ports.env_server
+        orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{self.ports.inference}/v1"}
+        for source in orchestrator["train"]["source"]:
+            source["env"]["taskset"]["seed"] = self.seed
+            sampler = source.get("curriculum", {}).get("sampler", {})
+            if sampler.get("type") == "difficulty_pool":
+                sampler["seed"] = self.seed
+        return tree
+
+    @property
+    def inference_json(self) -> dict[str, Any]:
+        """The server's own config, as RLConfig will resolve it: the validator compares the two."""
+        inference: dict[str, Any] = copy.deepcopy(self.tree["inference"])
+        inference["weight_broadcast"] = dict(self.tree["weight_broadcast"])
+        inference["vllm"]["model"] = self.tree["model"]["name"]
+        lora = self.tree["trainer"]["model"].get("lora")
+        if lora is not None:
+            inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
+        return inference
+
+    @property
+    def is_adapter(self) -> bool:
+        """The policy is an adapter beside the model."""
+        return bool(self.tree["orchestrator"]["model"].get("lora"))
+
+    @property
+    def served_model(self) -> str:
+        """The policy's name in requests."""
+        model = self.tree["orchestrator"]["model"]["lora"] if self.is_adapter else self.tree["model"]
+        return str(model["name"])
 
     @property
     def is_shared(self) -> bool:
@@ -96,11 +139,6 @@ class Launch:
     def is_game(self) -> bool:
         """One of its environments has a seat for an opponent."""
         return any("opponent" in source["env"] for source in self.tree["orchestrator"]["train"]["source"])
-
-    @property
-    def env_servers(self) -> list[str]:
-        """Names of their processes: one an environment."""
-        return _env_servers([source["name"] for source in self.tree["orchestrator"]["train"]["source"]])
 
     @property
     def prime_dir(self) -> Path:
@@ -116,57 +154,80 @@ class Launch:
         return self.prime_dir / "rollouts"
 
     @property
+    def configs_dir(self) -> Path:
+        """The configs of prime-rl's programs."""
+        return self.run_dir / "configs"
+
+    @property
     def tree_path(self) -> Path:
-        return self.run_dir / TREE_NAME
+        """The whole of them."""
+        return self.run_dir / "rl.json"
 
     @property
     def verdict(self) -> Path:
         """The validator's JSON: {"ok": true, ...} or {"ok": false, "errors": [...]}."""
-        return self.run_dir / VERDICT_NAME
+        return self.run_dir / "validator.json"
 
     def write(self) -> None:
         """Create the folders and the two files that the first processes read."""
-        configs_dir = self.run_dir / CONFIGS_DIR
-        configs_dir.mkdir(exist_ok=True)
+        self.configs_dir.mkdir(exist_ok=True)
         self.prime_dir.mkdir(exist_ok=True)
         write_json(self.tree_path, self.tree)
-        write_json(configs_dir / "inference.json", self.inference_json)
+        write_json(self.configs_dir / "inference.json", self.inference_json)
 
+    @property
+    def env_servers(self) -> list[str]:
+        """Names of their processes: one an environment. prime-rl counts their ports up from the base."""
+        return [command.name for command in self.commands if command.name.startswith("env-server")]
 
-def plan(
-    settings: Mapping[str, Any],
-    *,
-    seed: int,
-    run_dir: Path,
-    ports: Ports,
-    gpu_ids: GpuIds,
-    bin_dir: Path,
-    environment: Mapping[str, str],
-    memory: str = NO_CARD,
-    score_last: int = 0,
-) -> Launch:
-    """How to run `settings` (from `effective`) once; starts and writes nothing.
+    @cached_property
+    def commands(self) -> tuple[Command, ...]:
+        """Inference, validator, an env-server for each environment, orchestrator, trainer.
 
-    `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process
-    use that installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer,
-    perhaps the same; () hides every GPU from both.
-    """
-    if not run_dir.is_absolute() or not bin_dir.is_absolute():
-        raise ValueError(f"relative path: {run_dir} or {bin_dir}")
-    tree = _tree(settings, seed, run_dir, ports)
-    lora = tree["orchestrator"]["model"].get("lora")
-    return Launch(
-        tree=tree,
-        inference_json=_inference(tree),
-        commands=_commands(tree, run_dir, ports, gpu_ids, bin_dir, environment),
-        ports=ports,
-        gpu_ids=gpu_ids,
-        run_dir=run_dir,
-        served_model=lora["name"] if lora else tree["model"]["name"],
-        is_adapter=bool(lora),
-        memory=memory,
-        score_last=score_last,
-    )
+        Inference reads `inference_json` and may start at once; the validator writes the configs of the others, and its
+        verdict to `verdict`.
+        """
+        # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
+        run_id = uuid.uuid5(uuid.NAMESPACE_URL, self.run_dir.as_uri()).hex
+        common = {**self.environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
+        configs_dir = self.configs_dir
+
+        def command(name: str, argv: Sequence[object], **variables: str) -> Command:
+            program, *arguments = argv
+            words = (str(self.bin_dir / str(program)), *map(str, arguments))
+            return Command(name, words, {**common, **variables})
+
+        trainer = [
+            "torchrun",
+            "--role=trainer",
+            f"--rdzv-endpoint=localhost:{self.ports.rendezvous}",
+            f"--rdzv-id={run_id}",
+            f"--log-dir={self.run_dir / 'torchrun'}",
+            "--local-ranks-filter=0",
+            "--redirect=3",
+            "--tee=3",
+            "--nproc-per-node=1",
+            "-m",
+            "prime_rl.trainer.rl.train",
+            "@",
+            configs_dir / "trainer.json",
+        ]
+        inference_gpu, trainer_gpu = map(str, self.gpu_ids) if self.gpu_ids else ("", "")
+        inference, orchestrator = ([name, "@", configs_dir / f"{name}.json"] for name in ("inference", "orchestrator"))
+        # -P: nothing from beside the validator is importable, which is Nightshift.
+        validator = ["python", "-P", VALIDATOR, self.tree_path, configs_dir, self.verdict]
+        names = [source["name"] for source in self.tree["orchestrator"]["train"]["source"]]
+        env_servers = {
+            "env-server" if len(names) == 1 else f"env-server-{name}": configs_dir / "envs" / "train" / f"{name}.json"
+            for name in names
+        }
+        return (
+            command("inference", inference, **_INFERENCE, CUDA_VISIBLE_DEVICES=inference_gpu),
+            command("validator", validator),
+            *(command(name, ["env-server", "@", config]) for name, config in env_servers.items()),
+            command("orchestrator", orchestrator),
+            command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
+        )
 
 
 def describe(launch: Launch) -> list[str]:
@@ -207,86 +268,3 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
-
-
-def _env_servers(sources: Sequence[str]) -> list[str]:
-    """What their servers are called here."""
-    return ["env-server"] if len(sources) == 1 else [f"env-server-{source}" for source in sources]
-
-
-def _tree(settings: Mapping[str, Any], seed: int, run_dir: Path, ports: Ports) -> dict[str, Any]:
-    """`settings` with what belongs to this run: folder, ports, seeds."""
-    tree: dict[str, Any] = copy.deepcopy(dict(settings))
-    tree["output_dir"] = str(run_dir)
-    tree["run"] = {"name": PRIME_DIR}
-    tree["rollout_transport"]["port"] = ports.rollouts
-    tree["inference"]["server"]["port"] = ports.inference
-    tree["inference"]["vllm"]["seed"] = seed
-    orchestrator = tree["orchestrator"]
-    orchestrator["env_server_base_port"] = ports.env_server
-    orchestrator.setdefault("model", {})["client"] = {"base_url": f"http://{HOST}:{ports.inference}/v1"}
-    for source in orchestrator["train"]["source"]:
-        source["env"]["taskset"]["seed"] = seed
-        sampler = source.get("curriculum", {}).get("sampler", {})
-        if sampler.get("type") == "difficulty_pool":
-            sampler["seed"] = seed
-    return tree
-
-
-def _inference(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's own config, as RLConfig will resolve it: the validator compares the two."""
-    inference: dict[str, Any] = copy.deepcopy(tree["inference"])
-    inference["weight_broadcast"] = dict(tree["weight_broadcast"])
-    inference["vllm"]["model"] = tree["model"]["name"]
-    lora = tree["trainer"]["model"].get("lora")
-    if lora is not None:
-        inference["vllm"] |= {"enable_lora": True, "max_lora_rank": lora["rank"]}
-    return inference
-
-
-def _commands(
-    tree: Mapping[str, Any], run_dir: Path, ports: Ports, gpu_ids: GpuIds, bin_dir: Path, environment: Mapping[str, str]
-) -> tuple[Command, ...]:
-    # The same id for the same folder: nothing here is random, so a dry run shows what a run would start.
-    run_id = uuid.uuid5(uuid.NAMESPACE_URL, run_dir.as_uri()).hex
-    common = {**environment, **_COMMON, **_QUIET, "PRL_RUN_ID": run_id, "PRL_RUN_NAME": PRIME_DIR}
-    configs_dir = run_dir / CONFIGS_DIR
-    names = [source["name"] for source in tree["orchestrator"]["train"]["source"]]
-
-    def command(name: str, argv: Sequence[object], **variables: str) -> Command:
-        program, *arguments = argv
-        words = (str(bin_dir / str(program)), *map(str, arguments))
-        return Command(name, words, {**common, **variables})
-
-    trainer = [
-        "torchrun",
-        "--role=trainer",
-        f"--rdzv-endpoint=localhost:{ports.rendezvous}",
-        f"--rdzv-id={run_id}",
-        f"--log-dir={run_dir / 'torchrun'}",
-        "--local-ranks-filter=0",
-        "--redirect=3",
-        "--tee=3",
-        "--nproc-per-node=1",
-        "-m",
-        "prime_rl.trainer.rl.train",
-        "@",
-        configs_dir / "trainer.json",
-    ]
-    inference_gpu, trainer_gpu = map(str, gpu_ids) if gpu_ids else ("", "")
-    env_configs = [configs_dir / "envs" / "train" / f"{name}.json" for name in names]
-    env_servers = zip(_env_servers(names), env_configs, strict=True)  # prime-rl counts their ports up from the base
-    # -P: nothing from beside the validator is importable, which is Nightshift.
-    validator = ["python", "-P", VALIDATOR, run_dir / TREE_NAME, configs_dir, run_dir / VERDICT_NAME]
-    return (
-        command(
-            "inference",
-            ["inference", "@", configs_dir / "inference.json"],
-            **_INFERENCE,
-            CUDA_VISIBLE_DEVICES=inference_gpu,
-        ),
-        command("validator", validator),
-        *(command(name, ["env-server", "@", env_config]) for name, env_config in env_servers),
-        command("orchestrator", ["orchestrator", "@", configs_dir / "orchestrator.json"]),
-        command("trainer", trainer, **_TRAINER, CUDA_VISIBLE_DEVICES=trainer_gpu),
-    )

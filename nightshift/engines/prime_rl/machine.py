@@ -17,6 +17,7 @@ from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.errors import EngineError
 from nightshift.files import free_disk_gb
 
+ENGINE = "prime-rl"
 MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
 # One run: three broadcasts at once of 1.3 GB (494 M parameters in bf16, the tied head of 136 M once more), the kept
 # model, traces, logs.
@@ -28,17 +29,16 @@ _SHM_GB = 0.5  # runs on a CPU left segments of 168 MB there; a container has 64
 _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
 
 
-def check_machine(name: str, root: Path, num_kept: int = 0) -> list[Check]:
-    """The machine's lines of `nightshift doctor` for the engine `name` and the checkout at `root`; `num_kept`: weights
-    that a run keeps beside the trainer's (recent.py).
-    """
+def check_machine(root: Path, num_kept: int = 0) -> list[Check]:
+    """The machine's lines of `nightshift doctor` for the checkout at `root`; `num_kept`: weights that a run keeps
+    beside the trainer's (recent.py)."""
     parts = {"wheels": _wheels, "compiler": _compiler, "shared memory": _shm, "open files": _files, "ports": _ports}
     found = []
     for part, look in (*parts.items(), ("disk", lambda: _disk(root, num_kept)), ("WSL", _wsl)):
         try:
-            found.append(Check(name, part, detail=look()))
+            found.append(Check(ENGINE, part, detail=look()))
         except EngineError as error:
-            found.append(Check(name, part, error))
+            found.append(Check(ENGINE, part, error))
     return [check for check in found if not check.ok or check.detail]
 
 

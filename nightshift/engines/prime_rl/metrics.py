@@ -64,12 +64,10 @@ class MetricsTail:
 
     def poll(self) -> bool:
         """Take in what was appended since the last call; True if there was any whole row."""
-        grown = False
-        for path in self._offsets:
-            for row in self._new_rows(path):
-                grown = True
-                self._take(row)
-        return grown
+        rows = [row for path in self._offsets for row in self._new_rows(path)]
+        for row in rows:
+            self._take(row)
+        return bool(rows)
 
     @property
     def num_steps(self) -> int:

@@ -14,6 +14,7 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from subprocess import PIPE, TimeoutExpired
@@ -139,12 +140,12 @@ class Distances:
     @classmethod
     def of(cls, served: Served, final: Answers, read: Read) -> Distances:
         """ValueError where the child answers other tokens than the server."""
-        said, file, start = (_joined(rows) for rows in (final.logprobs, read.file, read.start))
+        said, file, start = ([*chain(*rows)] for rows in (final.logprobs, read.file, read.start))
         nearer = [abs(s - b) - abs(s - f) for s, f, b in zip(said, file, start, strict=True)]
         mean, stderr = fmean(nearer), stdev(nearer) / math.sqrt(len(nearer))
         noise = None
         if served.start is not None and served.start.tokens == final.tokens:
-            noise = _distance(_joined(served.start.logprobs), start)
+            noise = _distance([*chain(*served.start.logprobs)], start)
         sure = mean / stderr if stderr else math.copysign(math.inf, mean) if mean else 0.0
         return cls(_distance(said, file), _distance(said, start), noise, sure)
 
@@ -225,10 +226,6 @@ def ask_child(
     finally:
         if left := group.stop():
             raise EngineError(f"processes of {run_dir.name} could not be killed: {', '.join(left)}")
-
-
-def _joined(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [number for row in rows for number in row]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:

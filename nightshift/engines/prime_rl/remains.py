@@ -19,13 +19,13 @@ import psutil
 from nightshift.errors import NightshiftError
 from nightshift.files import read_json, write_json
 from nightshift.processes import shared_memory
+from nightshift.processes.leftovers import SAME_SECONDS
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.processes.watchdog import is_alive
 
 TRACE_NAME = "unfinished.json"
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
 _HEAVY = ("broadcasts", "recent", "rollouts")
-_SAME_SECONDS = 2.0  # as in leftovers.py
 
 
 class _Trace(msgspec.Struct):
@@ -50,8 +50,11 @@ class Remains:
     _looked: float = float("-inf")
 
     def begin(self) -> None:
-        """Before the first process: from now on something may be left."""
-        self._write()
+        """Before the first process, from which on something may be left; and when there is more of it."""
+        me = psutil.Process()
+        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments, platform.node(), _boot_id())
+        with suppress(OSError, NightshiftError):  # a full disk ends the run where it matters, not here
+            write_json(self.prime_dir.parent / TRACE_NAME, trace)
 
     def look(self, groups: Iterable[ProcessGroup], *, now: bool = False) -> None:
         """Note what their processes share, every LOOK_SECONDS or `now`."""
@@ -60,32 +63,22 @@ class Remains:
         self._looked = self.clock()
         if new := shared_memory.mapped(p for group in groups for p in group.processes) - self._segments:
             self._segments |= new
-            self._write()
+            self.begin()
 
     def remove(self) -> None:
         """When every process has ended."""
         _remove(self.prime_dir, self.keep_all, self._segments)
 
-    def _write(self) -> None:
-        me = psutil.Process()
-        trace = _Trace(me.pid, me.create_time(), self.keep_all, self._segments, platform.node(), _boot_id())
-        with suppress(OSError, NightshiftError):  # a full disk ends the run where it matters, not here
-            write_json(self.prime_dir.parent / TRACE_NAME, trace)
-
 
 def sweep(runs_dir: Path, prime_name: str) -> None:
     """Remove what dead workers left: beside the trace, and never where a link leads out of `runs_dir`."""
-    for runs in ("*/*", "certify/*/*"):
-        for below in ("", "*/"):  # a start of the incumbent has a folder of its own
-            for path in runs_dir.glob(f"{runs}/attempt-*/{below}{TRACE_NAME}"):
-                with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
-                    _sweep(path, (path.parent / prime_name).resolve(), runs_dir.resolve())
-
-
-def _sweep(path: Path, prime_dir: Path, runs_dir: Path) -> None:
-    trace = read_json(path, _Trace, "")
-    if trace is not None and prime_dir.is_relative_to(runs_dir) and not _is_at_work(trace):
-        _remove(prime_dir, trace.keep_all, trace.segments)
+    attempts = [f"{runs}/attempt-*/" for runs in ("*/*", "certify/*/*")]
+    for folder in (*attempts, *(f"{attempt}*/" for attempt in attempts)):  # a start of the incumbent has one of its own
+        for path in runs_dir.glob(folder + TRACE_NAME):
+            with suppress(NightshiftError, OSError):  # no trace of ours: whoever wrote it may keep it
+                trace, prime_dir = read_json(path, _Trace, ""), (path.parent / prime_name).resolve()
+                if trace and prime_dir.is_relative_to(runs_dir.resolve()) and not _is_at_work(trace):
+                    _remove(prime_dir, trace.keep_all, trace.segments)
 
 
 def _is_at_work(trace: _Trace) -> bool:
@@ -93,7 +86,7 @@ def _is_at_work(trace: _Trace) -> bool:
         return True  # as far as can be seen from here: another machine that shares this folder
     with suppress(psutil.Error, OverflowError, ValueError):
         process = psutil.Process(trace.pid)
-        return is_alive(process) and abs(process.create_time() - trace.began) < _SAME_SECONDS
+        return is_alive(process) and abs(process.create_time() - trace.began) < SAME_SECONDS
     return False
 
 

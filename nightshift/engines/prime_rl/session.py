@@ -32,7 +32,7 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.files import read_file
-from nightshift.metrics import METRICS_NAME, write_steps
+from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
 from nightshift.processes.child import Child
 from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import ProcessGroup, engine_environment
@@ -189,7 +189,7 @@ class PrimeRlSession:
             self._stop(*self._groups)
         finally:
             self._resources.close()
-            keep_rollouts(self._launch.rollouts_dir, self._run_dir / "rollouts.jsonl")
+            keep_rollouts(self._launch.rollouts_dir, self._run_dir / SAMPLES_NAME)
             self._remains.remove()
 
     def _start(self, group: str, name: str) -> None:

@@ -48,7 +48,10 @@ def link_weights(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for path in source.iterdir():
         if path.suffix == ".safetensors" or path.name in (_INDEX, _ADAPTER[0]):
-            _link(path, target / path.name)
+            try:
+                (target / path.name).hardlink_to(path)
+            except OSError:  # another filesystem, or one without hard links
+                shutil.copyfile(path, target / path.name)
 
 
 def check_weights(folder: Path) -> str:
@@ -57,11 +60,14 @@ def check_weights(folder: Path) -> str:
     So anyone can check it with `LC_ALL=C; sha256sum FILES | sha256sum`. Every safetensors file is opened (its header
     must account for every byte) and compared with the index. Raises EngineError that names what is wrong.
     """
+    manifest = hashlib.sha256()
     try:
-        manifest = "".join(f"{_sha256(folder / name)}  {name}\n" for name in whole_files(folder))
+        for name in whole_files(folder):
+            with (folder / name).open("rb") as file:
+                manifest.update(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n".encode())
     except (OSError, ValueError) as error:
         raise EngineError(f"the weights are not whole: {error}") from None
-    return hashlib.sha256(manifest.encode()).hexdigest()
+    return manifest.hexdigest()
 
 
 def build_model_folder(source: Path, base: Path, target: Path) -> str:
@@ -101,7 +107,10 @@ def whole_files(folder: Path) -> list[str]:
         _json(folder / _ADAPTER[0], dict[str, Any])
         return sorted(_ADAPTER)
     if _INDEX in names:
-        _compare_with_index(_json(folder / _INDEX, _Index).weight_map, weights)
+        actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
+        listed = _json(folder / _INDEX, _Index).weight_map
+        if listed != actual or sum(map(len, weights.values())) != len(actual):
+            raise ValueError(f"{_INDEX} lists other tensors than the files hold")
         return sorted([*weights, _INDEX])
     if list(weights) != ["model.safetensors"]:
         raise ValueError(f"model.safetensors or {_INDEX} is missing, here is {', '.join(names) or 'nothing'}")
@@ -120,26 +129,8 @@ def _tensor_names(path: Path) -> set[str]:
     return names
 
 
-def _compare_with_index(listed: dict[str, str], weights: dict[str, set[str]]) -> None:
-    actual = {tensor: name for name, tensors in weights.items() for tensor in tensors}
-    if listed != actual or sum(map(len, weights.values())) != len(actual):
-        raise ValueError(f"{_INDEX} lists other tensors than the files hold")
-
-
 def _json(path: Path, kind: type[Content]) -> Content:
     try:
         return msgspec.json.decode(read_file(path), type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another filesystem, or one without hard links
-        shutil.copyfile(source, target)

@@ -168,19 +168,18 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int,
     import torch
     from torch.nn.functional import cross_entropy
 
+    from nightshift.engines.trl.optimizer import MuonWithAdamW
+
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]
-    optimizers = (
+    optimizer = MuonWithAdamW(
         torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.9, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.98), weight_decay=0.01),
     )
     decay_steps = max(1, round(DECAY_SHARE * num_steps))
-    schedulers = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS, (num_steps - step) / decay_steps)
-        )
-        for optimizer in optimizers
-    ]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS, (num_steps - step) / decay_steps)
+    )
     model.train()
     for step, (ids, labels) in enumerate(islice(batches, num_steps), start=1):
         # Rows are padded on the right, where causal attention needs no mask.
@@ -188,10 +187,9 @@ def _train(model: Any, batches: Iterator[tuple[Tensor, Tensor]], num_steps: int,
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
         if step % 50 == 0 or step == num_steps:
             note(f"supervised step {step} / {num_steps}")
     model.eval()

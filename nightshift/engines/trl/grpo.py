@@ -27,8 +27,10 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
-from nightshift.engines.trl.sampler import sample
-from nightshift.environments import Environment, Example
+from nightshift.engines.trl.sampler import Sample, sample
+from nightshift.engines.trl.samples import Samples
+from nightshift.engines.trl.training_set import training_set
+from nightshift.environments import Environment
 
 Settings = Mapping[str, Any]
 
@@ -52,7 +54,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         """Of `spec` it reads settings, train_seed, budget_clock, score_last, weights_dir, metrics_path, trained_at_once
         and sampled_at_once; `send` tells the harness an event."""
-        settings: Settings = spec["settings"]
+        settings = spec["settings"]
         self._scorers = [one.scorer for one in environments if one.scorer]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
         self._settings, self._sample, self._send = settings, sample, send
@@ -61,6 +63,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._set = training_set(environments, settings.get("ratio", {}))
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
+        self._samples = Samples()
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
         self._last: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=spec["score_last"])  # step, parameters
@@ -103,6 +106,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             outcome = "budget"
         for scorer in self._scorers:
             scorer.close()
+        self._samples.write(self._metrics_path.with_name("rollouts.jsonl"))
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
@@ -126,13 +130,20 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
                 parameter.copy_(sum(earlier) / len(earlier))
         return [*steps]
 
-    def _reward(self, completions: list[str], index: list[int], **_: Any) -> list[float]:
+    def _reward(
+        self, completions: list[str], index: list[int], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
         """What TRL subtracts the group mean from: the reward for grpo, (r - mean) / mean for max_rl.
 
         Groups are whole and adjacent here, and max_rl's values have mean zero in each group.
         """
         failed = sum(scorer.num_failed for scorer in self._scorers)
         rewards = torch.tensor([self._score(text, i) for text, i in zip(completions, index, strict=True)])
+        is_cut = [
+            len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids for ids in completion_ids
+        ]
+        problems = [self.train_dataset[i]["prompt"] for i in index]
+        self._samples.look(self.state.global_step + 1, problems, completions, rewards.tolist(), is_cut)
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),
@@ -163,18 +174,21 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return episode.score()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[Any, Any]:
-        group_size = self.num_generations
-        prompts, num = prompt_ids[::group_size], max(self._sampled_at_once // group_size, 1)
-        samples: list[Any] = []
         self.model.eval()
         with self.accelerator.autocast():
-            for start in range(0, len(prompts), num):
-                samples += self._sample(
-                    self.accelerator.unwrap_model(self.model), prompts[start : start + num], group_size,
-                    self.max_completion_length, self.temperature, set(self.eos_token_ids), self._end_in_time,
-                )  # fmt: skip
+            policy, group_size = self.accelerator.unwrap_model(self.model), self.num_generations
+            samples = self._say(policy, self.temperature, prompt_ids[::group_size], group_size)
         self.model.train()
         return [one.ids for one in samples], None
+
+    def _say(self, model: Any, temperature: float, prompts: list[list[int]], group_size: int = 1) -> list[Sample]:
+        num, said = max(self._sampled_at_once // group_size, 1), list[Sample]()
+        for start in range(0, len(prompts), num):
+            said += self._sample(
+                model, prompts[start : start + num], group_size, self.max_completion_length, temperature,
+                set(self.eos_token_ids), self._end_in_time,
+            )  # fmt: skip
+        return said
 
     def _end_in_time(self) -> None:
         if self._clock() >= self._ends:
@@ -252,25 +266,11 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._send({"event": "step", **row})
 
 
-def training_set(environments: Sequence[Environment], ratio: Mapping[str, float]) -> list[tuple[Environment, Example]]:
-    """All examples of one environment; of several as many in all, in their ratio (1 where nothing is said), over and
-    again where that is more than there are."""
-    sets = {one.name: (one, one.examples("train")) for one in environments}
-    shares = {name: ratio.get(name, 1.0) for name in sets}
-    total = sum(len(examples) for _, examples in sets.values()) / sum(shares.values())
-    return [
-        (environment, example)
-        for name, (environment, examples) in sets.items()
-        for example in itertools.islice(itertools.cycle(examples), max(round(total * shares[name]), 1))
-    ]
-
-
 def _config(spec: Mapping[str, Any], limit: int, cuda: bool) -> GRPOConfig:
     """Everything that TRL decides; `limit` is the completion limit in tokens."""
     settings = spec["settings"]
-    batch_size = settings["batch_size"]
+    batch_size, max_norm = settings["batch_size"], settings["optimizer"]["max_norm"]
     micro_batch = max(size for size in range(1, spec["trained_at_once"] + 1) if batch_size % size == 0)
-    max_norm = settings["optimizer"]["max_norm"]
     return GRPOConfig(
         output_dir=spec["weights_dir"],
         seed=spec["train_seed"],

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 Settings = Mapping[str, Any]
 
 
-class _MuonWithAdamW(Optimizer):
+class MuonWithAdamW(Optimizer):
     """Muon and AdamW behind the interface of one optimizer, as prime-rl's Muon is."""
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
@@ -47,7 +47,7 @@ def make_optimizer(settings: Settings, named_parameters: Sequence[tuple[str, Any
         (matrices if is_matrix else rest).append(parameter)
     how = {"momentum": settings["mu"], "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}
     muon = torch.optim.Muon(matrices, lr, weight_decay, **how)
-    return _MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
+    return MuonWithAdamW(muon, torch.optim.AdamW(rest, lr, betas, weight_decay=weight_decay, fused=True))
 
 
 def make_scheduler(settings: Settings, optimizer: Optimizer, max_steps: Any, lr: float) -> LRScheduler:

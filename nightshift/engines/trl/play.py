@@ -12,19 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nightshift.engines.trl.sampler import Sample
+from nightshift.environments import Episode
 
 _CUT = Sample([], True)
 Say = Callable[[list[list[int]]], list[Sample]]  # a completion of each prompt, in their order
 
 
-class Played(Protocol):
-    """An Episode that may ask for the other seat."""
+class Played(Episode, Protocol):
+    """One that may ask for the other seat."""
 
     is_other_asked: bool
-
-    def ask(self) -> Sequence[Any] | None: ...
-
-    def answer(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)

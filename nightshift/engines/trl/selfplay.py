@@ -18,7 +18,6 @@ import torch
 
 from nightshift.engines.trl.grpo import Trainer
 from nightshift.engines.trl.play import check_template, play
-from nightshift.engines.trl.sampler import Sample
 from nightshift.environments import Game
 
 PLAIN = ("qwen2", "qwen3", "llama", "mistral")  # nothing comes after the head's product
@@ -113,15 +112,6 @@ class SelfPlay(Trainer):
         fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
         if self._fifth < fifth < 5:
             self._fifth, self.earlier[step] = fifth, self._weights()
-
-    def _say(self, model: Any, temperature: float, prompts: list[list[int]]) -> list[Sample]:
-        said: list[Sample] = []
-        for start in range(0, len(prompts), self._sampled_at_once):
-            said += self._sample(
-                model, prompts[start : start + self._sampled_at_once], 1, self.max_completion_length, temperature,
-                set(self.eos_token_ids), self._end_in_time,
-            )  # fmt: skip
-        return said
 
     def _score(self, text: str, index: int) -> float:
         """Of the next episode that was played: rewards are asked for in their order."""

@@ -1,0 +1,135 @@
+"""The first experiment of a campaign: how many runs it has, and the one that was made before there was a branch.
+
+Whoever calls run.py on `main` has measured what a branch made from that commit would measure first. Where everything
+that could tell them apart is the same, the branch begins with these runs: nobody trains a baseline twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from nightshift.campaign.agreed import baseline_of, differences
+from nightshift.campaign.chain import digests, entry_of, sha256
+from nightshift.campaign.closing import close
+from nightshift.campaign.ledger import RECORD_NAME, Ledger
+from nightshift.errors import UsageError, listed
+from nightshift.files import read_file
+from nightshift.git.repo import CONFIG_NAME, Head
+from nightshift.guard.freeze import changed_harness_files, require_clean_start
+from nightshift.records import Record
+from nightshift.request import Request
+from nightshift.runs import as_json
+from nightshift.setup import Setup
+from nightshift.train_toml.config import Config
+
+MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
+_CHECKED = "checked"  # among a record's versions: the commit that code and libraries were compared with
+_THOUGHTS = ("prediction", "mechanism", "refuted_by", "told_outcome", "lesson", "cost")
+
+
+def num_baseline_runs(setup: Setup) -> int:
+    """As the rules want it; more where there are more slots, which have nothing else to do yet."""
+    return max(setup.rules.decision.baseline_runs, min(setup.pool.num_slots, MAX_BASELINE_RUNS))
+
+
+def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
+    """True for a baseline that has fewer runs than the rules want, while there is time for one more."""
+    if record.parent is not None or len(record.runs) >= num_baseline_runs(setup) or setup.is_stopping():
+        return False
+    end = setup.now() + timedelta(seconds=record.runs[-1].total_seconds)
+    return request.until is None or end <= request.until
+
+
+def require_packaged(setup: Setup) -> None:
+    """Refuse libraries that were edited where they are installed; UsageError with their names."""
+    setup.reporter.note("comparing the installed packages with what was published, once for a campaign")
+    if edited := setup.surroundings.unlike_packages():
+        raise UsageError(f"{listed(edited)} in {sys.prefix} differ from their packages", "uv sync --reinstall")
+
+
+def checked(record: Record, setup: Setup) -> Record:
+    """A baseline to come, once code and libraries were looked at as a campaign's are. Edited libraries are refused
+    there with a UsageError; elsewhere the record says where all was as committed and published, and a campaign may
+    begin with its runs then."""
+    head = Head(record.branch, record.commit)
+    if head.is_campaign:
+        require_packaged(setup)
+    elif head.commit is not None and not changed_harness_files(setup.repo, head.commit, setup.rules):
+        setup.reporter.note("comparing the installed packages with what was published, for campaigns from this commit")
+        if not setup.surroundings.unlike_packages():
+            return replace(record, versions={**record.versions, _CHECKED: head.commit})
+    return record
+
+
+def fitting_baseline(setup: Setup) -> Record | None:
+    """Of a campaign that has no experiment yet, the one that measured its baseline before there was a branch: the
+    first, so that nobody can try until one is low. UsageError where code is not as committed."""
+    head, records = setup.repo.head(), setup.ledger.records()
+    is_new = head.is_campaign and baseline_of(records, head) is None and not setup.experiments_in_flight()
+    committed = setup.repo.config_at(head.commit) if is_new and head.commit else None
+    made = next((record for record in records if committed and _is_it(record, head, committed, setup)), None)
+    if made is not None and committed is not None:
+        require_clean_start(setup.repo, head, committed, None, setup.rules)
+    return made
+
+
+def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | None:
+    """Begin the campaign checked out with runs that were made before it, where there are any that fit; the closed
+    record if that is all that running `config` asks for. UsageError as for a baseline that is run."""
+    if (made := fitting_baseline(setup)) is None:
+        return None
+    require_packaged(setup)
+    head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
+    said = f"{request.description}: " if is_all and request.description else ""
+    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "settled", "total_seconds", *_THOUGHTS))
+    record = replace(
+        made,
+        branch=head.branch,
+        description=f"{said}baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}",
+        started=setup.now().isoformat(timespec="milliseconds"),
+        **cleared,
+        runs=(),
+        notes=(),
+    )
+    judgement = setup.campaign(head.branch).judge(replace(record, runs=made.runs))
+    source = setup.ledger.source(made.number)
+    with setup.ledger.lock():
+        record = setup.ledger.reserve(record, {CONFIG_NAME: source, "effective.json": as_json(record.effective)})
+        seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
+        record = replace(record, runs=made.runs, baseline=made.number, decided=setup.ledger.next_decided())
+        record = replace(record, judgement=judgement, status=judgement.verdict, total_seconds=seconds)
+        record = close(record, setup.ledger, setup.repo)
+    setup.reporter.note(f"experiment {record.number:04d}: {record.description}; they are not made again")
+    return record if is_all else None
+
+
+def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
+    """Whether a record outside of any campaign measured what this one would measure first, and is as it was written."""
+    here = setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables
+    return (
+        record.is_keep
+        and record.parent is None
+        and record.version > 1
+        and not Head(record.branch, record.commit).is_campaign
+        and len(record.evaluations) == len(record.runs) >= setup.rules.decision.baseline_runs
+        and not differences(record, *here)
+        and record.harness_tree == setup.harness_tree
+        and record.commit == record.versions.get(_CHECKED) == head.commit
+        and _is_as_written(record, committed, setup.ledger)
+    )
+
+
+def _is_as_written(record: Record, submitted: bytes, ledger: Ledger) -> bool:
+    """Whether its files are those that their writer entered into the chain: they lie where agents can write."""
+    entered = dict[str, str]()
+    try:
+        for entry in map(entry_of, ledger.chain.lines()):
+            entered |= entry.files if entry.witnessed else {}
+        data = read_file(ledger.run_dir(record.number) / RECORD_NAME)
+        files = digests(record.number, data) | {f"{record.number:04d}/{CONFIG_NAME}": sha256(submitted)}
+    except (OSError, ValueError):
+        return False
+    return all(entered.get(name) == digest for name, digest in files.items())

@@ -1,0 +1,1 @@
+"""What is carried away of a campaign: tables, other programs' files, a bundle, the model."""

@@ -1,0 +1,95 @@
+"""Event files that TensorBoard reads: a folder an experiment, its steps as curves, its config and scores as hparams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nightshift.errors import EngineError
+from nightshift.export.story import Story, measured, scores
+from nightshift.files import whole_folder
+from nightshift.records import Record
+from nightshift.report.data import span
+from nightshift.train_toml.config import spelled
+from nightshift.views.experiment import Experiment
+
+FIX = "Install the extra: uv run --extra tensorboard nightshift export --to tensorboard."
+EVENTS_NAME = "events.out.tfevents.0.nightshift"
+
+
+def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
+    """In a new folder, or one that `is_mine` to replace: `0042` has the scores of an experiment and the curves of its
+    first run, `0042/run-2` those of the second. EngineError where the package is not installed."""
+    try:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise EngineError("the package tensorboard is not installed", FIX) from None
+    with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
+        for record, each in story.rows():
+            for name, events in _events(story, record, each).items():
+                place = partial / name
+                place.mkdir()
+                with (place / EVENTS_NAME).open("xb") as file:
+                    writer = RecordWriter(file)
+                    for event in events:
+                        writer.write(event.SerializeToString())
+                    writer.flush()
+    return folder
+
+
+def _events(story: Story, record: Record, each: Experiment) -> dict[str, list[Any]]:
+    """By the name of a folder."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    ran = span(each.started, each.total_seconds)
+    began, ended = (moment.timestamp() for moment in ran) if ran else (0.0, 0.0)
+    first = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
+    first += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(each).items()]
+    found = {f"{each.number:04d}": first}
+    for index, steps in story.steps(record).items():
+        events = first
+        if index > 1:
+            events = found[f"{each.number:04d}/run-{index}"] = [Event(wall_time=began, file_version="brain.Event:2")]
+        for step in steps:
+            at = began + (step.time or 0.0)
+            events += [_scalar(f"training/{name}", value, step.step, at) for name, value in measured(step).items()]
+    return found
+
+
+def _scalar(tag: str, value: float, step: int, at: float) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Event(wall_time=at, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
+
+
+def _hparams(story: Story, each: Experiment, began: float, ended: float) -> Iterator[Any]:
+    """The config of an experiment, for the tab HPARAMS; the plugin's own `summary` wants TensorFlow for it."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    config = story.configs.get(each.number)
+    resolved = config.resolved if config else {}
+    start = plugin_data_pb2.SessionStartInfo(group_name=f"{each.number:04d}", start_time_secs=began)
+    for path in {path for config in story.configs.values() for path in config.values} & resolved.keys():
+        value = resolved[path]
+        if isinstance(value, bool):
+            start.hparams[path].bool_value = value
+        elif isinstance(value, int | float):
+            start.hparams[path].number_value = value
+        else:
+            start.hparams[path].string_value = spelled(value)
+    is_over = each.outcome in ("crashed", "interrupted")
+    status = api_pb2.STATUS_FAILURE if is_over else api_pb2.STATUS_SUCCESS
+    end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended)
+    for tag, at, info in (
+        (metadata.SESSION_START_INFO_TAG, began, {"session_start_info": start}),
+        (metadata.SESSION_END_INFO_TAG, ended, {"session_end_info": end}),
+    ):
+        content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **info)
+        told = metadata.create_summary_metadata(content)
+        yield Event(
+            wall_time=at, summary=Summary(value=[Summary.Value(tag=tag, metadata=told, tensor=metadata.NULL_TENSOR)])
+        )

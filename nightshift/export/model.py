@@ -1,0 +1,258 @@
+"""`nightshift model`: the weights of an experiment as a folder that transformers loads, with a card that says how they
+were made.
+
+The folder in runs/ lies where agents write: regular files of known kinds are copied, never code, and the weights count
+only where they are, byte for byte, those that were scored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nightshift.campaign.closing import MODEL_NAME
+from nightshift.errors import EngineError, UsageError, listed
+from nightshift.export.archive import claim_of
+from nightshift.export.private import Private
+from nightshift.export.story import Story
+from nightshift.files import open_regular, read_file, whole_folder, write_atomically
+from nightshift.records import Record
+from nightshift.report.markdown import markdown
+from nightshift.text import clean
+from nightshift.views.experiment import Experiment
+
+CARD_NAME = "README.md"
+_KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model")  # weights, configuration, tokenizers; no code, no pickle
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_HASHED = ("model.safetensors.index.json", "adapter_config.json")  # with the weights
+_VOCABULARIES = ("tokenizer.json", "vocab.json")  # in which any word may stand
+_CODE = ("auto_map", "custom_pipelines", "custom_generate")  # name code that transformers would fetch and run
+# What a trainer writes into config.json otherwise than it read it.
+_REWRITTEN = (
+    *("_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype"),
+    *("transformers_version", "use_cache"),
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def copy_model(story: Story, number: int | None, target: Path, private: Private) -> list[str]:
+    """Write the model of an experiment, the incumbent where `number` is None, to `target`; lines for people.
+
+    The folder appears whole or not at all. UsageError where it holds something already, or the weights are gone;
+    EngineError where they are not those that were scored, or what lies beside them names code or another network.
+    """
+    record, each = _chosen(story, number)
+    source = _source(story, record)
+    with whole_folder(target, "--to DIR") as partial:
+        names = _copy(source, partial)
+        _check(partial, record, source)
+        unverified = _unlike_the_base(partial, names, story, record)
+        text = card(story, record, each, unverified, private)
+        write_atomically(partial / CARD_NAME, text.encode(errors="replace"))
+    return [f"model:    experiment {record.number:04d}, {len(names)} files and a card, in {target}"]
+
+
+def _chosen(story: Story, number: int | None) -> tuple[Record, Experiment]:
+    best = story.shown.campaign.incumbent
+    if number is None and best is None:
+        raise UsageError("the campaign has no incumbent yet", "Run its baseline: uv run run.py.")
+    wanted = number if number is not None else best.number if best else 0
+    for record, each in story.rows():
+        if record.number == wanted:
+            return record, each
+    raise UsageError(
+        f"experiment {wanted:04d} is none of {story.shown.branch or 'a detached HEAD'}", "Name its --branch."
+    )
+
+
+def _source(story: Story, record: Record) -> Path:
+    """Where its model lies: of an adopted baseline with the experiment whose runs it took over."""
+    folder = story.ledger.run_dir(record.baseline or record.number) / MODEL_NAME
+    if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
+        there = [f"{r.number:04d}" for r in story.shown.records
+                 if (story.ledger.run_dir(r.baseline or r.number) / MODEL_NAME).is_dir()]  # fmt: skip
+        have = f"Those of {', '.join(there)} are here: --experiment N; or train" if there else "Train"
+        raise UsageError(
+            f"the weights of experiment {record.number:04d} are gone: {folder} is no folder",
+            f"{have} its train.toml again, on a branch of its own: of models beyond 20 GB the oldest go.",
+        )
+    return folder
+
+
+def _copy(source: Path, target: Path) -> list[str]:
+    """Regular files of the known kinds, at the top of the folder; their names."""
+    with os.scandir(source) as entries:
+        names = sorted(e.name for e in entries if _NAME.fullmatch(e.name) and e.name.endswith(_KINDS))
+    for name in names:
+        try:
+            file = open_regular(source / name)
+        except OSError as error:
+            cause = f"{source / name} is no part of a model: {error.strerror or error}"
+            raise EngineError(cause, "Take it out of that folder.") from None
+        with file, (target / name).open("xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    return names
+
+
+def _check(folder: Path, record: Record, source: Path) -> None:
+    """EngineError where the weights that were copied are not those that were scored."""
+    from nightshift.engines.prime_rl.weights import check_weights  # of one file or several, as `sha256sum` would
+
+    recorded = next((e.weights.sha256 for e in record.evaluations), None)
+    single = folder / "model.safetensors"
+    found = {check_weights(folder)}
+    if single.is_file():
+        with single.open("rb") as file:
+            found.add(hashlib.file_digest(file, "sha256").hexdigest())
+    if recorded not in found:
+        raise EngineError(
+            f"the weights in {source} are not those that experiment {record.number:04d} was scored by "
+            f"(sha256 {min(found)[:12]}, recorded {str(recorded)[:12]})",
+            "Train its train.toml again, on a branch of its own.",
+        )
+
+
+def _unlike_the_base(folder: Path, names: list[str], story: Story, record: Record) -> list[str]:
+    """The files beside the weights that no record vouches for, with what is known: those that the base model has not
+    alike. EngineError for one that names code, or another network than the base model's."""
+    found, base = [], _base_model(story, record)
+    for name in (name for name in names if name not in _HASHED and not name.endswith(".safetensors")):
+        data = (folder / name).read_bytes()
+        value = _json(data) if name.endswith(".json") else None
+        if name not in _VOCABULARIES and (code := next((word for word in _CODE if _has(value, word)), None)):
+            cause = f"{name} of experiment {record.number:04d} has {code}: transformers would run that code"
+            raise EngineError(cause, "Train its train.toml again, on a branch of its own.")
+        its = None
+        with suppress(OSError):
+            its = read_file(base / name) if base else None
+        if its == data or (value is not None and its is not None and _json(its) == value):
+            continue
+        others = _others(value, _json(its or b"")) if name == "config.json" else []
+        if changed := [key for key, is_there in others if is_there and key not in _REWRITTEN]:
+            cause = f"{name} of experiment {record.number:04d} has another {listed(changed)} than the base model"
+            raise EngineError(cause, "Train its train.toml again, on a branch of its own.")
+        keys = [key for key, _ in others]
+        found.append(f"{name} ({listed(keys)})" if keys else name)
+    return found
+
+
+def _base_model(story: Story, record: Record) -> Path | None:
+    """The folder of the model that the experiment began with, where it is here as the rules' hash or its revision has
+    it; else None."""
+    rules, root = story.rules(record), story.ledger.tsv_path.parent
+    if rules is None:
+        return None
+    if rules.model_revision is None:
+        with suppress(UsageError, OSError):
+            return root / rules.model if rules.hash(root) == record.rules_hash else None
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    with suppress(HFValidationError, LocalEntryNotFoundError, OSError):
+        return Path(snapshot_download(rules.model, revision=rules.model_revision, local_files_only=True))
+    return None
+
+
+def _json(data: bytes) -> Any:
+    """None for what is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has(value: Any, word: str) -> bool:
+    """Whether a key is called so, however deep."""
+    left = [value]
+    while left:
+        match left.pop():
+            case dict() as each if word in each:
+                return True
+            case dict() as each:
+                left += each.values()
+            case list() as each:
+                left += each
+    return False
+
+
+def _others(config: Any, base: Any) -> list[tuple[str, bool]]:
+    """The keys that two config.json have not alike, and whether both have them."""
+    if not isinstance(config, dict) or not isinstance(base, dict):
+        return []
+    keys = sorted(key for key in {*config, *base} if (config.get(key), key in config) != (base.get(key), key in base))
+    return [(key, key in config and key in base) for key in keys]
+
+
+def card(story: Story, record: Record, each: Experiment, unverified: list[str], private: Private) -> str:
+    """The model card, Markdown. `unverified`: files beside the weights that may be others than those of the run."""
+    rules, evaluated = story.rules(record), next(run for run in record.runs if run.evaluation)
+    weights = evaluated.evaluation.weights if evaluated.evaluation else None
+    base = clean(private.text(rules.model), 200) if rules else ""
+    revision = clean(rules.model_revision or "", 60) if rules else ""
+    front = [f"base_model: {base}"] if revision and _HUB_NAME.fullmatch(base) else []
+    seconds = f"{record.budget_seconds:g} s of training" if record.budget_seconds else "not recorded"
+    budget = f"{rules.budget_text} of training" if rules else seconds
+    averaged = (
+        f", the mean of the weights of {len(weights.averaged)} last steps" if weights and weights.averaged else ""
+    )
+    decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
+    rows = [
+        ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
+        ("environments", ", ".join(record.environments)),
+        ("engine", f"{record.engine}, rules {record.rules_name} {record.rules_hash}"),
+        ("seed", str(evaluated.seed)),
+        ("steps", f"{weights.step if weights else 'not recorded'}{averaged}"),
+        ("budget", budget),
+        ("hardware", record.hardware),
+        ("weights, sha256", weights.sha256 if weights else "not recorded"),
+        ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {each.outcome}: {each.description}"),
+        ("code", f"commit {story.shown.campaign.kept[0].commit}" if story.shown.campaign.kept else "not recorded"),
+    ]  # fmt: skip
+    seed = next((run.evaluation for run in record.runs if run.evaluation), None)
+    score = f"{seed.eval_score:.4f} of these weights" if seed else "not measured"
+
+    def plain(text: str) -> str:  # before a path is spelled as Markdown
+        return markdown(private.text(text))
+
+    return "\n".join([
+        "---", "library_name: transformers", "pipeline_tag: text-generation",
+        *front, "---", "", f"# Experiment {record.number:04d} of {markdown(story.tag)}", "",
+        "Trained by reinforcement learning with Nightshift, which measured the final weights: the ones here.",
+        *_doubts(unverified), "",
+        "## How it was made", "", "| | |", "|---|---|", *(f"| {name} | {plain(text)} |" for name, text in rows), "",
+        "train.toml as it was submitted:", "", *map(private.text, _indented(story, record)), "",
+        "## What is known of it", "",
+        f"- eval_score {score}: the share of the selection set that is answered right (0 to 1){decoding}. "
+        "Experiments were chosen on that set, so the score of the best of them is flattered.",
+        f"- {certified(story, record)}", "",
+    ])  # fmt: skip
+
+
+def _doubts(unverified: list[str]) -> list[str]:
+    if not unverified:
+        return []
+    return ["", f"Not verified, for the base model has none alike, or is not here: {markdown(', '.join(unverified))}."]
+
+
+def certified(story: Story, record: Record) -> str:
+    """What is certified, with its interval; else that nothing is, and what is believed."""
+    claim, best = claim_of(story), story.shown.campaign.incumbent
+    if best is None or best.number != record.number or claim is None:
+        return "Not certified: it is not the incumbent of a campaign with a gain."
+    if claim.source == "certified":
+        return f"Certified: its config gains {claim}, by fresh runs of both on sealed examples."
+    return f"Not certified. Believed of its config: {claim}; no fresh seed and no sealed example confirmed it."
+
+
+def _indented(story: Story, record: Record) -> list[str]:
+    """The train.toml as a block of code that nothing in it can end."""
+    config = story.configs.get(record.number)
+    text = config.source.decode(errors="replace") if config else "(its file is gone)"
+    return [f"    {''.join(c if c.isprintable() else ' ' for c in line)}" for line in text.splitlines()]

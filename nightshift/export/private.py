@@ -1,0 +1,103 @@
+"""What does not leave this machine with a campaign: its paths, and secrets that somebody wrote where they are recorded.
+
+Paths of two names or more are replaced wherever they stand, known ones and all that begins with them even where they
+have blanks; of secrets the values of variables that are called so, what looks like a token of a known service, and
+whoever an address names before an @. In JSON it is the texts that are looked at: a number stays a number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PLACE, SECRET = "<path>", "<secret>"
+_WORD = r"""(?:\\[ ]|[^\s/"'`\\:;,()\[\]{}<>|*=])"""  # a letter of a name in a path
+_MORE = rf"(?:[ ]{_WORD}+(?:[ ]{_WORD}+){{0,2}}/(?:{_WORD}+/)*{_WORD}*)*"  # "... smith/a plan/x": a name with blanks
+_TAIL = rf"(?:/{_WORD}*)*{_MORE}"
+_ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]{0,20}://(?:[^\s\"'`<>\\:]|:(?!/))*")
+_NAMED = re.compile(r"(?<=://)[^/?#\s]*@")  # user:password@
+# Not within a relative path, a fraction or a unit; an option may stand before it, and what JSON or TOML write for a
+# control character.
+_ANY_PATH = re.compile(
+    rf"""(?<=["'])/[^/"'\n]+/[^"'\n]*(?=["'])"""
+    rf"|(?:(?<=\\[nrtbf])|(?<=\s-[A-Za-z])|(?<=^-[A-Za-z])|(?<![\w.~/\-]))/+(?:{_WORD}+/)+{_WORD}*{_MORE}"
+)
+_IS_SECRET = re.compile(r"(?i)(?:^|_)(?:key|token|secret|password|passwd|credentials?)(?:_|$)")
+_TOKEN = re.compile(
+    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bglpat-[\w-]{16,}|\bAIza[\w-]{30,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
+)
+_LEAST = 8  # characters of a variable's value: a shorter one is found everywhere
+
+
+class Private:
+    """Of one machine and its person."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        """`root`: the checkout."""
+        places = {str(place) for each in (root, Path.home(), Path(sys.prefix), Path(tempfile.gettempdir()))
+                  for place in (each, each.resolve())}  # fmt: skip
+        known = [place for place in places if place.count("/") > 1 or len(place) >= _LEAST]
+        secrets = {value for name, value in environ.items() if _IS_SECRET.search(name) and len(value) >= _LEAST}
+        self._places = _any_of(known, rf"{_WORD}*{_TAIL}")
+        self._secrets = _any_of(value for value in secrets if not value.isdigit())
+        self._numbers = _any_of((value for value in secrets if value.isdigit()), r"(?!\w)", r"(?<!\w)")
+
+    def text(self, text: str) -> str:
+        """Without them."""
+        for secret in (self._secrets, self._numbers, _TOKEN):
+            text = secret.sub(SECRET, text)
+        parts, end = [], 0
+        for address in _ADDRESS.finditer(text):
+            is_file = address[0].lower().startswith("file:")
+            parts += [self._without_paths(text[end : address.start()]), PLACE if is_file else _named(address[0])]
+            end = address.end()
+        return "".join((*parts, self._without_paths(text[end:])))
+
+    def _without_paths(self, text: str) -> str:
+        return _ANY_PATH.sub(PLACE, self._places.sub(PLACE, text))
+
+    def data(self, data: bytes) -> bytes:
+        """The same for the bytes of a text or of JSON, as they are where nothing of it is private; what is no UTF-8 in
+        a text becomes question marks."""
+        try:
+            value = json.loads(data, object_pairs_hook=_once)
+            plain = self._value(value)
+            return data if plain == value else json.dumps(plain, ensure_ascii=False).encode(errors="replace")
+        except (ValueError, RecursionError):  # no JSON, or none that says one thing
+            return self.text(data.decode(errors="replace")).encode(errors="replace")
+
+    def _value(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.text(value)
+            case list():
+                return [self._value(each) for each in value]
+            case dict():
+                return {self.text(name): self._value(each) for name, each in value.items()}
+            case _:
+                return value
+
+
+def _any_of(texts: Any, after: str = "", before: str = "") -> re.Pattern[str]:
+    """What finds each of them, the longest first, as it is or as JSON writes it; where there is none, nothing."""
+    spelled = {each for text in texts for each in (text, json.dumps(text)[1:-1])}
+    words = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
+    return re.compile(f"{before}(?:{words}){after}" if words else r"(?!)")
+
+
+def _named(address: str) -> str:
+    return _NAMED.sub(f"{SECRET}@", address)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """ValueError for a name that stands twice: of the first nothing would be looked at."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found

@@ -1,0 +1,93 @@
+"""What all exports tell: the experiments of one campaign, with their configs and the steps of their runs.
+
+All of it lies where agents write: files are read by files.py's readers, which follow no link and have a bound, and a
+train.toml counts only as far as the allow-list takes it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.results import column_of
+from nightshift.errors import UsageError
+from nightshift.files import read_json
+from nightshift.git.repo import CAMPAIGN_PREFIX
+from nightshift.metrics import METRICS_NAME, Step, read_steps
+from nightshift.pools import Submitted, job_of
+from nightshift.proposers.history import load_configs
+from nightshift.records import Record
+from nightshift.report.data import Shown, shown_campaign
+from nightshift.rules import Rules
+from nightshift.train_toml.config import Config
+from nightshift.views.experiment import Experiment, told
+
+_SCORES = (
+    *("eval_score", "eval_stderr", "strict_score", "expected", "expected_stderr", "expected_then", "p_better"),
+    *("expected_then_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One campaign. `experiments` in the order of `shown.records`; `configs` by number, without those that are gone."""
+
+    ledger: Ledger
+    shown: Shown
+    experiments: tuple[Experiment, ...]
+    configs: Mapping[int, Config]
+
+    @classmethod
+    def of(cls, ledger: Ledger, branch: str | None, head_branch: str) -> Story:
+        """Of a branch, as report chooses it. UsageError where there is no experiment."""
+        shown = shown_campaign(ledger, branch, head_branch)
+        if not shown.records:
+            raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
+        experiments = told(shown.records, shown.campaign)
+        return cls(ledger, shown, experiments, load_configs(ledger, shown.records))
+
+    @property
+    def tag(self) -> str:
+        """A name for files and studies: the branch's, of plain letters."""
+        name = self.shown.branch.removeprefix(CAMPAIGN_PREFIX) or "detached"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
+
+    def rows(self) -> Iterator[tuple[Record, Experiment]]:
+        """Record and what is told of it."""
+        return zip(self.shown.records, self.experiments, strict=True)
+
+    def steps(self, record: Record) -> dict[int, list[Step]]:
+        """The training steps of its runs, by their index from 1; of a run that left none, none."""
+        folders = {index: self.ledger.attempt_dir(record, index) for index in range(1, len(record.runs) + 1)}
+        return {index: read_steps(folder / METRICS_NAME) for index, folder in folders.items()}
+
+    def rules(self, record: Record) -> Rules | None:
+        """What it was run by: of the job whose hash was entered into the chain before its worker started, which refused
+        rules of another hash. None where that is not there any more, or another one is."""
+        folder = self.ledger.run_dir(record.baseline or record.number, 1)
+        with suppress(UsageError, OSError):
+            was = read_json(folder / SUBMITTED_NAME, Submitted, "")
+            job = job_of(folder, was) if was and self.ledger.holds(folder / SUBMITTED_NAME) else None
+            return job.rules if job and job.rules_hash == record.rules_hash else None
+        return None
+
+
+def measured(step: Step) -> dict[str, float]:
+    """The finite numbers of a step by name, rewards as `rewards/ENVIRONMENT`."""
+    fields = msgspec.to_builtins(step)
+    rewards = {f"rewards/{name}": value for name, value in (fields.pop("rewards") or {}).items()}
+    del fields["step"]
+    return {name: value for name, value in {**fields, **rewards}.items() if value is not None and math.isfinite(value)}
+
+
+def scores(experiment: Experiment) -> dict[str, float]:
+    """The numbers that an experiment came to, without those that were not measured."""
+    found = {name: value for name in _SCORES if (value := getattr(experiment, name)) is not None}
+    found |= {column_of(name): value for name, value in experiment.environment_scores.items()}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}

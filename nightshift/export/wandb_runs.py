@@ -1,0 +1,77 @@
+"""Offline runs of Weights & Biases, one an experiment: `wandb sync` sends them, when and where the person says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nightshift.errors import EngineError
+from nightshift.export.story import Story, measured, scores
+from nightshift.files import remove_tree, whole_folder
+from nightshift.records import Record
+from nightshift.text import clean
+from nightshift.train_toml.config import spelled
+from nightshift.views.experiment import Experiment
+
+FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
+
+
+def write_runs(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
+    """In a new folder, or one that `is_mine` to replace; returns `folder`/wandb. EngineError where the package is not
+    installed, or fails.
+
+    A run has the config that applies, the numbers that the experiment came to as its summary, and the steps of its
+    first run; those of others as `run-2/...`. Nothing of this machine, its code or its git is told: the logs that the
+    package writes beside a run, which name its paths, are left out.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise EngineError("the package wandb is not installed", FIX) from None
+    settings = wandb.Settings(
+        mode="offline", silent=True, console="off", disable_git=True, disable_code=True, disable_job_creation=True,
+        save_code=False, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+        x_save_requirements=False, host="nightshift", username="", email="", program="nightshift",
+    )  # fmt: skip
+    with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
+        try:
+            for record, each in story.rows():
+                _write_run(wandb, settings, story, record, each, partial)
+        except wandb.Error as error:
+            raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
+        finally:
+            wandb.teardown()
+        for path in (partial / "wandb").iterdir():
+            for left in (path,) if path.is_symlink() else (path / "logs", path / "tmp"):
+                remove_tree(left)
+    return folder / "wandb"
+
+
+def _write_run(wandb: Any, settings: Any, story: Story, record: Record, each: Experiment, folder: Path) -> None:
+    with wandb.init(
+        project=f"nightshift-{story.tag}",
+        id=f"{story.tag}-{each.number:04d}",
+        name=f"{each.number:04d} {each.outcome}",
+        group=story.tag,
+        tags=[each.outcome],
+        notes=clean(each.description),
+        dir=folder,
+        config=_config(story, each),
+        settings=settings,
+    ) as run:
+        for index, steps in story.steps(record).items():
+            prefix = "" if index == 1 else f"run-{index}/"
+            step_name = f"{prefix}training_step"
+            run.define_metric(step_name)
+            run.define_metric(f"{prefix}*", step_metric=step_name)
+            for step in steps:
+                found = {f"{prefix}{name}": value for name, value in measured(step).items()}
+                run.log(found | {step_name: step.step})
+        run.summary.update({"outcome": each.outcome, "experiment": each.number, **scores(each)})
+
+
+def _config(story: Story, each: Experiment) -> dict[str, Any]:
+    config = story.configs.get(each.number)
+    values = config.resolved if config else {}
+    plain = {path: value if isinstance(value, bool | int | float) else spelled(value) for path, value in values.items()}
+    return plain | {"rules": clean(each.rules), "parent": each.parent}

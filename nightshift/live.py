@@ -1,0 +1,135 @@
+"""What people see while they wait: on a terminal one live line, in a pipe a plain line every few seconds.
+
+A thread draws it, so that it goes on whatever the main thread waits for: an import, a lock, an agent. It reads what
+the runs in flight leave in their folders and what `waiting` was told, decides nothing, and takes no signal: those are
+the main thread's. It says at once what a signal handler may not print.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import Empty
+from typing import TYPE_CHECKING
+
+from nightshift import console
+from nightshift.records import Phase, Progress
+from nightshift.waiting import Wait, innermost, news
+
+if TYPE_CHECKING:
+    from nightshift.running import RunLine  # loads what a worker needs, for which a typo shall not wait
+
+_FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
+_PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten
+_BAR = range(3, 21)  # cells
+_LEAST_WIDTH = 20  # columns: of less a line says nothing
+
+
+class TerminalReporter:
+    """Tells on stderr how it goes, from its making until it is closed. One at a time."""
+
+    def __init__(self, what: str = "starting") -> None:
+        """`what` is done where nothing says what is waited for."""
+        self._what = what
+        self._base: Wait | None = None
+        self._runs: dict[Path, RunLine] = {}
+        self._spoke, self._failed = time.monotonic(), ""
+        self._told: set[tuple[RunLine, Phase | None]] = set()
+        while not news.empty():  # of an earlier one
+            news.get()
+        self._ticker = threading.Thread(target=self._tick, name="live line", daemon=True)
+        self._ticker.start()
+
+    def note(self, text: str) -> None:
+        """One line of news on stderr."""
+        console.print_error(" ".join(text.split("\n")))
+        self._spoke = time.monotonic()
+
+    def show(self, readings: Mapping[Path, Progress | None]) -> None:
+        """Which runs are in flight, by their folders, and how far they are; None: it waits for its turn."""
+        from nightshift.running import RunLine
+
+        runs = {folder: self._runs.get(folder) or RunLine(folder) for folder in readings}
+        for folder, run in runs.items():
+            run.read(readings[folder])
+        self._what = "looking at what came of it"
+        self._runs = runs  # another one each time: the ticker goes through the old one
+
+    def close(self) -> None:
+        """End the ticker, and the live line with it. Safe to call twice."""
+        news.put(None)
+        self._ticker.join()
+        console.draw("")
+
+    def _tick(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the main thread would sleep on
+        seconds = _FIRST_SECONDS
+        while True:
+            try:
+                told = news.get(timeout=seconds)
+            except Empty:
+                self._draw_safely()
+                seconds = _TICK_SECONDS
+            else:
+                if told is None:
+                    return
+                self.note(told)
+
+    def _draw_safely(self) -> None:
+        """What is drawn is read from folders where agents can write: whatever that raises, signals are answered."""
+        try:
+            self._draw()
+        except Exception as error:
+            self._runs = {}
+            if self._failed != (failed := f"the live line cannot be drawn: {type(error).__name__}: {error}"):
+                self._failed = failed
+                self.note(failed)
+
+    def _draw(self) -> None:
+        wait = innermost()
+        runs = [run for run in self._runs.values() if not run.is_over()]
+        if wait is not None or runs:
+            self._base = None
+        else:
+            wait = self._base = self._base or Wait(lambda: self._what)
+        if console.is_terminal() and (width := console.terminal_columns("stderr") or 0) >= _LEAST_WIDTH:
+            console.draw(live_line(wait, runs, width - 1))
+        else:
+            self._say_plain(wait, runs)
+
+    def _say_plain(self, wait: Wait | None, runs: Sequence[RunLine]) -> None:
+        """What a run began, and every few seconds how far all is. A refusal stays one line."""
+        is_due = time.monotonic() - self._spoke >= _PLAIN_SECONDS
+        if wait is not None and is_due:
+            self.note(str(wait))
+        for run in runs:
+            if is_due or (run, run.phase) not in self._told:
+                self.note(run.text())
+        self._told = {(run, run.phase) for run in runs}
+
+
+def live_line(wait: Wait | None, runs: Sequence[RunLine], width: int) -> str:
+    """One line of at most `width` cells: what is waited for first, then the runs, with as much as there is room for."""
+    told = [] if wait is None else [str(wait)]
+    if len(runs) == 1 and not told:
+        [run] = runs
+        wordings = [(name, bar) for name in (run.name, run.short) for bar in reversed(_BAR)]
+        texts = (run.text(*wording) for wording in (*wordings, (run.name, 0), (run.short, 0)))
+        line = next((text for text in texts if len(text) <= width), run.text(run.short))
+    else:
+        line = "  |  ".join([*told, *(run.text(run.short) for run in runs)])
+    plain = line.encode("ascii", "replace").decode()  # a foreign name may be two cells wide, or more
+    return plain if len(plain) <= width else plain[: max(width - 3, 0)] + "..."
+
+
+@contextmanager
+def at_work(what: str) -> Iterator[None]:
+    """For a command that takes its time and says nothing meanwhile: the live line says it."""
+    from nightshift.processes.supervise import interruptible
+
+    with closing(TerminalReporter(what)), interruptible("it only looked; nothing was changed"):
+        yield

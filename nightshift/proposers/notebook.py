@@ -1,0 +1,115 @@
+"""What was thought and learnt, experiment by experiment: part of every brief, and `runs/notebook.md` for people.
+
+It is made of the records and nothing else, so it survives the night and nobody can write in it but through them. Beside
+what was expected stands what was measured, and how far an agent's predictions can be trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from nightshift.campaign.expected import expected_then
+from nightshift.campaign.standing import Z95
+from nightshift.records import Record
+from nightshift.request import POINTS
+from nightshift.text import clean
+
+NOTEBOOK_NAME = "notebook.md"
+MAX_BYTES = 60_000  # of the file: the latest entries
+_MAX_LESSONS = 12
+_THEN = "expected_then"  # as everywhere: what its verdict said
+_NUM_DISCARDS = 3  # discards in a row that change the mode, and two more that change it again
+_SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Of one agent: means of what it expected and of what came, fractions, over so many predictions."""
+
+    proposer: str
+    num_predictions: int
+    predicted: float
+    measured: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.proposer} expects {100 * self.predicted:+.1f} pp, gets {100 * self.measured:+.1f} pp "
+            f"({self.num_predictions} predictions)"
+        )
+
+
+def predicted(text: str | None) -> float | None:
+    """The change of the score that a prediction names, a fraction: the first number of `pp` in it; None without one."""
+    found = POINTS.search((text or "").replace("\u2212", "-"))
+    return None if found is None else float(found[1]) / 100
+
+
+def calibrations(decided: Sequence[Record]) -> list[Calibration]:
+    """A line for each agent whose predictions were measured."""
+    pairs = dict[str, list[tuple[float, float]]]()
+    for record in decided:
+        said, then = predicted(record.prediction), expected_then(record)
+        if said is not None and then is not None and record.proposer:
+            pairs.setdefault(record.proposer, []).append((said, then.mean))
+    return [Calibration(name, len(both), *map(fmean, zip(*both, strict=True))) for name, both in pairs.items()]
+
+
+def belied(record: Record) -> str:
+    """In words, where what its proposer says came of an experiment is not what was measured; else empty."""
+    then, told = expected_then(record), (record.told_outcome or "").lower()
+    if then is None or not then.stderr:
+        return ""
+    said = {way for way, words in _SAYS.items() if any(re.search(rf"\b{word}", told) for word in words)}
+    number, apart = predicted(record.told_outcome), Z95 * then.stderr
+    is_off = number is not None and abs(number - then.mean) > apart
+    against = {"worse"} if then.mean > apart else {"better"} if then.mean < -apart else set[str]()
+    if not is_off and (said != against or not against):
+        return ""
+    return f"{_THEN} {then}: what it says is not what came"
+
+
+def entry(record: Record) -> list[str]:
+    """One experiment: what was thought, what came, what was learnt."""
+    then, lines = expected_then(record), [f"{record.number:04d} {record.status}: {clean(record.description, 240)}"]
+    for name, text in (("mechanism", record.mechanism), ("refuted by", record.refuted_by)):
+        lines += [f"  {name}: {clean(text, 240)}"] if text else []
+    measured = f"{_THEN} {then}" if then else ""
+    if record.prediction or measured:
+        said = f"predicted {clean(record.prediction, 120)}" if record.prediction else ""
+        lines.append(f"  {'; '.join(filter(None, (said, measured)))}")
+    if record.told_outcome:
+        lines.append(f"  outcome, as told: {clean(record.told_outcome, 240)}")
+        lines += [f"  BUT {found}"] if (found := belied(record)) else []
+    return [*lines, *([f"  lesson: {clean(record.lesson, 240)}"] if record.lesson else [])]
+
+
+def lessons(decided: Sequence[Record]) -> list[str]:
+    """Those of these experiments, the latest first, in a line each: as many as a brief has room for."""
+    learnt = [record for record in reversed(decided) if record.lesson and record.parent is not None]
+    return [f"{record.number:04d} {clean(record.lesson or '', 160)}" for record in learnt[:_MAX_LESSONS]]
+
+
+def notebook(decided: Sequence[Record]) -> str:
+    """The file: a calibration line an agent, then the entries, at most MAX_BYTES of them."""
+    text, room = "# Notebook\n\n" + "".join(f"{each}\n" for each in calibrations(decided)) + "\n", MAX_BYTES
+    for record in reversed(decided):
+        lines = entry(record) if record.mechanism or record.lesson or record.told_outcome else []
+        room -= sum(len(line.encode()) + 1 for line in lines)
+        if room < 0:
+            return f"{text}\n(earlier ones: runs/)\n"
+        text += "".join(f"{line}\n" for line in lines)
+    return text
+
+
+def mode(decided: Sequence[Record]) -> str:
+    """What a brief asks for after so many discards in a row: refine, pivot, or question what the last ones share."""
+    judged = [record for record in decided if record.parent is not None and record.judgement]
+    num_discards = next((i for i, record in enumerate(reversed(judged)) if record.is_keep), len(judged))
+    if num_discards < _NUM_DISCARDS:
+        return "Refine: build on what worked."
+    if num_discards < _NUM_DISCARDS + 2:
+        return f"Pivot: {num_discards} discards in a row. Leave the direction of the last ones."
+    return f"Question: {num_discards} discards in a row. Name the assumption that they share, and test its opposite."

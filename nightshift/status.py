@@ -1,0 +1,112 @@
+"""What goes on in a checkout, for who only looks: `nightshift status`, and `nightshift wait` until it is over."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.console import print_lines, print_text, summary
+from nightshift.errors import ExitCode, UsageError
+from nightshift.live import TerminalReporter
+from nightshift.records import Record
+from nightshift.text import clean, local
+from nightshift.waiting import lasted
+
+if TYPE_CHECKING:
+    from nightshift.views.status import Night
+
+TIMED_OUT = 124  # as timeout(1)
+_POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.5  # between two looks at how far the runs are
+_SOMETHING = "a certificate, a night between experiments, or an experiment that starts"
+
+
+def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
+    """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
+    from nightshift.processes.supervise import interruptible
+    from nightshift.views.status import run_folders
+
+    ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    with closing(TerminalReporter(f"waiting for {_SOMETHING}")) as reporter, interruptible(told):
+        while ledger.is_running():
+            if deadline is not None and time.monotonic() >= deadline:
+                print_lines(status_lines(ledger, datetime.now(UTC)))
+                return TIMED_OUT
+            if time.monotonic() >= looked + _LOOK_SECONDS:
+                looked = time.monotonic()
+                started = [record for record in ledger.readable()[0] if record.status == STARTED]
+                reporter.show({f: read_progress(f) for record in started for f in run_folders(ledger, record)})
+            time.sleep(_POLL_SECONDS)
+    records, _ = ledger.readable()
+    if not records:
+        raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
+    if records[-1].judgement is None:
+        cause = f"experiment {records[-1].number:04d} was killed before its verdict"
+        raise UsageError(cause, "The next run.py closes it as a crash.")
+    print_text(summary(records[-1], ledger.chain.head))
+    return exit_code(records[-1])
+
+
+def status_lines(ledger: Ledger, now: datetime) -> list[str]:
+    """What is running and for how long; then what the last campaign holds, and what the night does."""
+    from nightshift.night.text import standing_text  # loads numpy, for which a typo shall not wait
+    from nightshift.views.status import status
+
+    found = status(ledger, now)
+    lines = [f"damaged:  {cause}" for cause in found.damaged]
+    for running in found.running:
+        lines += running_lines(ledger, ledger.record(running.number), now)
+    if not found.running:
+        lines.append(f"running:  {_SOMETHING if found.is_running else 'nothing'}")
+    lines += [f"counted:  {found.counted}", f"cost:     {found.cost}"]
+    if found.others:
+        lines.append(f"others:   {found.others} of other campaigns in runs/")
+    if (best := found.incumbent) is not None:
+        believed = found.incumbent_score, found.baseline_score, found.take_back
+        lines += [f"incumbent: {standing_text(best.number, *believed)}", _quoted(best.description)]
+    return lines + (night_lines(found.night) if found.night else [])
+
+
+def night_lines(night: Night) -> list[str]:
+    """How far the last night is and when it stops."""
+    agent = night.agent
+    if night.state == "over":
+        return [f"night:    {agent} is over: {clean(night.cause or '', 400)}"]
+    if night.state == "cut off":
+        left = [f"left:     {number} outlived its head: {', '.join(workers)}" for number, workers in night.left.items()]
+        how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
+        return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]
+    told = f"{agent} since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
+    return [f"night:    {told}", f"stops:    {night.next_stop}"]
+
+
+def running_lines(ledger: Ledger, record: Record, now: datetime) -> list[str]:
+    """How far an experiment in flight is: each of its runs that are, where several are side by side."""
+    from nightshift.running import RunLine
+    from nightshift.views.status import run_folders
+
+    told = []
+    for folder in run_folders(ledger, record):
+        run = RunLine(folder)
+        run.read(read_progress(folder))
+        told.append(run.text(run.short.partition(" ")[2]))
+    since = datetime.fromisoformat(record.started)
+    lasts = f"{lasted((now - since).total_seconds())}, since {since.astimezone():%H:%M:%S %Z}"
+    return [f"running:  {record.number:04d} for {lasts}: {'; '.join(told)}", _quoted(record.description)]
+
+
+def _quoted(description: str) -> str:
+    """What its author said of it, which nobody has measured."""
+    return f"{'':10}its author: {description!r}"
+
+
+def exit_code(record: Record) -> int:
+    """0 for a measured experiment, 130 for an interrupted one, 1 for a crash."""
+    if record.status in ("keep", "discard"):
+        return ExitCode.MEASURED
+    return ExitCode.INTERRUPTED if record.failure == "interrupted" else ExitCode.CRASH

@@ -1,0 +1,29 @@
+"""What commands say, as data: one JSON object on stdout for `--json`, and what their text is made from.
+
+Each is a Struct here with its `kind` and `version`; docs/schemas holds their JSON Schemas, which schemas.py makes of
+these types. Names are those that people see; scores and differences of scores are fractions, seconds are wall-clock,
+and null is "not measured".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import msgspec
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """What stands in an answer."""
+
+
+class View(Part, kw_only=True, tag_field="kind"):
+    """One answer. `version` is another one when a name goes or means something else; names may be added."""
+
+    version: Literal[1] = 1
+
+
+def encoded(view: View) -> str:
+    """One line of ASCII, whatever texts it holds. What is no finite number is null."""
+    plain = json.dumps(msgspec.to_builtins(view, enc_hook=msgspec.json.decode))  # of scores, which stay as they are
+    return json.dumps(json.loads(plain, parse_constant=lambda name: None))

@@ -1,0 +1,44 @@
+"""The JSON Schemas of all views, made from their types: docs/schemas/KIND.json.
+
+python -m nightshift.views.schemas FOLDER       writes them
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nightshift.views import View
+from nightshift.views.checked import Doctor, Verified
+from nightshift.views.compared import Certified, Chain, Diff, Planned, Reproduced, Transferred
+from nightshift.views.history import History, Show
+from nightshift.views.status import Status
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+VIEWS: tuple[type[View], ...] = (
+    *(Status, History, Show, Diff, Chain, Certified, Transferred, Reproduced, Planned, Verified, Doctor),
+)
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """By kind; JSON Schema 2020-12."""
+    found = {}
+    for view in VIEWS:
+        schema = msgspec.json.schema(view)
+        kind = str(view.__struct_config__.tag)
+        found[kind] = {"$schema": _DIALECT, "title": f"nightshift {kind}"} | schema
+    return found
+
+
+def text_of(schema: dict[str, Any]) -> str:
+    """As its file holds it."""
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    for kind, schema in schemas().items():
+        Path(sys.argv[1], f"{kind}.json").write_text(text_of(schema))

@@ -1,0 +1,110 @@
+"""Two experiments beside each other, in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from tests.browsing import Tab, written
+from tests.integration.test_report import HOSTILE
+from tests.stand_in_campaign import build
+
+
+def choose(tab: Tab, a: int, b: int) -> str:
+    tab.page.locator("#compare-a").select_option(str(a))
+    tab.page.locator("#compare-b").select_option(str(b))
+    return str(tab.page.locator("#compared").inner_text())
+
+
+def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> None:
+    ledger = Ledger(path.parent)
+    one, other = ledger.record(4), ledger.record(9)
+    text = choose(tab, 4, 9)
+    assert f"{one.score:.3f}" in text
+    assert f"{other.score:.3f}" in text
+    assert re.search(r"expected\s+\S?\d+\.\d ± \d+\.\d pp", text)
+    assert "expected_then, at its verdict" in text
+    before, after = (record.evaluations[0].example_scores for record in (one, other))
+    fixed = sum(b > a for a, b in zip(before, after, strict=True))
+    broken = sum(b < a for a, b in zip(before, after, strict=True))
+    assert f"of 1,000 examples: {fixed} fixed, {broken} broken, net" in text
+    assert f"± {1.96 * (fixed + broken) ** 0.5:.0f}" in text
+    cards = tab.page.locator("#compared .rollout").all_inner_texts()
+    assert [card.split("\n")[0] for card in cards] == ["fixed"] * 3 + ["broken"] * 3
+    assert all("How many" in card and "Answer of A" in card and "Answer of B" in card for card in cards)
+    keys = tab.page.locator("#compared .setting th").all_inner_texts()
+    assert keys
+    cells = tab.page.locator("#compared .setting td").all_inner_texts()
+    assert all(a != b for a, b in zip(cells[::2], cells[1::2], strict=True))
+
+
+def test_answers_shown_are_those_of_the_files(tab: Tab, path: Path) -> None:
+    choose(tab, 1, 9)
+    card = tab.page.locator("#compared .rollout.fixed").first
+    problem, of_a, of_b = card.locator("pre").all_inner_texts()
+    rows = [
+        {row["completion"]: row["score"] for line in file.read_text().splitlines() if (row := json.loads(line))}
+        for file in (path.parent / "runs" / number / "run-1/attempt-0/evaluation.jsonl" for number in ("0001", "0009"))
+    ]
+    assert rows[0][of_a] == 0.0
+    assert rows[1][of_b] == 1.0
+    assert problem
+
+
+def test_curves_have_axes_ticks_and_a_legend(tab: Tab) -> None:
+    choose(tab, 1, 9)
+    figures = tab.page.locator("#compared figure.curve")
+    titles = [text.split("\n")[0] for text in figures.locator("figcaption").all_inner_texts()]
+    assert titles[:4] == ["reward", "entropy", "length, tokens", "gradient norm"]
+    for index in range(figures.count()):
+        figure = figures.nth(index)
+        assert figure.locator("polyline.a").count() == 2  # the baseline has two runs
+        assert figure.locator("polyline.b").count() == 1
+        ticks = figure.locator("text.axis").all_text_contents()
+        assert len(ticks) >= 4
+        assert all(re.fullmatch("\N{MINUS SIGN}?\\d+(\\.\\d+)?(e-?\\d+)?", tick) for tick in ticks), ticks
+    legend = tab.page.locator("#compared p.legend").inner_text()
+    assert "0001" in legend
+    assert "0009" in legend
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_and_works_from_the_keyboard(open_tab: Callable[..., Tab], path: Path, width: int) -> None:
+    tab = open_tab(path, width)
+    before = tab.page.locator("#compared").inner_text()
+    tab.page.locator("#compare-b").focus()
+    tab.page.keyboard.press("ArrowUp")
+    assert tab.page.locator("#compared").inner_text() != before
+    assert tab.width() <= width
+
+
+def test_a_crash_is_compared_by_what_it_has(tab: Tab) -> None:
+    tab.page.locator("#group-crash").click()
+    text = choose(tab, 1, int(tab.column("number")[0]))
+    assert "Flips of answers: not measured on the same examples." in text
+    assert "NaN" not in text
+    assert "undefined" not in text
+
+
+def test_hostile_texts_stay_text(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    ledger = build(tmp_path, 6)
+    (tmp_path / "environments").symlink_to(Path(__file__).parents[2] / "environments")
+    (tmp_path / "rules.toml").touch()
+    for record in ledger.records():
+        ledger.write(replace(record, description=HOSTILE[record.number % 3] + "<!--</script><script>"))
+    for file in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [{**row, "completion": "<!--<script></script><img src=x onerror=alert(1)>\u2028\u202e"} for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tab = open_tab(written(tmp_path))
+    text = choose(tab, 1, 3)
+    assert "<!--<script></script><img src=x onerror=alert(1)>" in text
+    assert tab.page.locator("#compared :is(img, script)").count() == 0
+    assert tab.page.locator("body > script, main > script").count() == 2
+    assert "\u202e" not in tab.page.content()

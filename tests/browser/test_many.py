@@ -1,0 +1,62 @@
+"""A page of 1,000 experiments in a browser: small, and as handy as one of ten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from nightshift.campaign.index import save
+from nightshift.campaign.ledger import Ledger
+from nightshift.report.page import render, view_of
+from tests.browsing import NOW, Tab
+from tests.stand_in_campaign import build
+
+NUM = 1000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an index, as every head of a real campaign writes it; the page's own time is measured beside its size."""
+    root = tmp_path_factory.mktemp("many")
+    with mock.patch("os.fsync"):
+        ledger = build(root, NUM, num_examples=100, with_files=False)
+        with ledger.lock():
+            save(ledger)
+    view_of(Ledger(root), "", NOW)  # what loads once, is loaded
+    began = time.process_time()
+    html = render(view_of(Ledger(root), "", NOW))
+    assert time.process_time() - began < 5.0
+    assert len(html.encode()) < 5_000_000
+    path = root / "report.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_searched_sorted_compared_and_printed(
+    open_tab: Callable[..., Tab], many: Path, width: int, scheme: str
+) -> None:
+    tab = open_tab(many, width, color_scheme=scheme)
+    assert len(tab.column("number")) == NUM
+    tab.page.locator("#search").fill("lr 1e-5")
+    found = tab.column("number")
+    assert 0 < len(found) < NUM
+    assert tab.page.locator("#shown").inner_text() == f"{len(found):,} of 1,000"
+    tab.page.locator("#search").fill("")
+    tab.page.locator("#sort-expected").click()
+    numbers = [float(value) for value in tab.column("expected") if value]
+    assert numbers == sorted(numbers, reverse=True)
+    options = tab.page.locator("#compare-b option").all_text_contents()
+    assert 100 <= len(options) <= 150
+    tab.page.locator("#compare-b").select_option(index=60)
+    assert "fixed" in tab.page.locator("#compared").inner_text()
+    tab.page.locator(f"#open-{int(tab.column('number')[0]):04d}").click()
+    assert tab.width() <= width
+    tab.page.emulate_media(media="print")
+    tab.page.set_viewport_size({"width": 703, "height": 900})  # A4 within its margins, at 96 pixels an inch
+    assert tab.width() <= 703
+    assert tab.page.locator("#run-0999").is_visible()

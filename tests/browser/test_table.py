@@ -1,0 +1,170 @@
+"""The table of experiments in a browser: sorted, filtered, searched, its columns chosen, folded, and taken along."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.browsing import Tab, written
+from tests.integration.test_report import HOSTILE
+from tests.stand_in_campaign import build
+
+
+def test_sorting_both_ways_with_what_was_not_measured_last(tab: Tab) -> None:
+    for name in ("expected", "score", "seconds", "number"):
+        orders = []
+        for _ in range(2):
+            tab.page.locator(f"#sort-{name}").click()
+            values = tab.column(name)
+            numbers = [float(value) for value in values if value]
+            assert values[len(numbers) :] == [""] * (len(values) - len(numbers)), name
+            assert numbers == sorted(numbers) or numbers == sorted(numbers, reverse=True)
+            orders.append(numbers)
+        assert orders[0] == orders[1][::-1]
+    assert "" in tab.column("expected")  # the baseline and crashes
+    assert tab.page.locator("th[aria-sort]").count() == 1
+
+
+def test_filtering_by_verdict_and_by_key(tab: Tab) -> None:
+    everything = tab.column("group")
+    tab.page.locator("#group-crash").click()
+    assert set(tab.column("group")) == {"crash"}
+    assert tab.page.locator("#shown").inner_text() == f"{everything.count('crash')} of {len(everything)}"
+    tab.page.locator("#group-all").click()
+    tab.page.locator("#key-filter").select_option("trainer.optim.lr")
+    keys = tab.column("keys")
+    assert 0 < len(keys) < len(everything)
+    assert all("trainer.optim.lr" in key.split() for key in keys)
+    tab.page.locator("#group-keep").click()
+    assert set(tab.column("group")) <= {"keep"}
+    tab.page.locator("#group-all").click()
+    tab.page.locator("#key-filter").select_option("")
+    assert tab.column("group") == everything
+
+
+def test_the_numbers_on_the_filters_are_those_of_the_header_and_of_the_rows(tab: Tab) -> None:
+    told = dict(zip(*(tab.page.locator(f".counts {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+    for group, word in (("keep", "kept"), ("discard", "discarded"), ("crash", "crashed")):
+        tab.page.locator(f"#group-{group}").click()
+        found = len(tab.column("number"))
+        assert tab.page.locator(f"#group-{group} small").inner_text() == str(found) == told[word].split("\n")[0]
+
+
+def test_searching_numbers_words_keys_and_values_beside_the_filters(tab: Tab) -> None:
+    search = tab.page.locator("#search")
+    everything = tab.column("number")
+    search.fill("0007")
+    assert tab.column("number") == ["7"]
+    search.fill("OPTIM.LR 1e-5")
+    values = tab.page.locator("tbody:not([hidden]) .changes").all_text_contents()
+    assert values
+    assert all("optim.lr" in value and "1e-5" in value for value in values)
+    wide = tab.column("number")
+    tab.page.locator("#group-keep").click()
+    assert set(tab.column("number")) < set(wide)
+    assert set(tab.column("group")) == {"keep"}
+    search.fill("<script> nothing has this")
+    assert tab.column("number") == []
+    assert tab.page.locator("#no-match").is_visible()
+    search.fill("")
+    tab.page.locator("#group-all").click()
+    assert tab.column("number") == everything
+
+
+def test_columns_are_chosen(open_tab: Callable[..., Tab], path: Path) -> None:
+    for width in (1280, 390):
+        tab = open_tab(path, width)
+        head = tab.page.locator("th.c-then")
+        assert not head.is_visible()
+        tab.page.locator("#fold-columns summary").click()
+        assert not tab.page.locator("#column-then").is_checked()
+        assert tab.page.locator("#column-score").is_checked() is (width == 1280)
+        tab.page.locator("#column-then").check()
+        assert head.is_visible()
+        tab.page.locator("#column-text").uncheck()
+        assert not tab.page.locator("th.c-text").is_visible()
+        assert tab.page.locator("th.c-expected").is_visible()
+        assert tab.width() <= width
+        tab.page.reload()
+        assert not head.is_visible()  # remembered while the page is open
+
+
+def test_the_menu_of_columns_does_not_scroll_a_phone_sideways(open_tab: Callable[..., Tab], path: Path) -> None:
+    tab = open_tab(path, 390)
+    tab.page.locator("#fold-columns summary").click()
+    for name in ("keys", "score", "then", "better", "runs", "seconds"):
+        tab.page.locator(f"#column-{name}").check()
+    assert tab.width() <= 390
+
+
+def test_the_table_folds_and_a_link_to_a_row_unfolds_it(tab: Tab) -> None:
+    table = tab.page.locator("table.experiments")
+    tab.page.locator("#fold-experiments > summary").press("Enter")
+    assert not table.is_visible()
+    tab.page.locator("#kept a.run").last.click()
+    assert table.is_visible()
+    assert tab.page.locator("tbody.opened").count() == 1
+
+
+def download(tab: Tab) -> list[list[str]]:
+    with tab.page.expect_download() as waiting:
+        tab.page.locator("#download").click()
+    text = Path(waiting.value.path()).read_text(encoding="utf-8-sig")
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
+def test_the_table_as_csv_has_what_is_shown_in_numbers(tab: Tab) -> None:
+    tab.page.locator("#group-keep").click()
+    tab.page.locator("#sort-expected").click()
+    head, *rows = download(tab)
+    assert [row[0] for row in rows] == tab.column("number")
+    at = head.index("expected, pp")
+    assert [float(row[at]) for row in rows] == [pytest.approx(100 * float(v)) for v in tab.column("expected")]
+    tab.page.locator("#group-crash").click()
+    _, *rows = download(tab)
+    assert {row[at] for row in rows} == {""}  # not measured is no 0
+
+
+def test_no_cell_of_the_csv_is_a_formula(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    formulas = [
+        "=1+1",
+        "+1",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        " =1",
+        '"=1',
+        "\uff1d1",
+        "\u22121",
+        'plain, "quoted"\nline',
+    ]
+    ledger = build(tmp_path, len(formulas), num_examples=60, with_files=False)
+    for record, text in zip(ledger.records(), formulas, strict=True):
+        ledger.write(replace(record, description=text, diff=(f"{text} 1 -> 2",)))
+    _, *rows = download(open_tab(written(tmp_path)))
+    assert len(rows) == len(formulas)
+    for row, text in zip(rows, formulas, strict=True):
+        for cell in (row[3], row[4]):
+            assert cell.lstrip()[:1] not in ("=", "+", "-", "@", "\uff1d", "\u2212", "\t"), (text, cell)
+    assert rows[-1][3].startswith('plain, "quoted"')
+
+
+def test_hostile_texts_are_searched_and_downloaded_as_text(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
+    ledger = build(tmp_path, len(HOSTILE), num_examples=60, with_files=False)
+    for record, text in zip(ledger.records(), HOSTILE, strict=True):
+        ledger.write(replace(record, description=text))
+    tab = open_tab(written(tmp_path))
+    tab.page.locator("#search").fill("<script>document.title")
+    assert tab.column("number") == ["1"]
+    tab.page.locator("#search").fill("")
+    rows = download(tab)[1:]
+    assert rows[0][3] == HOSTILE[0]
+    assert "\u202e" not in "".join(map("".join, rows))
+    assert tab.page.locator("td.c-text img, td.c-text svg, td.c-text script").count() == 0
+    assert "pwned" not in tab.page.title()

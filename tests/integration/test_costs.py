@@ -1,0 +1,161 @@
+"""Whole nights whose agents, shell scripts, say what they cost as Claude Code, Codex and Gemini CLI do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.night.state import load
+from tests.agent_outputs import CLAUDE, CODEX, GEMINI
+from tests.night_checkout import furnish, leftovers, nightshift, problems, records, start, whole_night
+from tests.waiting import wait_for
+
+# Changes the rate, answers, and prints what lies in the file of its call; a call named in `lazy` edits nothing.
+AGENT = """
+folder=$1
+call=$(cat "$folder/calls" 2>/dev/null || echo 0)
+echo $((call + 1)) > "$folder/calls"
+if ! grep -qx "$call" "$folder/lazy"; then
+    sed -i "s/^lr = .*/lr = $((call + 2))e-6/" train.toml
+    printf 'HYPOTHESIS: call %s\\nPREDICTION: +1 pp\\n' "$call" > hypothesis.txt
+fi
+cat "$folder/says-$call" 2>/dev/null || true
+"""
+
+# Of a team: does whatever it is asked for, and prints what lies in the file.
+AGENT_OF_TEAM = """
+rate=$(sed -n 's/^lr = \\([0-9]*\\)e-6.*/\\1/p' train.toml)
+sed -i "s/^lr = .*/lr = $((${rate:-1} + 2))e-6/" train.toml
+printf 'HYPOTHESIS: a higher rate\\nPREDICTION: +1 pp\\nOUTCOME: better\\nLESSON: higher is better\\n' > hypothesis.txt
+cat "$1"
+"""
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout)
+    for process in leftovers(checkout):
+        process.kill()
+
+
+def agent(root: Path, says: Sequence[str], lazy: Sequence[int] = ()) -> str:
+    folder = root.parent / "agent"
+    folder.mkdir(exist_ok=True)
+    (folder / "agent.sh").write_text(AGENT)
+    (folder / "lazy").write_text("".join(f"{call}\n" for call in lazy))
+    for call, text in enumerate(says):
+        (folder / f"says-{call}").write_text(text)
+    return shlex.join(["sh", str(folder / "agent.sh"), str(folder)])
+
+
+def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -> None:
+    """Of $0.40 each; a refused proposal is paid for like another, and no dollars are no zero."""
+    command = agent(root, [CLAUDE, CODEX, CLAUDE, GEMINI, CLAUDE, CLAUDE], lazy=[2])
+    code, stdout, stderr = whole_night(root, agent=command, sandbox="none", max_cost=1.0, experiments=20)
+    assert code == 0, stderr
+    assert problems(root) == []
+    first, *others = records(root)
+    assert [record.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
+    assert first.cost is None
+    costs = [record.cost for record in others]
+    assert [(cost.tokens_in, cost.tokens_out, cost.dollars) for cost in costs if cost] == [
+        (15_512, 812, 0.4),
+        (26_549, 1_590, None),
+        (25_939, 174, None),
+        (15_512, 812, 0.4),
+    ]
+    assert all(cost and cost.seconds and cost.seconds > 0 for cost in costs)
+    state = load(Ledger(root))
+    assert state is not None
+    assert state.cause == "--max-cost 1: its proposals cost at least $1.20"
+    assert (state.bill.num_proposals, state.bill.num_priced) == (5, 3)
+    assert state.bill.total.tokens_in == 3 * 15_512 + 26_549 + 25_939
+    assert stderr.count("told no dollars, so this rule cannot hold") == 1
+    told = "5 proposals: 0.00 h, 99,024 tokens in, 4,200 out, $1.20 (told of 3)"
+    assert f"h of runs; {told}\n" in stdout.rpartition("cost: ")[2]
+    code, status, _ = nightshift(root, "status")
+    assert code == 0
+    assert told in " ".join(status.split())
+    bill = json.loads(nightshift(root, "status", "--json")[1])["cost"]["agents"]
+    assert (bill["num_proposals"], bill["num_priced"], bill["total"]["dollars"]) == (5, 3, pytest.approx(1.2))
+    page = (root / "runs" / "report.html").read_text()
+    assert f"h of runs; {told}." in page
+    assert "<dt>agents</dt><dd>$1.20<" in page
+    assert told.replace("$", "\\$") in (root / "runs" / "report.md").read_text()
+
+
+def test_a_night_whose_agent_tells_no_dollars_goes_on_and_says_so_once(root: Path) -> None:
+    command = agent(root, ["ready\n", '{"type": "result", "total_cost_usd": NaN}\n', "{\n"])
+    code, stdout, stderr = whole_night(root, agent=command, sandbox="none", max_cost=0.01, experiments=4)
+    assert code == 0, stderr
+    assert "stopped:      4 experiments are done" in stdout
+    assert stderr.count("--max-cost 0.01: sh told no dollars, so this rule cannot hold") == 1
+    for record in records(root)[1:]:
+        assert record.cost is not None
+        assert (record.cost.tokens_in, record.cost.tokens_out, record.cost.dollars) == (None, None, None)
+    assert "3 proposals: 0.00 h, tokens not told, dollars not told" in stdout
+
+
+def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
+    asked = {"agent": agent(root, [CLAUDE] * 4), "sandbox": "none", "max_cost": 0.7, "experiments": 20}
+    night = start(root, **asked)
+    wait_for(lambda: any(record.cost for record in records(root)))
+    night.kill()
+    night.communicate()
+    code, stdout, stderr = whole_night(root, **asked)
+    assert code == 0, stderr
+    assert "going on with the night of" in stderr
+    assert [record.cost.dollars for record in records(root) if record.cost] == [0.4, 0.4]
+    assert "stopped:      --max-cost 0.7: its proposals cost $0.80" in stdout
+
+
+def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
+    command = agent(root, [CLAUDE] * 4)
+    assert whole_night(root, agent=command, sandbox="none", experiments=1)[0] == 0
+    (root / "stand-in.json").write_text(json.dumps({"fault": "sigkill", "once": True}))
+    code, stdout, stderr = whole_night(root, agent=command, sandbox="none", experiments=1)
+    assert code == 0, stderr
+    _, lost, again = records(root)
+    assert (lost.failure, again.failure) == ("machinery", None)
+    assert lost.config_hash == again.config_hash
+    assert [record.cost.dollars if record.cost else None for record in (lost, again)] == [0.4, None]
+    assert "1 proposal: 0.00 h, 15,512 tokens in, 812 out, $0.40\n" in stdout
+
+
+def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(root: Path) -> None:
+    """The strategist tells dollars and tokens, the implementer tokens only."""
+    folder = root.parent / "team"
+    folder.mkdir()
+    for name, text in (("claude", CLAUDE), ("codex", CODEX)):
+        (folder / name).write_text(text)
+        (folder / f"{name}.sh").write_text(AGENT_OF_TEAM)
+    words = [shlex.join(["sh", str(folder / f"{name}.sh"), str(folder / name)]) for name in ("claude", "codex")]
+    code, stdout, stderr = whole_night(
+        root, agent=f"team:{words[0]},{words[1]}", sandbox="none", max_cost=100.0, experiments=3
+    )
+    assert code == 0, stderr
+    assert stderr.count("--max-cost 100: team:sh,sh told not all dollars, so this rule cannot hold") == 1
+    _, first, second = records(root)
+    both = (15_512 + 26_549, 812 + 1_590)
+    assert first.cost is not None
+    assert (first.cost.tokens_in, first.cost.tokens_out, first.cost.dollars) == (*both, 0.4)
+    assert first.cost.untold == ("dollars",)
+    assert second.cost is not None
+    assert second.cost.dollars == pytest.approx(0.8)  # asked what came of the first, too
+    assert "2 proposals: 0.00 h, 99,634 tokens in, 5,616 out, $1.20 (told in part)" in stdout.rpartition("cost: ")[2]
+    assert "by their own figures, not all told<" in (root / "runs" / "report.html").read_text()
+
+
+def test_what_a_night_refused_is_counted_after_the_next_one(root: Path) -> None:
+    command = agent(root, [CLAUDE] * 6, lazy=[0, 2])
+    for num_experiments in (2, 1):
+        code, _, stderr = whole_night(root, agent=command, sandbox="none", experiments=num_experiments)
+        assert code == 0, stderr
+    assert len(records(root)) == 3
+    told = "4 proposals: 0.00 h, 62,048 tokens in, 3,248 out, $1.60"
+    assert told in " ".join(nightshift(root, "status")[1].split())

@@ -1,0 +1,229 @@
+"""What people see while they wait, on a real terminal: the live line ticks in every phase, whatever the phase is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from nightshift.errors import ExitCode
+from tests.conftest import git
+from tests.night_checkout import furnish, leftovers, start_run, until_training
+from tests.terminals import CONTROLS, Terminal
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+GOOD = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
+TICKS = 3  # so often a line has to come anew, each time with more seconds
+HOSTILE = "\x1b[31mlr\x1b]0;title\x07 \u202eevil\u2066\u200b\r\n---\x9b2J"
+CTRL_C = b"\x03"
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout, GOOD)
+    for process in leftovers(checkout):
+        process.kill()
+    wait_for(lambda: not leftovers(checkout), "the end of its processes")
+
+
+def run_py(root: Path, columns: int = 80, *flags: str, **variables: str) -> Terminal:
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), "--engine", "trl"]
+    return Terminal([*command, "--budget-seconds", "2", *flags], root, columns, **variables)
+
+
+def night(root: Path, **asked: object) -> Terminal:
+    asked = {"engine": "trl", "budget_seconds": 30.0, **asked}
+    command = [sys.executable, str(ROOT / "tests" / "stand_in_night.py"), str(root), json.dumps(asked)]
+    return Terminal(command, root, TMPDIR=str(root.parent / "temporary"))
+
+
+def seconds_of(terminal: Terminal, words: str) -> list[int]:
+    """The seconds that the lines with these words count, in order."""
+    told = (re.search(rf"{re.escape(words)}.*?(\d+) s\b", line) for line in terminal.lines)
+    return [int(found[1]) for found in told if found]
+
+
+def ticks(terminal: Terminal, words: str) -> None:
+    """Read on until the line with these words has come several times, with growing seconds."""
+    terminal.until(lambda: len({*seconds_of(terminal, words)}) >= TICKS, f"ticks of {words!r}")
+    assert seconds_of(terminal, words) == sorted(seconds_of(terminal, words))
+
+
+def is_plain(terminal: Terminal) -> None:
+    """No code but line ends and carriage returns reached the terminal, and no line wrapped."""
+    assert not {*terminal.said} & CONTROLS
+    assert not any(character in terminal.said for character in "\u202e\u2066\u200b")
+    live = [part.rstrip() for line in terminal.said.replace("\r\n", "\n").split("\n") for part in line.split("\r")[1:]]
+    assert max(map(len, live), default=0) <= terminal.columns
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, columns: int) -> None:
+    assert run_py(root).finish() == ExitCode.MEASURED
+    (root / "stand-in.json").write_text('{"fault": "hold"}')
+    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
+    terminal = run_py(root, columns, "-m", HOSTILE)
+    ticks(terminal, "run 1: training, step")
+    assert re.search(r"reward 0\.\d\d, \d+ s( \[#*-*\]|,) (ends|was to end) \d\d:\d\d:\d\d CES?T", terminal.said)
+    assert columns == 80 or "\rexperiment 0002, run 1: training" in terminal.said
+    terminal.press(CTRL_C)
+    terminal.shows("Ctrl-C: stopping: what runs here is ended")
+    (root / "stand-in.json").unlink()
+    assert terminal.finish() == ExitCode.INTERRUPTED
+    is_plain(terminal)
+    left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
+    assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by SIGINT")
+    assert git(root, "checkout", "train.toml") == ""
+    assert b"3e-6" in (root / "train.toml").read_bytes()
+
+
+def test_a_run_ticks_while_it_starts_and_says_at_most_how_long(root: Path) -> None:
+    (root / "stand-in.json").write_text('{"fault": "silent_start"}')
+    terminal = run_py(root)
+    ticks(terminal, "starting: loading torch and the model,")
+    assert re.search(r"loading torch and the model, \d+ s of at most 120 s", terminal.said)
+    terminal.press(CTRL_C)
+    terminal.shows("Ctrl-C: stopping")
+    assert terminal.finish() == ExitCode.INTERRUPTED
+    assert "train.toml still holds" not in terminal.said  # it is the committed one
+    is_plain(terminal)
+
+
+def test_the_block_begins_on_a_line_of_its_own(root: Path) -> None:
+    terminal = run_py(root)
+    assert terminal.finish() == ExitCode.MEASURED
+    assert "---" in terminal.screen
+    assert terminal.screen[terminal.screen.index("---") + 1].startswith("eval_score:")
+    is_plain(terminal)
+
+
+def test_a_lock_that_another_process_holds_is_named(root: Path) -> None:
+    (root / "runs").mkdir()
+    with FileLock(root / "runs" / ".lock"):
+        terminal = run_py(root)
+        ticks(terminal, "waiting for runs/.lock, which another process holds,")
+    assert terminal.finish() == ExitCode.MEASURED
+
+
+def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path) -> None:
+    sleeps = f"{sys.executable} -c 'import time; time.sleep(600)'"
+    terminal = night(root, agent=sleeps, budget_seconds=1.0, sandbox="none", agent_timeout_seconds=500.0)
+    ticks(terminal, "is at work on experiment 0002,")
+    assert re.search(r"python\S* is at work on experiment 0002, \d+ s of at most 500 s", terminal.said)
+    terminal.press(CTRL_C)
+    terminal.shows("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+    assert terminal.finish() == ExitCode.MEASURED
+    is_plain(terminal)
+    for line in terminal.screen:  # the summaries, which go to the other stream of the same terminal
+        assert "night:" not in line or line.startswith("night:")
+    again = night(root, agent=sleeps, budget_seconds=1.0, sandbox="none", agent_timeout_seconds=500.0)
+    again.shows("is over (stopped by Ctrl-C): this one begins a new count")
+    again.press(CTRL_C)
+    again.finish()
+
+
+def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
+    (root / "stand-in.json").write_text('{"fault": "hold"}')
+    process = start_run(root, "--engine", "trl", "--budget-seconds", "1")
+    until_training(root, process)
+    terminal = Terminal(["nightshift", "wait"], root)
+    ticks(terminal, "run 1 of 2: training, step")
+    terminal.press(CTRL_C)
+    terminal.shows("Ctrl-C: what runs goes on; nobody waits for it any more")
+    assert terminal.finish() == ExitCode.INTERRUPTED
+    is_plain(terminal)
+    assert process.poll() is None
+    (root / "stand-in.json").unlink()
+    process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "variables", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
+)
+def test_a_poor_terminal_gets_what_it_can_show(root: Path, variables: dict[str, str]) -> None:
+    terminal = run_py(root, 80, "-m", f"Δ {HOSTILE}", **variables)
+    assert terminal.finish() == ExitCode.MEASURED
+    assert "Traceback" not in terminal.said
+    is_plain(terminal)
+    if "TERM" in variables:
+        assert "\r" not in terminal.said.replace("\r\n", "\n")
+        assert "run 2 of 2: " in terminal.said
+    if "PYTHONIOENCODING" in variables:
+        assert terminal.said.isascii()
+
+
+def test_no_foreign_word_moves_a_terminal(root: Path) -> None:
+    """Of a description, a branch, a file and an argument: their codes reach neither the terminal nor a commit."""
+    git(root, "switch", "--quiet", "--create", "autoresearch/\u202eevil\u2066\u200b\u009b2J")
+    for config in (GOOD, GOOD.replace(b"3e-6", b"5e-6")):
+        (root / "train.toml").write_bytes(config)
+        terminal = run_py(root, 80, "-m", HOSTILE)
+        assert terminal.finish() == ExitCode.MEASURED, terminal.said
+        is_plain(terminal)
+    assert git(root, "log", "-2", "--format=%B").replace("\n", "").isprintable()
+    commands = [["status"], ["show", "2"], ["history"], ["diff", "1", "2"], ["verify"], ["wait"]]
+    for words in [*commands, ["report", "--output", str(root / HOSTILE)]]:
+        terminal = Terminal(["nightshift", *words], root)
+        assert terminal.finish() == ExitCode.MEASURED, (words, terminal.said)
+        is_plain(terminal)
+    for words in ([f"--{HOSTILE}"], ["show", HOSTILE], [HOSTILE], ["diff", HOSTILE], ["doctor", "--engine", HOSTILE]):
+        terminal = Terminal(["nightshift", *words], root)
+        assert terminal.finish() == ExitCode.USAGE, words
+        is_plain(terminal)
+    terminal = Terminal([sys.executable, str(root / "run.py"), f"--{HOSTILE}"], root)
+    assert terminal.finish() == ExitCode.USAGE
+    is_plain(terminal)
+
+
+def subprocess_text(command: list[str], root: Path, environment: dict[str, str]) -> str:
+    """What a command says on stdout, in a pipe."""
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+COMMANDS = (
+    "certify", "diff", "doctor", "history", "new", "night", "pin", "replay", "report", "show", "status", "transfer",
+    "verify", "wait",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help", "--version"])
+def test_every_command_answers_and_says_whole_sentences_in_80_columns(root: Path, flag: str) -> None:
+    programs = [["nightshift"], *(["nightshift", name] for name in COMMANDS)]
+    programs += [[sys.executable, str(ROOT / name)] for name in ("run.py", "prepare.py")]
+    for program in programs:
+        terminal = Terminal([*program, flag], root)
+        assert terminal.finish() == ExitCode.MEASURED, terminal.said
+        assert max(map(len, terminal.lines)) <= 80
+        assert "..." not in terminal.said.replace("[ARGS]...", "")
+        wanted = "nightshift 0." if flag == "--version" else "Usage: "
+        assert wanted in terminal.said
+
+
+@pytest.mark.parametrize("columns", ["", "100"])
+def test_what_is_for_people_fits_and_breaks_between_words_only(root: Path, columns: str) -> None:
+    assert run_py(root).finish() == ExitCode.MEASURED
+    (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
+    long = "a hypothesis of many words that does not fit into a line " * 3
+    assert run_py(root, 80, "-m", long).finish() == ExitCode.MEASURED
+    width = int(columns or 80)
+    for words in ("status", "show 2", "history", "doctor", "--keys", "--dry-run --again"):
+        program = [sys.executable, str(root / "run.py")] if words.startswith("--") else ["nightshift"]
+        command = [*program, *words.split()]
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        piped = subprocess_text(command, root, {**environment, **({"COLUMNS": columns} if columns else {})})
+        wide = subprocess_text(command, root, {**environment, "COLUMNS": "119"})
+        assert [line for line in piped.splitlines() if len(line) > width and " " in line.strip()] == [], words
+        assert "\x1b" not in piped + wide
+        if words != "--dry-run --again":  # its ports are other ones each time
+            assert piped.split() == wide.split()

@@ -1,0 +1,177 @@
+"""program.md followed to the letter by a shell script that knows nothing else, with the stand-in engine.
+
+Its commands are those of program.md, found in its steps and code blocks and run in their order; what it does after each
+is what the table of exit codes says. Only the blanks are filled in: the tag, a number, hypotheses, edits of train.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import ROOT, git
+from tests.night_checkout import furnish, leftovers, problems, records
+
+TEXT = (ROOT / "program.md").read_text()
+HYPOTHESIS = '"<hypothesis>: <prediction>"'
+# What `uv run` is here: no environment is made, and the trainer is a stand-in.
+UV = """#!/bin/sh
+[ "$1" = run ] || exit 64
+program=$2
+shift 2
+case $program in
+run.py) exec {python} {stand_in} "$PWD" "$@" ;;
+prepare.py) exec {python} prepare.py "$@" ;;
+*) exec "$program" "$@" ;;
+esac
+"""
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}")[2].partition("\n## ")[0]
+
+
+def commands(text: str) -> list[str]:
+    """In their order: lines of code blocks, and what stands between backticks and begins with a program."""
+    found = re.findall(r"^ {4,}(uv run .+)$|`((?:uv run|git|grep|tail) [^`]+)`", text, re.MULTILINE)
+    return [block or inline for block, inline in found]
+
+
+def table() -> dict[int, str]:
+    """What is done after an exit code."""
+    return {int(code): does for code, does in re.findall(r"^\| (\d+) \| [^|]+ \| ([^|]+) \|", TEXT, re.MULTILINE)}
+
+
+def test_what_is_found_in_it() -> None:
+    assert commands(section("Set up")) == [
+        "git switch -c autoresearch/<tag>",
+        "git status --short",
+        "uv run run.py --keys",
+        "uv run prepare.py",
+        "uv run run.py > run.log 2>&1",
+    ]
+    steps, waits = section("One experiment").split("Many tools cut a call off")
+    assert commands(steps) == [
+        "uv run nightshift history",
+        "uv run nightshift show <number>",
+        "uv run run.py --dry-run",
+        f"uv run run.py -m {HYPOTHESIS} > run.log 2>&1",
+        "grep -E '^(eval_score|expected_then|p_better|decision|why|health|settled):' run.log",
+        "tail -n 5 run.log",
+    ]
+    assert commands(waits.partition("| exit code")[0]) == [
+        f"uv run run.py --detach -m {HYPOTHESIS}",
+        "uv run nightshift wait --timeout 100 > run.log 2>&1",
+    ]
+    assert set(table()) == {0, 1, 2, 74, 124, 130}
+
+
+class Shell:
+    """The agent. `calls` has each command with its exit code and stdout."""
+
+    def __init__(self, root: Path, tools: Path) -> None:
+        self.root, self.calls = root, list[tuple[str, int, str]]()
+        tools.mkdir()
+        uv = tools / "uv"
+        uv.write_text(UV.format(python=sys.executable, stand_in=ROOT / "tests" / "stand_in_run.py"))
+        uv.chmod(0o755)
+        self.path = str(tools)
+
+    def run(self, command: str) -> int:
+        script = f'export PATH={shlex.quote(self.path)}:"$PATH"\n{command}'
+        done = subprocess.run(["sh", "-c", script], cwd=self.root, capture_output=True, text=True, check=False)
+        self.calls.append((command, done.returncode, done.stdout))
+        return done.returncode
+
+    @property
+    def said(self) -> str:
+        return self.calls[-1][2]
+
+    def log(self) -> str:
+        return (self.root / "run.log").read_text()
+
+    def edit(self, rate: str) -> None:
+        text = (self.root / "train.toml").read_text()
+        (self.root / "train.toml").write_text(re.sub(r"lr = \S+", f"lr = {rate}", text))
+
+
+@pytest.fixture
+def agent(checkout: Path, tmp_path: Path) -> Iterator[Shell]:
+    furnish(checkout)
+    git(checkout, "switch", "--quiet", "-C", "main")
+    yield Shell(checkout, tmp_path / "tools")
+    for process in leftovers(checkout):
+        process.kill()
+
+
+def test_three_experiments_by_the_letter(agent: Shell) -> None:
+    does = table()
+    switch, status, keys, prepare, baseline = commands(section("Set up"))
+    steps, waits = section("One experiment").split("Many tools cut a call off")
+    history, show, dry_run, run, read, last_line = commands(steps)
+    detach, wait = commands(waits.partition("| exit code")[0])
+
+    assert agent.run(switch.replace("<tag>", "nov21")) == 0
+    assert (agent.run(status), agent.said) == (0, "")
+    assert (agent.run(keys), "trainer.optim.lr" in agent.said) == (0, True)
+    assert agent.run(prepare) == 0
+    code = agent.run(baseline)
+    assert (code, does[code]) == (0, "read the result, go on"), agent.log()
+
+    # The first: looked up, checked, refused as a repetition at first, corrected, measured.
+    assert (agent.run(history), "untried keys" in agent.said) == (0, True), agent.said
+    assert (agent.run(show.replace("<number>", "1")), "baseline" in agent.said) == (0, True)
+    code = agent.run(dry_run)
+    assert (code, does[code]) == (2, "correct what the line names")
+    agent.edit("3e-6")
+    assert agent.run(dry_run) == 0
+    assert re.search(r"^takes: +at most \d+ (s|min|h)", agent.said, re.MULTILINE)
+    code = agent.run(run.replace(HYPOTHESIS, '"rate five times as high: expect +5 pp, faster"'))
+    assert (code, does[code]) == (0, "read the result, go on"), agent.log()
+    assert agent.run(read) == 0
+    assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {"eval_score", "expected_then", "decision"}
+
+    # The second: its trainer breaks down on the config; the log's end says why.
+    (agent.root / "stand-in.json").write_text(json.dumps({"fault": "error", "once": True}))
+    agent.edit("9e-6")
+    code = agent.run(run.replace(HYPOTHESIS, '"three times as high again: +1 pp"'))
+    assert (code, does[code]) == (1, "see below")
+    assert agent.run(read) == 0
+    assert "why:              loss is nan" in agent.said
+    assert agent.run(last_line) == 0
+    assert agent.said.strip()
+
+    # The third: it outlasts every call.
+    held = agent.root / "stand-in.json"
+    held.write_text(json.dumps({"fault": "hold"}))
+    agent.edit("5e-6")
+    assert agent.run(detach.replace(HYPOTHESIS, '"between the two: it is smoother"')) == 0
+    assert wait.partition(" >")[0] in agent.said  # the program says the same
+    short = wait.replace("--timeout 100", "--timeout 1")
+    code = agent.run(short)
+    assert (code, does[code]) == (124, "wait again"), agent.log()
+    held.unlink()
+    while (code := agent.run(short)) == 124:
+        pass
+    assert (code, does[code]) == (0, "read the result, go on"), agent.log()
+    assert agent.run(read) == 0
+
+    ours = records(agent.root)
+    assert [record.status in ("keep", "discard") for record in ours] == [True, True, False, True]
+    assert [record.description for record in ours[1:]] == [
+        "rate five times as high: expect +5 pp, faster",
+        "three times as high again: +1 pp",
+        "between the two: it is smoother",
+    ]
+    assert [record.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
+    (agent.root / "run.log").unlink()  # the real .gitignore has it
+    assert problems(agent.root) == []
+    assert leftovers(agent.root) == []
+    assert git(agent.root, "status", "--short", "--untracked-files=no") == ""

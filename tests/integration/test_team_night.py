@@ -1,0 +1,100 @@
+"""A night of a team: who is asked what, behind the wall; what it finds and predicts, and that a lie is named."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_behind_wall import why_no_wall
+from tests.night_checkout import furnish, leftovers, problems, records, whole_night
+
+CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
+BASELINE = (
+    b"max_steps = 5\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n"
+    b"[orchestrator.train.sampling]\ntemperature = 1.0\n[trainer.optim]\nlr = 6e-7  # poor\n"
+)
+TEMPERATURE = "orchestrator.train.sampling.temperature"
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    yield furnish(checkout, BASELINE)
+    for process in leftovers(checkout):
+        process.kill()
+
+
+def team(*of_strategist: str) -> str:
+    strategist = shlex.join([sys.executable, "-c", CODE, "strategist", *of_strategist])
+    return f"team:{strategist},{shlex.join([sys.executable, '-c', CODE, 'implementer'])}"
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bwrap"])
+def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
+    if sandbox == "bwrap" and (why := why_no_wall()):
+        pytest.skip(why)
+    (root / "stand-in.json").write_text(json.dumps({"fault": "collapse"}))
+    code, _, stderr = whole_night(root, agent=team(), sandbox=sandbox, experiments=5)
+    assert code == 0, stderr
+    assert problems(root) == []
+    assert leftovers(root) == []
+    ours = records(root)
+    found, *later = ours[1:]
+    assert found.diff == (f"{TEMPERATURE} 1.0 -> 0.8",)
+    assert found.is_keep
+    assert "reward_std" not in (ours[0].health or "")  # nothing else tells of it
+    assert found.mechanism is not None
+    assert found.mechanism.startswith("reward_std fell to 0.0")
+    assert (found.prediction, found.refuted_by) == ("+2.0 pp", "reward_std stays where it is")
+    assert all(record.diff[0].startswith("trainer.optim.lr ") for record in later)
+    assert {record.proposer for record in ours} == {"", f"team:{Path(sys.executable).name},{Path(sys.executable).name}"}
+    # The lesson comes in a call of its own, when the numbers are there.
+    assert [record.lesson for record in ours] == [None, *(f"what {n:04d} taught" for n in (2, 3, 4)), None]
+    measured = found.judgement.delta if found.judgement else None
+    assert measured is not None
+    assert found.told_outcome == f"{100 * measured:+.1f} pp"
+    logs = sorted(path.name for path in (root / "runs" / "agent").iterdir())
+    assert logs[:5] == [
+        "0002-1-hypothesis.log",
+        "0002-1.log",
+        "0003-1-hypothesis.log",
+        "0003-1-outcome.log",
+        "0003-1.log",
+    ]
+    assert not [note for record in later for note in record.notes if "changed files" in note]
+
+
+def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
+    code, _, stderr = whole_night(root, agent=team("lie"), sandbox="none", experiments=6)
+    assert code == 0, stderr
+    lied = [record for record in records(root) if record.told_outcome]
+    assert len(lied) == 4
+    assert {record.told_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
+    notebook = (root / "runs" / "notebook.md").read_text()
+    assert notebook.count("outcome, as told: better, +9.0 pp, confirmed") == 4
+    off = [
+        r
+        for r in lied
+        if r.judgement
+        and r.judgement.delta_stderr
+        and abs(0.09 - (r.judgement.delta or 0)) > 2 * r.judgement.delta_stderr
+    ]
+    assert off
+    assert notebook.count("  BUT expected_then ") == len(off)
+    page = (root / "runs" / "report.html").read_text()
+    assert "Outcome, as told" in page
+    assert page.count("what it says is not what came") == 2 * len(off)  # in its row, and in the notebook
+    assert "expects +1.0 pp, gets " in page
+    assert "expects +1.0 pp, gets " in notebook
+
+
+def test_without_a_hypothesis_there_is_no_edit(root: Path) -> None:
+    code = shlex.join([sys.executable, "-c", "pass"])
+    exit_code, _, stderr = whole_night(root, agent=f"team:{code},{code}", sandbox="none", experiments=3)
+    assert exit_code == 1
+    assert "gave no hypothesis" in stderr
+    assert len(records(root)) == 1

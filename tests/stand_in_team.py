@@ -1,0 +1,78 @@
+"""A stand-in for two agents with a language model: `python -c CODE` strategist|implementer [lie], prompt on stdin.
+
+The strategist reads the curves in evidence/: where the spread of the rewards collapses it asks for another
+temperature, which no other thing that it is told could suggest; else for another learning rate. After the run it says
+what came, and with `lie` that all went well. The implementer writes what the hypothesis says, key by key.
+It is given to `python -c`, so that it runs behind the wall, where nothing of the checkout can be seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+COLLAPSED = 0.02  # of reward_std
+RATES = ("3e-6", "2e-6", "4e-6", "5e-6", "1e-5", "8e-6", "7e-6", "9e-6", "1.2e-5", "6.5e-6")
+
+
+def say(**lines: str) -> None:
+    text = "".join(f"{name.replace('_', ' ')}: {line}\n" for name, line in lines.items())
+    Path("hypothesis.txt").write_text(text)
+
+
+def reflect(brief: str, lies: bool) -> None:
+    measured = re.search(r"expected_then ([+-][0-9.]+)", brief)
+    told = "better, +9.0 pp, confirmed" if lies or measured is None else f"{measured[1]} pp"
+    say(OUTCOME=told, LESSON=f"what {re.search(r'of experiment ([0-9]+)', brief)[1]} taught")
+
+
+def think(brief: str) -> None:
+    number = int(re.search(r"next experiment, ([0-9]+)", brief)[1])
+    told = Path("evidence/README.txt").read_text()
+    incumbent = re.search(r"([0-9]{4}) is the incumbent", told)[1]
+    with Path(f"evidence/{incumbent}-steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    if float(rows[-1]["reward_std"]) < COLLAPSED:
+        say(
+            HYPOTHESIS="set orchestrator.train.sampling.temperature = 0.8",
+            MECHANISM=f"reward_std fell to {rows[-1]['reward_std']} in the steps of {incumbent}",
+            PREDICTION="+2.0 pp",
+            REFUTED_BY="reward_std stays where it is",
+        )
+        return
+    say(
+        HYPOTHESIS=f"set trainer.optim.lr = {RATES[number % len(RATES)]}",
+        MECHANISM="larger steps",
+        PREDICTION="+1.0 pp",
+        REFUTED_BY="a lower score",
+    )
+
+
+def implement(brief: str) -> None:
+    key, value = re.search(r"set ([a-z_.]+) = ([0-9.e-]+)", brief).groups()
+    table, _, leaf = key.rpartition(".")
+    train = Path("train.toml")
+    text = train.read_text()
+    if re.search(rf"^{leaf} = ", text, re.MULTILINE):
+        text = re.sub(rf"^{leaf} = \S+", f"{leaf} = {value}", text, flags=re.MULTILINE)
+    elif f"[{table}]" in text:
+        text = text.replace(f"[{table}]", f"[{table}]\n{leaf} = {value}")
+    else:
+        text += f"\n[{table}]\n{leaf} = {value}\n"
+    train.write_text(text)
+
+
+def main() -> None:
+    brief = sys.stdin.read()
+    if sys.argv[1] == "implementer":
+        implement(brief)
+    elif "say what came" in brief:
+        reflect(brief, "lie" in sys.argv)
+    else:
+        think(brief)
+
+
+if __name__ == "__main__":
+    main()

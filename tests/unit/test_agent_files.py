@@ -1,0 +1,70 @@
+"""What Claude Code, Codex and Gemini CLI read by themselves in a checkout: one text, and a night's brief before it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nightshift.cli import commands
+from nightshift.proposers import brief, team
+from nightshift.rules import is_covered
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "CLAUDE.md"  # to change them all: change this one and copy it
+SKILL = ".claude/skills/nightshift/SKILL.md"
+TEXT = (ROOT / SOURCE).read_text()
+
+
+def test_all_are_made_of_one() -> None:
+    assert (ROOT / "GEMINI.md").read_text() == TEXT, f"cp {SOURCE} GEMINI.md"
+    head, _, body = (ROOT / SKILL).read_text().removeprefix("---\n").partition("\n---\n\n")
+    assert body == TEXT, f"below the front matter of {SKILL} stands {SOURCE}"
+    fields = dict(line.split(": ", 1) for line in head.splitlines())
+    assert set(fields) == {"name", "description"}
+    assert fields["name"] == (ROOT / SKILL).parent.name
+    assert 0 < len(fields["description"]) <= 1024  # the most that Claude Code takes
+
+
+def test_they_are_short_and_lead_on() -> None:
+    assert len(TEXT.splitlines()) <= 30
+    assert "read program.md and follow it to the letter" in TEXT
+    agents = (ROOT / "AGENTS.md").read_text().splitlines()[:6]  # Codex reads that one
+    assert any("Read program.md instead" in line for line in agents)
+    assert any("overnight campaign" in line for line in agents)
+
+
+@pytest.mark.parametrize("page", [SOURCE, "AGENTS.md"])
+def test_a_nights_brief_goes_before_them(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    prompts = (brief._RULES, team._STRATEGIST, team._IMPLEMENTER, team._REFLECTION)
+    whose = [re.match(r"You are the (\w+) of an overnight campaign", prompt) for prompt in prompts]
+    assert {found[1] for found in whose if found} == {"researcher", "strategist", "implementer"}
+    assert None not in whose
+    assert 'begins "You are the researcher", strategist or implementer, "of an overnight campaign"' in text
+    assert "says and nothing else" in text
+    # It comes before everything that could be taken for a task.
+    assert text.index("overnight campaign") < min(text.index("uv run"), 800)
+
+
+def test_their_commands_exist() -> None:
+    found = re.findall(r"`uv run ([^`]+)`", TEXT.replace("\n", " "))
+    assert len(found) >= 6
+    for command in found:
+        program, *rest = shlex.split(command)
+        if program == "nightshift":
+            options = {option for parameter in commands.commands[rest[0]].params for option in parameter.opts}
+            assert {word for word in rest[1:] if word.startswith("-")} <= options, command
+        else:
+            assert (ROOT / program).is_file(), command
+
+
+@pytest.mark.parametrize("rules", [ARITHMETIC_TRL, GSM8K_PRIME_RL], ids=lambda rules: rules.name)
+def test_they_are_documents_and_part_of_no_rules(rules: object) -> None:
+    for name in (SOURCE, "GEMINI.md", "AGENTS.md", "program.md", SKILL):
+        assert (ROOT / name).is_file()
+        assert name.endswith(".md")  # what guard/seal.py leaves alone
+        assert not is_covered(name, rules.frozen), name  # type: ignore[attr-defined]

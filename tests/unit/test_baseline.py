@@ -1,0 +1,202 @@
+"""A baseline that was made on `main` is a campaign's, where all that could tell them apart is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightshift import baseline
+from nightshift.baseline import fitting_baseline
+from nightshift.campaign.verify import verify
+from nightshift.command import plan
+from nightshift.errors import Interrupted
+from nightshift.experiment import run_experiment
+from nightshift.records import Failure, Record
+from nightshift.request import Request
+from nightshift.setup import Setup
+from tests.conftest import git
+from tests.stand_in_setup import furnish, make_setup
+from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, write
+
+CAMPAIGN = "autoresearch/after-main"
+
+
+@pytest.fixture
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """On `main`, with a train.toml that is committed."""
+    furnish(checkout)
+    made = make_setup(checkout, RULES, monkeypatch)
+    git(checkout, "switch", "--quiet", "main")
+    write(made, POOR)
+    git(checkout, "commit", "--quiet", "--all", "-m", "train.toml as shipped")
+    return made
+
+
+def branched(setup: Setup) -> Setup:
+    git(setup.root, "switch", "--quiet", "-c", CAMPAIGN)
+    return setup
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted("stopped by SIGKILL, say")
+
+
+def num_trained(setup: Setup) -> int:
+    return len(list(setup.ledger.runs_dir.glob("*/run-*/attempt-*")))
+
+
+def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup) -> None:
+    made = run(setup)
+    branched(setup)
+    record = run(setup)
+    assert num_trained(setup) == 2
+    assert (record.number, record.baseline, record.branch) == (2, made.number, CAMPAIGN)
+    assert (record.status, record.parent, record.decided) == ("keep", None, 2)
+    assert record.runs == made.runs
+    assert record.settled == "baseline: nothing to commit"
+    assert record.judgement is not None
+    assert record.judgement.incumbent_score == made.score
+    assert "made on main" in record.description
+    assert setup.ledger.attempt_dir(record, 1).is_dir()
+    found = verify(setup.ledger)
+    assert found.problems == []
+
+
+def test_a_change_is_compared_with_it_at_once(setup: Setup) -> None:
+    made = run(setup)
+    branched(setup)
+    write(setup, GOOD)
+    record = run(setup)
+    assert num_trained(setup) == 3
+    assert (record.number, record.parent, record.status) == (3, 2, "keep")
+    assert setup.ledger.record(2).baseline == made.number
+    assert {r.seed for r in record.runs} == {RULES.seed(0)}  # another config: the same seeds again
+    again = run(setup, again=True)  # of the baseline's settings the seeds are not
+    assert again.status in ("keep", "discard")
+
+
+def test_more_runs_of_it_take_new_seeds(setup: Setup) -> None:
+    run(setup)
+    branched(setup)
+    record = run(setup, again=True)
+    assert (record.number, record.parent) == (3, 2)
+    assert {r.seed for r in record.runs} == {RULES.seed(2)}
+
+
+def _other_commit(setup: Setup) -> Setup:
+    (setup.root / "program.md").write_text("Be lazy.\n")
+    git(setup.root, "commit", "--quiet", "--all", "-m", "another commit")
+    return setup
+
+
+def _other_config(setup: Setup) -> Setup:
+    write(setup, BAD)
+    git(setup.root, "commit", "--quiet", "--all", "-m", "another config")
+    return setup
+
+
+def _forged(setup: Setup) -> Setup:
+    path = setup.ledger.run_dir(1) / "record.json"
+    fields = json.loads(path.read_text())
+    fields["runs"][0]["evaluation"]["eval_score"] = 0.01
+    path.write_text(json.dumps(fields))
+    return replace(setup, ledger=type(setup.ledger)(setup.root))
+
+
+def _other_rules(setup: Setup) -> Setup:
+    return replace(setup, rules_hash="0" * 12)
+
+
+@pytest.mark.parametrize("change", [_other_commit, _other_config, _forged, _other_rules])
+def test_where_anything_differs_it_is_made(setup: Setup, change: Callable[[Setup], Setup]) -> None:
+    run(setup)
+    setup = change(setup)
+    branched(setup)
+    assert run_experiment(Request(), setup).baseline is None
+
+
+def test_one_that_was_cut_short_is_not_taken(setup: Setup) -> None:
+    run(setup, until=setup.now() + timedelta(seconds=0.05))
+    branched(setup)
+    assert run(setup).baseline is None
+
+
+def test_what_was_tried_on_main_with_other_changes_is_not_a_baseline(setup: Setup) -> None:
+    write(setup, GOOD)
+    run(setup)  # not as committed
+    write(setup, POOR)
+    branched(setup)
+    assert run(setup).baseline is None
+
+
+def test_the_first_that_fits_is_taken_not_the_one_that_came_out_low(setup: Setup) -> None:
+    run(setup)
+    git(setup.root, "switch", "--quiet", "-c", "another")
+    run(setup)
+    branched(setup)
+    assert run(setup).baseline == 1
+
+
+def test_one_made_with_edited_libraries_is_not_taken(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(setup.surroundings), "unlike_packages", lambda self: ["trl"])
+    assert "checked" not in run(setup).versions
+    monkeypatch.undo()
+    branched(setup)
+    assert fitting_baseline(setup) is None
+
+
+def test_one_made_with_code_that_is_not_committed_is_not_taken(setup: Setup) -> None:
+    (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    run(setup)
+    git(setup.root, "checkout", "--quiet", "prepare.py")
+    branched(setup)
+    assert fitting_baseline(setup) is None
+
+
+def test_a_kill_while_it_is_taken_over_leaves_nothing_that_verify_minds(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(setup)
+    branched(setup)
+    monkeypatch.setattr(baseline, "close", interrupt)
+    with pytest.raises(Interrupted):
+        run(setup)
+    monkeypatch.undo()
+    setup = replace(setup, ledger=type(setup.ledger)(setup.root))
+    record = run(setup)
+    assert (record.number, record.baseline) == (3, 1)
+    assert setup.ledger.record(2).failure is Failure.INTERRUPTED
+    assert verify(setup.ledger).problems == []
+
+
+def test_a_dry_run_says_whose_runs_begin_the_campaign(setup: Setup) -> None:
+    run(setup)
+    branched(setup)
+    write(setup, GOOD)
+    assert plan(Request(), setup) == [
+        "baseline: the runs of 0001, made on main, begin this campaign",
+        "change:   trainer.optim.lr 6e-7 -> 3e-6",
+    ]
+    assert setup.ledger.numbers() == [1]
+
+
+def test_what_was_said_on_main_is_not_said_of_the_campaign(setup: Setup) -> None:
+    run(setup, description="my own", prediction="+9 pp", notes=("a note",))
+    branched(setup)
+    record = run(setup, description="the start")
+    assert record.description == "the start: baseline: the runs of 0001, made on main"
+    assert (record.prediction, record.notes) == (None, ())
+
+
+def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:
+    run(setup)
+    branched(setup)
+    record: Record = run(setup)
+    with setup.ledger.lock():
+        setup.ledger.write(replace(record, runs=record.runs[:1]))
+    assert any("has not the runs of 0001" in problem for problem in verify(setup.ledger).problems)

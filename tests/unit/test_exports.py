@@ -1,0 +1,280 @@
+"""export: tables and files that other programs open, of campaigns whose texts are hostile."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from click.testing import CliRunner
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from nightshift import command
+from nightshift.campaign.ledger import Ledger
+from nightshift.cli import commands
+from nightshift.export.archive import as_archive
+from nightshift.export.optuna_journal import as_journal
+from nightshift.export.private import PLACE, SECRET, Private
+from nightshift.export.story import Story
+from nightshift.export.table import as_csv, cell
+from nightshift.records import Record
+from nightshift.train_toml.config import parse
+from nightshift.views.experiment import outcome_of
+from tests.stand_in_campaign import BRANCH, build
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = '=HYPERLINK("http://x","y")\n\x1b[31m,"quoted", \u202e'
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """A made-up campaign with crashes and take-backs, whose second half has hostile words."""
+    made = build(tmp_path_factory.mktemp("made"), 40, num_examples=100)
+    for record in made.records()[20:]:
+        made.write(replace(record, description=HOSTILE, lesson="@SUM(1)"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def story(ledger: Ledger) -> Story:
+    return Story.of(ledger, BRANCH, "main")
+
+
+def rows_of(story: Story) -> list[dict[str, str]]:
+    text = as_csv(story).decode()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_computes(story: Story) -> None:
+    rows = rows_of(story)
+    assert [int(row["number"]) for row in rows] == [record.number for record in story.shown.records]
+    for row, (record, each) in zip(rows, story.rows(), strict=True):
+        config = parse(story.ledger.source(record.number))
+        assert float(row["trainer.optim.lr"]) == config.get("trainer.optim.lr")
+        assert int(row["orchestrator.group_size"]) == config.get("orchestrator.group_size")
+        assert row["outcome"] == each.outcome
+        assert row["eval_score"] == ("" if record.score is None else row["eval_score"])
+        assert record.score is None or float(row["eval_score"]) == record.score
+        for name, value in row.items():
+            is_number = value.replace(".", "").replace("e", "").replace("-", "").isdigit()
+            assert not value.startswith(("=", "+", "-", "@", "\t", "\r")) or is_number, (name, value)
+            assert value.isprintable()
+    assert rows[-1]["description"].startswith("'=HYPERLINK")
+    assert any(row["expected"].startswith("-") for row in rows)  # a number, and no text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), ("\t=1", "'=1"), ("\x1b[1m=1", "'=1"),
+        ("\u202e=1", "'=1"), ("plain = text", "plain = text"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"),
+        (None, ""), (math.nan, ""), (math.inf, ""), (-math.inf, ""), (12, "12"),
+    ],
+)  # fmt: skip
+def test_cells(value: str | float | bool | None, text: str) -> None:
+    assert cell(value) == text
+
+
+def test_the_study_is_what_optuna_loads_with_every_state(story: Story, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(as_journal(story))
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    [name] = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    assert BRANCH in name
+    assert len(study.trials) == len(story.experiments)
+    for trial, (record, each) in zip(study.trials, story.rows(), strict=True):
+        config = parse(story.ledger.source(record.number))
+        assert trial.user_attrs["experiment"] == record.number
+        assert trial.state == (TrialState.FAIL if each.outcome == "crashed" else TrialState.COMPLETE)
+        assert trial.value == (record.score if trial.state is TrialState.COMPLETE else None)
+        assert trial.params["trainer.optim.lr"] == config.get("trainer.optim.lr")
+        assert trial.params["orchestrator.algo.type"] == config.get("orchestrator.algo.type")
+        for key, value in trial.params.items():
+            assert trial.distributions[key].single() or trial.distributions[key]._contains(
+                trial.distributions[key].to_internal_repr(value)
+            )
+        if each.expected is not None:
+            assert trial.user_attrs["expected"] == each.expected
+    best = max(record.score or 0.0 for record in story.shown.records)
+    assert study.best_value == best
+    lr = study.trials[0].distributions["trainer.optim.lr"]
+    assert isinstance(lr, optuna.distributions.FloatDistribution)
+    assert lr.log
+    tried = [config.get("trainer.optim.lr") for config in story.configs.values()]
+    assert lr.low <= min(tried)
+    assert lr.high >= max(tried)
+    study.sampler = optuna.samplers.TPESampler(seed=0)
+    assert set(study.ask(study.trials[0].distributions).params) == set(study.trials[0].params)  # one goes on with it
+
+
+def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from nightshift.export.event_files import write_events
+
+    folder = write_events(story, tmp_path / "events")
+    record, _ = next((r, e) for r, e in story.rows() if e.outcome == "kept")
+    found = EventAccumulator(str(folder / f"{record.number:04d}"))
+    found.Reload()
+    assert found.Scalars("score/eval_score")[0].value == pytest.approx(record.score)
+    steps = story.steps(record)[1]
+    rewards = found.Scalars("training/reward_mean")
+    assert [(event.step, event.value) for event in rewards] == [
+        (step.step, pytest.approx(step.reward_mean)) for step in steps
+    ]
+    assert len(list((folder / "0001").glob("run-*"))) == len(story.shown.records[0].runs) - 1
+
+
+def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    from nightshift.export.wandb_runs import write_runs
+
+    few = replace(story, shown=story.shown._replace(records=story.shown.records[:3]), experiments=story.experiments[:3])
+    folder = write_runs(few, tmp_path / "runs")
+    files = sorted(folder.glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 3
+    for file, record in zip(files, few.shown.records, strict=True):
+        rows, config = 0, ""
+        for data in entries(file.read_bytes()):
+            found = wandb_internal_pb2.Record()
+            found.ParseFromString(data)
+            rows += found.HasField("history")
+            config += str(found.run.config) if found.HasField("run") else ""
+        assert rows == sum(len(steps) for steps in few.steps(record).values())
+        assert "trainer.optim.lr" in config
+        assert os.fsencode(str(ROOT)) not in file.read_bytes()
+
+
+def entries(data: bytes) -> Iterator[bytes]:
+    """Of a run's file: LevelDB's log format in blocks of 32 KiB, after a header; the package reads none."""
+    block, place, whole = 32 * 1024, 7, b""
+    while place + 7 <= len(data):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def bundle_of(story: Story, root: Path = ROOT, environ: dict[str, str] | None = None) -> bytes:
+    return as_archive(story, root, Private(root, environ or {}), "x.tar.gz")
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        infos = archive.getmembers()
+        assert all((info.mtime, info.uid, info.uname, info.isreg()) == (0, 0, "", True) for info in infos)
+        return {info.name: (archive.extractfile(info) or io.BytesIO()).read() for info in infos}
+
+
+def test_a_bundle_is_the_same_whenever_it_is_made_and_holds_what_was_submitted(story: Story) -> None:
+    data = bundle_of(story)
+    assert bundle_of(Story.of(Ledger(story.ledger.tsv_path.parent), BRANCH, "main")) == data
+    found = members(data)
+    first, *others = found
+    assert first == "manifest.json"
+    assert others == sorted(others)
+    for record in story.shown.records:
+        assert found[f"runs/{record.number:04d}/train.toml"] == story.ledger.source(record.number)
+    assert b"nightshift reproduce x.tar.gz" in found["README.md"]
+
+
+def test_no_path_of_this_machine_and_no_secret_is_in_a_bundle(tmp_path: Path) -> None:
+    ledger = build(tmp_path / "my checkout", 6, num_examples=50, with_files=False)
+    secret, token = "correct horse battery", "sk-" + 12 * "a1"
+    said = (
+        f"cannot write {tmp_path}/my checkout/runs/x: see /opt/data/gpu1/log.txt; {secret}; {token} {Path.home()}/.ssh"
+    )
+    last = ledger.records()[-1]
+    ledger.write(replace(last, description=said, versions={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}, notes=(said,)))
+    story = Story.of(ledger, None, BRANCH)
+    found = members(bundle_of(story, tmp_path / "my checkout", {"MY_API_KEY": secret, "PATH": "/usr/bin"}))
+    whole = b"\n".join(found.values()).decode()
+    for private in (str(tmp_path), secret, token, "/opt/data", "/usr/local/cuda", f"{Path.home()}/"):
+        assert private not in whole, private
+    assert PLACE in whole
+    assert SECRET in whole
+    assert f"runs/{last.number:04d}/record.json" in found["manifest.json"].decode().partition('"redacted"')[2]
+    assert "runs/0001/record.json" not in found["manifest.json"].decode().partition('"redacted"')[2].partition("]")[0]
+
+
+def test_what_is_no_path_stays(tmp_path: Path) -> None:
+    private = Private(tmp_path, {})
+    for text in (
+        "1.5 tokens/s, and/or 3/4",
+        "https://example.org/a/b",
+        "lr 3e-6 -> 5e-6",
+        "a / b / c",
+        "autoresearch/x",
+    ):
+        assert private.text(text) == text
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe", "huge", "folder"])
+def test_what_is_planted_in_runs_is_not_followed(tmp_path: Path, planted: str) -> None:
+    ledger = build(tmp_path / "it", 5, num_examples=50, with_files=False)
+    (tmp_path / "private").write_text("a secret")
+    path = ledger.run_dir(3) / "train.toml"
+    path.unlink()
+    {
+        "link": lambda: path.symlink_to(tmp_path / "private"),
+        "pipe": lambda: os.mkfifo(path),
+        "huge": lambda: (path.touch(), os.truncate(path, 1 << 40)),
+        "folder": path.mkdir,
+    }[planted]()
+    story = Story.of(ledger, None, BRANCH)
+    found = members(bundle_of(story))
+    assert "runs/0003/train.toml" not in found
+    assert b"runs/0003/train.toml could not be read" in found["manifest.json"]
+    assert b"a secret" not in b"".join(found.values())
+    assert rows_of(story)[2]["trainer.optim.lr"] == ""
+    assert as_journal(story)
+
+
+def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = ledger.tsv_path.parent
+    monkeypatch.setattr(command, "process_root", lambda: root)
+    done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")
+    for words, said in (
+        (["--to", "csv", "--branch", "autoresearch/none"], "no experiment ran on autoresearch/none"),
+        (["--to", "csv", "--branch", BRANCH, "--output", str(tmp_path)], "is a folder"),
+    ):
+        done = CliRunner().invoke(commands, ["export", *words])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert said in done.stderr
+
+
+def test_outcomes_are_those_that_are_counted() -> None:
+    def of(**changes: object) -> str:
+        from tests.campaigns import a_record
+
+        record: Record = a_record(**changes)
+        return outcome_of(record, {7})
+
+    assert of(status="keep") == "baseline"
+    assert of(status="keep", parent=1, number=6) == "kept"
+    assert of(status="keep", parent=1, number=7) == "taken_back"
+    assert of(status="discard", parent=1) == "discarded"
+    assert of(status="crash", parent=1, failure="training") == "crashed"
+    assert of(status="started", parent=1) == "undecided"

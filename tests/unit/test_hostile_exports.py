@@ -1,0 +1,242 @@
+"""export where something hostile lies in its way, or in the records; and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nightshift import command
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.results import column_of, columns, figures
+from nightshift.cli import commands
+from nightshift.errors import EngineError, UsageError
+from nightshift.export.archive import as_archive
+from nightshift.export.optuna_journal import as_journal
+from nightshift.export.private import Private
+from nightshift.export.story import Story, scores
+from nightshift.export.table import as_csv
+from nightshift.files import whole_folder
+from nightshift.git.repo import Repo
+from nightshift.records import Part
+from nightshift.rules_toml import chosen_in, rules_here, rules_of
+from tests.campaigns import a_record, a_result
+from tests.checkouts import commit_all
+from tests.stand_in_campaign import BRANCH, build
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    made = build(tmp_path / "it", 4, num_examples=50)
+    monkeypatch.setattr(command, "process_root", lambda: tmp_path / "it")
+    return made
+
+
+def export(form: str, *words: str) -> Result:
+    return CliRunner().invoke(commands, ["export", "--to", form, "--branch", BRANCH, *words])
+
+
+def test_what_is_no_regular_file_is_not_replaced(ledger: Ledger, tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for place in (pipe, link, Path(os.devnull)):
+        done = export("csv", "--output", str(place))
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "is no regular file. Name another place: --output PATH, or - for stdout." in done.stderr
+    assert pipe.is_fifo()
+    assert Path(os.devnull).is_char_device()
+
+
+def test_links_of_a_person_are_followed_and_those_in_runs_are_not(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    assert export("csv", "--output", f"{tmp_path}/link/x.csv").exit_code == 0
+    assert (tmp_path / "disk" / "x.csv").is_file()
+    (tmp_path / "late.csv").symlink_to("disk/late.csv")
+    assert export("csv", "--output", f"{tmp_path}/late.csv").exit_code == 0
+    assert (tmp_path / "disk" / "late.csv").is_file()
+    assert (tmp_path / "late.csv").is_symlink()
+    (ledger.runs_dir / "export").symlink_to(tmp_path / "disk")
+    done = export("csv")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "runs/export is a link" in done.stderr
+    (ledger.runs_dir / "export").unlink()
+    (ledger.runs_dir / "export").mkdir()
+    (ledger.runs_dir / "export" / "stand-in.csv").symlink_to(tmp_path / "disk" / "x.csv")
+    before = (tmp_path / "disk" / "x.csv").read_bytes()
+    assert export("csv").exit_code == 0
+    assert not (ledger.runs_dir / "export" / "stand-in.csv").is_symlink()
+    assert (tmp_path / "disk" / "x.csv").read_bytes() == before
+
+
+def test_texts_go_to_stdout_alone(ledger: Ledger) -> None:
+    done = export("csv", "--output", "-")
+    assert done.exit_code == 0
+    assert done.stdout == as_csv(Story.of(ledger, BRANCH, BRANCH)).decode()
+    assert all(json.loads(line) for line in export("optuna", "--output", "-").stdout.splitlines())
+    for form in ("bundle", "wandb", "tensorboard"):
+        done = export(form, "--output", "-")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{form} is no text" in done.stderr
+
+
+def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> None:
+    parts = tuple(Part(name, 1, 1.0, share, 0.1) for name, share in (("eval", 0.0), ("strict", 1.0), ("a", 1.0)))
+    for record in ledger.records():
+        evaluated = [
+            replace(run, evaluation=replace(run.evaluation, parts=parts)) for run in record.runs if run.evaluation
+        ]
+        ledger.write(replace(record, runs=(*evaluated,)))
+    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
+    first, told = story.shown.records[0], story.experiments[0]
+    assert told.eval_score == first.score
+    assert told.strict_score is None
+    assert scores(told)["eval_score"] == first.score
+    assert "strict_score" not in scores(told)
+    assert figures(first)["environment_eval_score"] == 0.0
+    row = next(csv.DictReader(io.StringIO(as_csv(story).decode())))
+    assert (float(row["eval_score"]), row["strict_score"]) == (first.score, "")
+    assert (row["environment_eval_score"], row["environment_strict_score"], row["a_score"]) == ("0.0", "1.0", "1.0")
+    assert len(set(columns(story.shown.records))) == len(columns(story.shown.records))
+    assert column_of("gsm8k") == "gsm8k_score"
+
+
+ABSURD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "eval_stderr": lambda run: run["evaluation"].update(eval_stderr=-1e308),
+    "num_steps": lambda run: run["training"].update(num_steps=10**400),
+    "reward_mean": lambda run: run["training"].update(reward_mean=1e308),
+    "step": lambda run: run["evaluation"]["weights"].update(step=10**400),
+    "stderr": lambda run: run["evaluation"].update(
+        parts=[{"environment": "a", "num_examples": 1, "weight": 1.0, "score": 1.0, "stderr": 1e308}]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ABSURD)
+def test_absurd_numbers_of_a_record_are_damage_and_no_traceback(ledger: Ledger, what: str, tmp_path: Path) -> None:
+    number = ledger.records()[0].number
+    path = ledger.run_dir(number) / "record.json"
+    record = json.loads(path.read_text())
+    for run in record["runs"]:
+        ABSURD[what](run)
+    path.write_text(json.dumps(record))
+    fresh = Ledger(ledger.tsv_path.parent)
+    assert f"runs/{number:04d}/record.json is damaged" in "".join(fresh.readable()[1])
+    story = Story.of(fresh, BRANCH, BRANCH)
+    assert as_csv(story)
+    assert as_journal(story)
+    assert as_archive(story, tmp_path, Private(tmp_path, {}), "x.tar.gz")
+
+
+def test_a_record_that_no_manifest_takes_is_one_line(tmp_path: Path) -> None:
+    ledger = build(tmp_path / "it", 2, num_examples=20, with_files=False, engine="../evil")
+    with pytest.raises(UsageError, match=r"a record cannot be put into a bundle: .*engine"):
+        as_archive(Story.of(ledger, BRANCH, BRANCH), tmp_path, Private(tmp_path, {}), "x.tar.gz")
+
+
+def test_the_rules_that_the_campaign_ran_by_are_found(tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    root.mkdir()
+    for name in ("environments", "models"):
+        (root / name).symlink_to(ROOT / name)
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\nmodels\n")
+    (root / "rules.toml").write_text(committed := "environments = []\n")
+    (root / "train.toml").write_text("max_steps = 3\n")
+    commit_all(root, BRANCH)
+    (root / "rules.toml").write_text(lying := 'environments = ["countdown"]\n')
+    commit, rules = Repo(root).head().commit, rules_here(root, "trl", 0)
+    here = rules_of(root, chosen_in(root, committed.encode()), "trl", 0)
+    for ran_by, budget, said in ((here, 60.0, committed), (rules, 60.0, lying), (here, 90.0, committed)):
+        shutil.rmtree(root / "runs", ignore_errors=True)
+        rules_hash = ran_by.with_budget(budget).hash(root)
+        changes = {"commit": commit, "rules_hash": rules_hash, "budget_seconds": budget, "engine": "trl"}
+        ledger = build(root, 2, num_examples=20, with_files=False, **changes)
+        with mock.patch("nightshift.export.archive.num_gpus", return_value=0):
+            data = as_archive(Story.of(ledger, BRANCH, BRANCH), root, Private(root, {}), "x.tar.gz")
+        whole = gzip.decompress(data).decode(errors="replace")
+        assert said in whole
+        assert ("rules.toml is none that" in whole) == (said is lying)
+        assert "this machine has other rules" not in whole
+
+
+def test_rules_that_no_commit_has_are_left_out_with_a_note(ledger: Ledger, tmp_path: Path) -> None:
+    root = tmp_path / "it"
+    (root / "rules.toml").write_text("environments = []\n")
+    commit_all(root, BRANCH)
+    data = as_archive(Story.of(ledger, BRANCH, BRANCH), root, Private(root, {}), "x.tar.gz")
+    assert b"rules.toml is left out: the commit where the campaign began has none" in gzip.decompress(data)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def fail() -> None:
+        with whole_folder(target, "--output PATH") as partial:
+            (partial / "half").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [*tmp_path.iterdir()] == []
+    for content in ("first", "second"):
+        with whole_folder(target, "--output PATH", is_mine=True) as partial:
+            (partial / content).touch()
+        assert [path.name for path in target.iterdir()] == [content]
+    with pytest.raises(UsageError, match="out holds something already"), whole_folder(target, "--output PATH"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("form", ["wandb", "tensorboard"])
+def test_folders_of_other_programs_are_replaced_where_they_are_ours(ledger: Ledger, tmp_path: Path, form: str) -> None:
+    pytest.importorskip(form)
+    places = {"wandb": "stand-in-wandb/wandb/*/run-*.wandb", "tensorboard": "stand-in-tensorboard/*/events*"}
+    for _ in range(2):
+        done = export(form)
+        assert done.exit_code == 0, done.output
+        assert len([*(ledger.runs_dir / "export").glob(places[form])]) == 4
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "x").touch()
+    done = export(form, "--output", str(mine))
+    assert (done.exit_code, [path.name for path in mine.iterdir()]) == (2, ["x"])
+    assert "mine holds something already. Name a new folder: --output PATH." in done.stderr
+    files = [path for path in (ledger.runs_dir / "export").rglob("*") if not path.is_dir()]
+    assert not any(path.is_symlink() or path.suffix == ".log" for path in files)
+    assert not any(os.fsencode(tmp_path) in path.read_bytes() for path in files)
+
+
+def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from nightshift.export import event_files
+
+    def full(*arguments: object) -> dict[str, list[Any]]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(event_files, "_events", full)
+    with pytest.raises(EngineError, match=r"cannot write .*out: No space left"):
+        event_files.write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "out")
+    assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
+
+
+def test_the_old_and_genuine_are_read_as_before() -> None:
+    ledger = Ledger(Path(), ROOT / "benchmarks" / "campaigns" / "tpe-0")
+    records, damaged = ledger.readable()
+    assert damaged == []
+    assert len(records) > 20
+    assert math.isclose(a_record(runs=(a_result(0.5),)).evaluations[0].eval_stderr, 0.01)

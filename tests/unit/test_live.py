@@ -1,0 +1,231 @@
+"""The live line: what it says of a run, how it ticks where nobody has a terminal, and that its thread ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import msgspec
+import pytest
+
+from nightshift import console, live, running
+from nightshift.campaign.ledger import Ledger
+from nightshift.engines import downloads
+from nightshift.errors import Interrupted
+from nightshift.files import write_json
+from nightshift.guard import surroundings
+from nightshift.guard.surroundings import Surroundings
+from nightshift.live import TerminalReporter, live_line
+from nightshift.metrics import PROGRESS_NAME
+from nightshift.processes.supervise import interruptible
+from nightshift.records import ATTEMPT, Phase, Progress
+from nightshift.running import RunLine
+from nightshift.show import experiment_lines
+from nightshift.waiting import Wait, innermost, lasted, waiting
+from nightshift.worker import JOB_NAME, Job
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
+from tests.waiting import wait_for
+
+RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
+JOB = Job(RULES, "hash", "tree", {}, 1, "selection", 100.0)
+NUM_EXAMPLES = sum(environment.num_selection for environment in RULES.environments)
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is worded here: a busy machine is no part of it."""
+    at = time.time()
+    monkeypatch.setattr(running, "time", SimpleNamespace(time=lambda: at))
+    monkeypatch.setattr("nightshift.waiting.time", SimpleNamespace(monotonic=lambda: 0.0))
+
+
+def a_run(folder: Path, job: Job = JOB, name: str = "run-1") -> RunLine:
+    """In a folder that a head has made."""
+    folder = folder / "0007" / name
+    (folder / ATTEMPT).mkdir(parents=True)
+    write_json(folder / JOB_NAME, job)
+    return RunLine(folder)
+
+
+def told(run: RunLine, reading: Progress, at: float) -> str:
+    """What is said of a reading that was written at that time."""
+    path = run._folder / ATTEMPT / PROGRESS_NAME
+    path.write_bytes(msgspec.json.encode(reading))
+    os.utime(path, (at, at))
+    run.read(reading)
+    return run.text()
+
+
+def end_of(text: str) -> float:
+    """Seconds from now to the end that is told."""
+    found = re.search(r"ends (\d\d):(\d\d):(\d\d)", text)
+    assert found, text
+    now = time.localtime(running.time.time())
+    seconds = 3600 * (int(found[1]) - now.tm_hour) + 60 * (int(found[2]) - now.tm_min) + int(found[3]) - now.tm_sec
+    return seconds % 86_400
+
+
+def test_training_ends_when_its_budget_does(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    assert run.text().startswith("experiment 0007, run 1 of 2: waiting to start, 0 s")
+    text = told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512), time.time())
+    assert text.startswith("experiment 0007, run 1 of 2: training, step 37, reward 0.51, 0 s, ends ")
+    assert 55 <= end_of(text) <= 60
+    assert "[####------]" in run.text(bar=10)
+
+
+def test_a_budget_of_cpu_time_ends_later_beside_neighbours(tmp_path: Path) -> None:
+    run = a_run(tmp_path, replace(JOB, rules=replace(RULES, budget_clock="cpu"), incumbent={}))
+    assert run.short == "0007 run 1"  # no baseline: one run
+    told(run, Progress(Phase.TRAINING, 1, 90.0), time.time() - 20)
+    text = told(run, Progress(Phase.TRAINING, 2, 80.0), time.time())  # 10 s of it took 20
+    assert 150 <= end_of(text) <= 161
+
+
+def test_an_evaluation_ends_as_fast_as_it_goes_and_never_goes_back(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    share = NUM_EXAMPLES // 4
+    text = told(run, Progress(Phase.EVALUATING, 9, num_done=share), time.time() - 10)
+    assert f"evaluating {share:,} of {NUM_EXAMPLES:,}, " in text
+    assert "ends" not in text  # nobody knows yet how fast
+    text = told(run, Progress(Phase.EVALUATING, 9, num_done=2 * share), time.time())
+    assert 16 <= end_of(text) <= 21
+    assert f"evaluating {2 * share:,} of" in told(run, Progress(Phase.EVALUATING, 9, num_done=3), time.time())
+
+
+def test_a_certificates_run_and_another_engine_are_named(tmp_path: Path) -> None:
+    run = a_run(tmp_path, replace(JOB, rules=GSM8K_PRIME_RL), "baseline-1000")
+    assert told(run, Progress(Phase.STARTING, 0, place="node \x1b[31m7"), time.time()).startswith(
+        "baseline 1000: node 7: starting: starting the inference server and the trainer, 0 s of at most "
+    )
+
+
+@pytest.mark.parametrize("width", [30, 60, 79, 119])
+def test_a_line_is_never_wider_than_its_terminal_and_says_when_it_ends_if_it_can(tmp_path: Path, width: int) -> None:
+    run = a_run(tmp_path)
+    told(run, Progress(Phase.TRAINING, 37, 60.0, 0.512, place="日本"), time.time())
+    line = live_line(None, [run], width)
+    assert len(line) <= width
+    assert line.isascii()
+    assert ("ends " in line) == (width >= 79)
+    assert ("[" in line) == (width == 119)  # its place takes what a bar would
+    both = live_line(Wait(lambda: "claude is at work", 900.0), [run, run], width)
+    assert both.startswith("claude is at work, 0 s of ")
+    assert len(both) <= width
+
+
+def test_seconds_in_words() -> None:
+    assert [lasted(s) for s in (-1.0, 34.9, 900, 1500, 3780)] == ["0 s", "34 s", "900 s", "25 min 0 s", "1 h 3 min"]
+
+
+class Pipe:
+    """All that came of stderr, which is no terminal."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self._said = capsys, ""
+
+    @property
+    def said(self) -> str:
+        self._said += self._capsys.readouterr().err
+        return self._said
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipe:
+    """With intervals that a test can wait for."""
+    for name, seconds in (("_TICK_SECONDS", 0.02), ("_PLAIN_SECONDS", 0.1)):
+        monkeypatch.setattr(live, name, seconds)
+    return Pipe(capsys)
+
+
+def test_a_pipe_gets_whole_lines_again_and_again_and_no_code(pipe: Pipe) -> None:
+    with closing(TerminalReporter()):
+        with waiting("waiting for a friend", 7.0):
+            wait_for(lambda: len(re.findall(r"^waiting for a friend, \d+ s of at most 7 s$", pipe.said, re.M)) >= 3)
+        assert innermost() is None
+        wait_for(lambda: re.search(r"^starting, \d+ s$", pipe.said, re.M))
+    assert not re.search("[\r\x1b]", pipe.said)
+    assert not [thread for thread in threading.enumerate() if thread.name == "live line"]
+
+
+def test_a_pipe_is_silent_for_ten_seconds_at_most_and_a_refusal_stays_one_line() -> None:
+    assert 8 < live._PLAIN_SECONDS + 2 * live._TICK_SECONDS <= 10
+
+
+def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
+    with closing(TerminalReporter()) as reporter:
+        status = Path(f"/proc/self/task/{reporter._ticker.native_id}/status")
+        blocked = wait_for(lambda: int(re.findall(r"SigBlk:\s+(\w+)", status.read_text())[0], 16))
+        assert blocked >> (signal.SIGINT - 1) & 1
+        with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible("this is all"):
+            signal.raise_signal(signal.SIGINT)
+        wait_for(lambda: "Ctrl-C: this is all\n" in pipe.said)
+
+
+def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b[31m\x1b]0;t\x07\u202e\u2066\u200b\u2028\udcff\x9b2J\x00b"
+    console.print_error(f"{hostile}\n{hostile}")
+    console.print_text(hostile)
+    console.print_lines([hostile, f"two\n{hostile}"])
+    said = capsys.readouterr()
+    assert (said.err.count("\n"), said.out.count("\n")) == (2, 4)
+    for text in said:
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert "[31m" not in text
+
+
+def test_the_comparison_of_packages_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(surroundings, "_unlike", lambda files: seen.append(str(innermost())) or [])
+    Surroundings(tmp_path, path=()).unlike_packages()
+    assert seen == ["comparing the installed packages with what was published, 0 s"]
+
+
+def test_a_download_says_what_and_how_much_and_counts_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes, seen = list[str](), list[str]()
+    files = [SimpleNamespace(will_download=size > 0, file_size=size) for size in (8_000_000, 4_000_000, 0)]
+
+    def hub(
+        *words: Any, dry_run: bool = False, local_files_only: bool = False, tqdm_class: Any = None, **_: Any
+    ) -> Any:
+        if local_files_only:
+            raise OSError("not there")
+        bar = tqdm_class(total=0, unit="B", unit_scale=True, disable=None, name="x")
+        if dry_run:
+            return files
+        for _ in range(2):
+            bar.update(3_000_000)
+            seen.append(str(innermost()))
+        return tmp_path
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    downloads._model(tmp_path, GSM8K_PRIME_RL, notes.append)
+    name = GSM8K_PRIME_RL.model
+    assert notes == [f"downloading {name}, once: 2 files, 12 MB"]
+    assert seen == [f"downloading {name}: {done} of 12 MB, 0 s" for done in (3, 6)]
+
+
+def test_show_says_first_what_came_of_it_and_last_what_programs_compare() -> None:
+    folder = ROOT / "benchmarks" / "campaigns" / "tpe-0"
+    ledger = Ledger(folder, folder)
+    record = next(r for r in ledger.records() if r.parent is not None and r.judgement and r.judgement.delta)
+    names = [line.split(":")[0] for line in experiment_lines(ledger, record) if not line.startswith(" ")]
+    shown = list(dict.fromkeys(names))
+    assert shown[:6] == ["number", "status", "judgement", "expected_then", "expected", "score"]
+    assert shown.index("description") < shown.index("run 1") < shown.index("unused_keys") < shown.index("rules_hash")
+    lines = [line for line in experiment_lines(ledger, record) if line.startswith("expected_then")]
+    assert record.judgement is not None
+    assert record.judgement.delta_stderr is not None
+    half = 1.96 * record.judgement.delta_stderr
+    assert lines == [f"{'expected_then:':24}{record.judgement.delta:+.4f} ± {half:.4f}"]

@@ -1,0 +1,250 @@
+"""`nightshift model`: what is copied of a folder that anybody may have written, and that transformers loads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightshift.bundle import Claim
+from nightshift.campaign.ledger import Ledger
+from nightshift.errors import EngineError, NightshiftError, UsageError
+from nightshift.export import model
+from nightshift.export.model import copy_model
+from nightshift.export.private import Private
+from nightshift.export.story import Story
+from nightshift.pools import announce
+from nightshift.records import Record, Weights
+from nightshift.worker import Job
+from tests.campaigns import BRANCH, campaign
+from tests.rules import ARITHMETIC_TRL
+
+BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A baseline, a keep and a discard; the two that were kept have a model, which is the one that was scored."""
+    ledger = Ledger(tmp_path / "root")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "models").symlink_to(BASE.parent)
+    rules_hash = ARITHMETIC_TRL.hash(tmp_path / "root")
+    records = [replace(each, rules_hash=rules_hash) for each in campaign(ledger, ["3e-6", "1e-5"])]
+    for each in records:
+        ledger.write(each)
+    digest = hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()
+    for record in records[:2]:
+        shutil.copytree(BASE, ledger.run_dir(record.number) / "model")
+        (run,) = record.runs
+        assert run.evaluation is not None
+        scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
+        ledger.write(replace(record, runs=(scored,)))
+        job = Job(ARITHMETIC_TRL, rules_hash, "tree", {}, scored.seed, "selection", 100.0)
+        folder = ledger.run_dir(record.number) / "run-1"
+        folder.mkdir()
+        announce(folder, job, "a worker", "local")
+        ledger.enter(folder / "submitted.json")
+    return ledger
+
+
+def exported(ledger: Ledger, target: Path, number: int | None = None) -> list[str]:
+    story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
+    return copy_model(story, number, target, Private(ledger.tsv_path.parent, {}))
+
+
+def test_the_incumbents_model_is_loaded_by_transformers_and_answers(ledger: Ledger, tmp_path: Path) -> None:
+    exported(ledger, tmp_path / "out")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    messages = [{"role": "user", "content": "Tom has 3 apples and gets 4 more. How many apples has Tom?"}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = network.generate(**asked, max_new_tokens=16, do_sample=False)
+    assert tokenizer.decode(answer[0][asked["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Ledger, tmp_path: Path) -> None:
+    lines = exported(ledger, tmp_path / "out")
+    assert lines[0].startswith("model:    experiment 0002, ")
+    card = (tmp_path / "out" / "README.md").read_text()
+    for said in (
+        "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1001 |",
+        "| steps | 40 |", "60 s of CPU time of training", "    lr = 3e-6", "eval_score 0.6000",
+        "Not certified. Believed of its config: ", "library_name: transformers",
+    ):  # fmt: skip
+        assert said in card, said
+    assert str(tmp_path) not in card
+    assert "Not verified" not in card
+
+
+def test_a_job_that_nobody_was_given_tells_the_card_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    path = ledger.run_dir(2) / "run-1" / "job.json"
+    path.write_text(path.read_text().replace("models/arithmetic-base", "evil/base"))
+    exported(ledger, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text().replace("\\", "")
+    assert "evil" not in card
+    assert "| base model | not recorded |" in card
+    assert "| budget | not recorded |" in card
+    assert "Not verified, for the base model has none alike, or is not here: chat_template.jinja, config.json" in card
+
+
+def test_beside_the_weights_is_no_code_and_no_other_network(ledger: Ledger, tmp_path: Path) -> None:
+    path = ledger.run_dir(2) / "model" / "config.json"
+    config = json.loads(path.read_text())
+    for change, said in (
+        ({"auto_map": {"AutoModel": "evil/repo--modeling.Evil"}}, "config.json of experiment 0002 has auto_map"),
+        ({"deep": [{"custom_generate": "x"}]}, "has custom_generate"),
+        ({"hidden_act": "relu"}, "has another hidden_act than the base model"),
+        ({"rope_parameters": {"rope_theta": 1.0, "rope_type": "default"}}, "has another rope_parameters than"),
+    ):
+        path.write_text(json.dumps(config | change))
+        with pytest.raises(EngineError, match=said):
+            exported(ledger, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    path.write_text(
+        json.dumps(config | {"transformers_version": "9", "rope_theta": 1.0})
+    )  # as a newer one may write it
+    exported(ledger, tmp_path / "out")
+    said = "or is not here: config.json (rope_theta, transformers_version)."
+    assert said in (tmp_path / "out" / "README.md").read_text().replace("\\", "")
+    path.write_text(json.dumps(config, indent=7))
+    exported(ledger, tmp_path / "again")
+    assert "Not verified" not in (tmp_path / "again" / "README.md").read_text()
+
+
+def test_a_folder_called_as_a_file_is_told_where_it_lies(ledger: Ledger, tmp_path: Path) -> None:
+    (ledger.run_dir(2) / "model" / "x.json").mkdir()
+    with pytest.raises(
+        EngineError, match=r"runs/0002/model/x\.json is no part of a model: it is no regular file\. Take"
+    ):
+        exported(ledger, tmp_path / "out")
+
+
+def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, living = tmp_path / f".out.{dead.pid}.{'0' * 16}.tmp", tmp_path / f".out.{os.getpid()}.{'0' * 16}.tmp"
+    other = tmp_path / f".outer.{dead.pid}.{'0' * 16}.tmp"
+    for folder in (left, living, other):
+        folder.mkdir()
+    monkeypatch.chdir(target)
+    exported(ledger, Path())
+    assert (target / "model.safetensors").is_file()
+    assert [folder.exists() for folder in (left, living, other)] == [False, True, True]
+
+
+def test_the_card_of_what_is_certified_has_its_interval(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim(source="certified", difference=0.25, interval=(0.1, 0.4), num_seeds=3)
+    monkeypatch.setattr(model, "claim_of", lambda story: claim)
+    exported(ledger, tmp_path / "best")
+    exported(ledger, tmp_path / "first", 1)
+    assert (
+        "Certified: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
+        in (tmp_path / "best" / "README.md").read_text()
+    )
+    assert "Not certified: it is not the incumbent" in (tmp_path / "first" / "README.md").read_text()
+
+
+def test_of_an_adopted_baseline_the_model_is_that_of_the_experiment_whose_runs_it_has(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    first = ledger.record(1)
+    for number in (2, 3):
+        shutil.rmtree(ledger.run_dir(number))
+    again = Ledger(ledger.tsv_path.parent)
+    number = again.reserve(replace(first, branch="autoresearch/adopted"), {"train.toml": again.source(1)}).number
+    adopted: Record = replace(first, number=number, branch="autoresearch/adopted", baseline=1, decided=2)
+    again.close(adopted)
+    story = Story.of(Ledger(ledger.tsv_path.parent), "autoresearch/adopted", BRANCH)
+    copy_model(story, None, tmp_path / "out", Private(tmp_path, {}))
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (BASE / "model.safetensors").read_bytes()
+
+
+def test_what_is_there_is_not_overwritten_and_an_empty_folder_is_filled(ledger: Ledger, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "mine").touch()
+    with pytest.raises(UsageError, match="holds something already"):
+        exported(ledger, target)
+    (target / "mine").unlink()
+    exported(ledger, target)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for other in ("file", "link", "out"):
+        with pytest.raises(UsageError, match="holds something already"):
+            exported(ledger, tmp_path / other)
+
+
+def test_weights_that_are_gone_are_told_with_those_that_are_not(ledger: Ledger, tmp_path: Path) -> None:
+    shutil.rmtree(ledger.run_dir(2) / "model")
+    with pytest.raises(UsageError, match=r"the weights of experiment 0002 are gone: .* Those of 0001 are here"):
+        exported(ledger, tmp_path / "out")
+    with pytest.raises(UsageError, match="experiment 0077 is none of autoresearch/test"):
+        exported(ledger, tmp_path / "out", 77)
+    assert not (tmp_path / "out").exists()
+
+
+def _swapped(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-4] + b"\0\0\0\0")
+
+
+def _linked(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "else")
+    (folder / "model.safetensors").symlink_to(folder.parent / "else")
+
+
+def _elsewhere(folder: Path) -> None:
+    folder.rename(folder.parent / "else")
+    folder.symlink_to(folder.parent / "else")
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+@pytest.mark.parametrize("plant", [_swapped, _linked, _elsewhere, _pipe])
+def test_a_planted_model_is_refused_whole(ledger: Ledger, tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    plant(ledger.run_dir(2) / "model")
+    with pytest.raises((EngineError, UsageError)) as refused:
+        exported(ledger, tmp_path / "out")
+    assert isinstance(refused.value, NightshiftError)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+
+
+def test_code_and_pickles_beside_the_weights_stay_behind(ledger: Ledger, tmp_path: Path) -> None:
+    folder = ledger.run_dir(2) / "model"
+    for name in ("modeling.py", "pytorch_model.bin", ".hidden.json", "README.md"):
+        (folder / name).write_text("import os")
+    (folder / "sub").mkdir()
+    exported(ledger, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in BASE.iterdir()}
+    assert (tmp_path / "out" / "README.md").read_text().startswith("---\n")
+
+
+def test_a_hostile_description_is_no_markup(ledger: Ledger, tmp_path: Path) -> None:
+    record = ledger.record(2)
+    said = "```\n# Certified | <script>alert(1)</script> [x](http://y)\n---"
+    ledger.write(replace(record, description=said))
+    exported(ledger, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "<script>" not in card.replace("\\<script>", "")
+    assert not any(line.startswith("# Certified") for line in card.splitlines())

@@ -1,0 +1,180 @@
+"""However a night ends, who sleeps is told so: on a disk that takes nothing, with damaged records, by a bug."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.night import herald
+from nightshift.night.herald import Herald
+from nightshift.night.loop import Night
+from nightshift.night.notices import Notices
+from nightshift.night.state import STATE_NAME, NightRequest, NightState
+from nightshift.proposers import Context, Proposal
+from nightshift.setup import Setup
+from tests.conftest import CAMPAIGN, git
+from tests.stand_in_setup import SilentReporter, furnish, make_setup
+from tests.unit.test_parallel import RULES, AnyOrder
+
+
+class Told(Notices):
+    """A stand-in for a person with a phone."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda text: None)
+        self.messages = list[dict[str, Any]]()
+        self.num_looks = 0
+
+    def look(self) -> None:
+        self.num_looks += 1
+
+    def send(self, event: str, message: Mapping[str, Any]) -> None:
+        assert message["event"] == event
+        self.messages.append(dict(message))
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        return [(message["event"], message["why"]) for message in self.messages]
+
+
+class Acting:
+    """A stand-in proposer, which does something to the night instead of proposing."""
+
+    name = "acting"
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act, self.is_stopping = act, lambda: False
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        self.is_stopping = is_stopping
+        self._act()
+        return Proposal(None)
+
+
+@pytest.fixture
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    furnish(checkout)
+    (checkout / "train.toml").write_bytes(
+        b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
+    )
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    monkeypatch.setattr(herald, "write_summary", lambda state, setup: "the summary")  # a page takes a second
+    made = make_setup(checkout, RULES, monkeypatch)
+    return replace(made, pool=AnyOrder(num_slots=1, seed=0))
+
+
+def night(setup: Setup, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
+    state = NightState(NightRequest("acting"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    told, said = Told(), list[str]()
+    return Night(state, setup, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notices=told), told, said
+
+
+def refuse_the_state(setup: Setup) -> None:
+    """Root may write anywhere: a folder in the place of a file is refused to everybody."""
+    path = setup.ledger.runs_dir / STATE_NAME
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        path.mkdir()
+
+
+def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same(setup: Setup) -> None:
+    made, told, said = night(setup, lambda: refuse_the_state(setup))
+    stop = made.run()
+    cause = f"cannot write {setup.ledger.runs_dir / STATE_NAME}: "
+    assert stop.cause.startswith(f"the machinery failed 4 times in a row: {cause}")
+    (crash, why), end = told.events
+    assert crash == "repeated crash"
+    assert why.startswith(cause)
+    assert end == ("end", stop.cause)
+    assert told.messages[-1]["counts"]["num_experiments"] == 1
+    assert said == ["the summary"] * 2
+    assert isinstance(setup.reporter, SilentReporter)
+    assert [note for note in setup.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")]
+
+
+def test_a_night_that_cannot_write_from_the_start_says_so(setup: Setup) -> None:
+    setup.ledger.runs_dir.mkdir()
+    refuse_the_state(setup)
+    made, told, _ = night(setup, lambda: None)
+    with pytest.raises(EngineError, match="cannot write"):
+        made.run()
+    [(event, why)] = told.events
+    assert event == "end"
+    assert why.startswith("EngineError: cannot write")
+
+
+def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(state: NightState, setup: Setup) -> str:
+        raise OSError(28, "No space left on device")
+
+    made, told, _ = night(setup, lambda: monkeypatch.setattr(herald, "write_summary", refused))
+    stop = made.run()
+    assert told.events == [("end", stop.cause)]
+    assert isinstance(setup.reporter, SilentReporter)
+    assert setup.reporter.notes[-1].endswith("No space left on device")
+
+
+def test_damaged_records_are_an_end_without_counts(setup: Setup) -> None:
+    def damage() -> None:
+        setup.ledger.run_dir(2).mkdir()
+        (setup.ledger.run_dir(2) / "record.json").write_text("{")
+
+    made, told, _ = night(setup, damage)
+    with pytest.raises(UsageError, match="damaged"):
+        made.run()
+    [message] = told.messages
+    assert (message["event"], message["counts"]) == ("end", None)
+    assert "damaged" in message["why"]
+    assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] == message["why"]
+
+
+def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(setup: Setup) -> None:
+    made, told, _ = night(setup, lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        made.run()
+    assert [event for event, _ in told.events] == ["end"]
+    assert told.events[0][1].startswith("ZeroDivisionError: ")
+
+    def reboot() -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    made, told, said = night(setup, reboot)
+    with pytest.raises(Interrupted):
+        made.run()
+    assert told.events == []
+    assert said[-1] == "the summary"
+    assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] is None
+
+
+def test_the_machinerys_second_failure_of_one_cause_is_told_and_no_other(setup: Setup) -> None:
+    told = Told()
+    made = Herald(lambda text: None, setup, told)
+    state = NightState(NightRequest("acting"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    rows = ["busy", "the disk is full", "the disk is full", "the disk is full"], ["the disk is full"], ["busy", "gone"]
+    for row in (*rows, ["port 2048", "port 2049"]):
+        for number, cause in enumerate(row, 1):
+            made.failed(cause, number, state)
+    assert told.events == [("repeated crash", "the disk is full"), ("repeated crash", "port 2049")]
+
+
+def test_a_notice_that_waits_is_looked_after_while_an_agent_is_at_work(setup: Setup) -> None:
+    looks = list[int]()
+
+    def think() -> None:
+        looks.append(told.num_looks)
+        assert not made._proposer.is_stopping()  # type: ignore[attr-defined]
+        looks.append(told.num_looks)
+        raise UsageError("enough")
+
+    made, told, _ = night(setup, think)
+    with pytest.raises(UsageError, match="enough"):
+        made.run()
+    assert looks[1] == looks[0] + 1

@@ -1,0 +1,159 @@
+"""What agents' programs print: last words and cost, in three formats, and what hostile output makes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nightshift.cost import Cost
+from nightshift.proposers.output import MAX_DOLLARS, MAX_LOG_BYTES, MAX_READ_BYTES, MAX_TOKENS, Log, said
+from tests.agent_outputs import (
+    CLAUDE,
+    CLAUDE_STREAM,
+    CODEX,
+    CODEX_FAILED,
+    CODEX_OLD,
+    GEMINI,
+    GEMINI_FAILED,
+    GEMINI_STREAM,
+)
+from tests.waiting import assert_linear
+
+
+@pytest.mark.parametrize(
+    ("output", "words", "cost"),
+    [
+        (CLAUDE, "Raised the rate.", Cost(15_512, 812, 0.4)),
+        (CLAUDE_STREAM, "Raised the rate.", Cost(15_512, 812, 0.4)),
+        (f"[{CLAUDE.strip()}]\n", "Raised the rate.", Cost(15_512, 812, 0.4)),  # with --verbose
+        (CODEX, "Done: lr is 5e-6.", Cost(26_549, 1_590)),
+        (CODEX_OLD, "", Cost(26_549, 1_590)),
+        (CODEX_FAILED, "stream disconnected: 401 Unauthorized", Cost()),
+        (CODEX + CODEX, "Done: lr is 5e-6.", Cost(53_098, 3_180)),  # a command of one's own may ask twice
+        (GEMINI, "I halved the batch.", Cost(25_939, 174)),
+        (GEMINI_STREAM, "", Cost(5_000, 120)),
+        (GEMINI_FAILED, "Please set an Auth method", Cost()),
+        ("warning: an old version\n" + GEMINI + "bye\n", "I halved the batch.", Cost(25_939, 174)),
+        ("", "", Cost()),
+        ("ready\n\n", "ready", Cost()),
+        ("a\x1b[31m\rred\x07\n", "red", Cost()),
+        ("{\n not json\n}\n{}\n[]\n[1]\n", "[1]", Cost()),
+    ],
+)
+def test_the_three_formats_and_what_is_none(output: str, words: str, cost: Cost) -> None:
+    found = said(output)
+    assert found.cost == cost
+    assert not words or found.words == words
+
+
+def result(**fields: object) -> str:
+    return json.dumps({"type": "result", **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"total_cost_usd": -1.0},
+        {"total_cost_usd": float("nan")},  # no JSON, but Python writes it
+        {"total_cost_usd": float("inf")},
+        {"total_cost_usd": 1e300},
+        {"total_cost_usd": 10**400},
+        {"total_cost_usd": "0.4"},
+        {"total_cost_usd": True},
+        {"total_cost_usd": None},
+        {"usage": {"input_tokens": -5, "output_tokens": 1e3}},
+        {"usage": {"input_tokens": 10**30, "output_tokens": "7"}},
+        {"usage": [1, 2]},
+        {"usage": None},
+        {"stats": {"models": {"a": 3, "b": {"tokens": {"prompt": -1}}}}},
+        {"stats": {"models": ["a"]}},
+    ],
+)
+def test_what_is_no_sane_number_is_not_told(fields: dict[str, object]) -> None:
+    assert said(result(**fields) + "\n").cost == Cost()
+
+
+def test_sums_stay_sane_numbers() -> None:
+    line = result(total_cost_usd=9_000.0, usage={"input_tokens": 9 * 10**9, "output_tokens": 1}) + "\n"
+    assert said(line).cost == Cost(9 * 10**9, 1, 9_000.0)
+    assert said(line * 2).cost == said(line).cost  # of one session: the last is of all
+
+
+def test_a_sum_that_is_no_sane_number_is_held_and_what_is_above_it_said_to_be_missing() -> None:
+    """Else a larger bill would hide itself."""
+
+    def line(session: str) -> str:
+        usage = {"input_tokens": 9 * 10**9, "output_tokens": 1}
+        return result(session_id=session, total_cost_usd=9_000.0, usage=usage) + "\n"
+
+    cost = said(line("a") + line("b")).cost
+    assert cost == Cost(MAX_TOKENS, 2, MAX_DOLLARS, untold=("tokens_in", "dollars"))
+    assert not cost.tells("dollars")
+    assert said(line("a") + line("b") + line("a")).cost == cost
+    assert said(line("a")).cost.untold == ()
+
+
+def test_claudes_total_is_of_its_process_so_far_unless_the_session_is_another() -> None:
+    def line(session: object, dollars: float) -> str:
+        return result(session_id=session, total_cost_usd=dollars) + "\n"
+
+    assert said(line("a", 0.25) + line("a", 0.75)).cost.dollars == 0.75
+    assert said(line("a", 0.25) + line("b", 0.75)).cost.dollars == 1.0
+    assert said(line(["a"], 0.25) + line(None, 0.75)).cost.dollars == 0.75  # no name: one session
+
+
+def test_a_program_that_tells_less_than_the_other_in_one_output_is_no_zero() -> None:
+    cost = said(CLAUDE + CODEX).cost
+    assert cost == Cost(15_512 + 26_549, 812 + 1_590, 0.4, untold=("dollars",))
+
+
+def test_blanks_before_a_line_are_read_over_and_nothing_is_less_than_zero() -> None:
+    assert said(" \t" + CLAUDE).cost.dollars == 0.4
+    assert str(said(result(total_cost_usd=-0.0)).cost.dollars) == "0.0"
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "[" * 100_000,
+        '{"a":' * 50_000,
+        '{"type": "result", "usage": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"type": "result", "total_cost_usd": ' + "9" * 100_000 + "}",
+        "{\n" * 60_000,
+        "{\n" + '"a": {\n' * 30_000 + "}\n" * 30_000,
+    ],
+)
+def test_bombs_are_nothing(bomb: str) -> None:
+    assert said(bomb + "\n").cost == Cost()
+    assert said(bomb + "\n" + CODEX).cost == Cost(26_549, 1_590)
+
+
+def test_the_time_is_bounded_by_what_is_read() -> None:
+    assert said(CLAUDE + "x" * MAX_READ_BYTES).cost == Cost()
+    assert_linear(lambda size: said('{"a":\n' * size), 5_000)
+
+
+def test_the_end_of_a_log_is_known_however_much_was_printed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    with path.open("r+b") as file, path.open("ab", buffering=0) as program:
+        log = Log(file)
+        log.cut()
+        assert log.end == ""
+        program.write(b"first\n")
+        log.cut()
+        assert log.end == "first\n"
+        for _ in range(3):
+            program.write(b"all work and no play\n" * 100_000)
+            log.cut()
+            assert path.stat().st_size == MAX_LOG_BYTES
+        program.write(CLAUDE[:40].encode())
+        log.cut()
+        program.write(CLAUDE[40:].encode())
+        log.cut()
+    assert path.stat().st_size == MAX_LOG_BYTES
+    assert path.read_bytes().startswith(b"first\nall work")
+    assert len(log.end) <= MAX_READ_BYTES
+    assert said(log.end).cost.dollars == 0.4

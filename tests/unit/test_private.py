@@ -1,0 +1,73 @@
+"""What of a bundle is replaced: paths however they are written, secrets, and who is named in an address."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from nightshift.export.private import Private
+
+ROOT = Path("/work/my checkout")
+SECRETS = {"DB_PASSWORD": "12345678", "X_TOKEN": 'corr"ect horse', "PATH": "/usr/bin"}
+PRIVATE = Private(ROOT, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("/opt/cuda/lib64:/data/acme-merger/alice/lib", "<path>:<path>"),
+        ("file:///data/bob/x", "<path>"),
+        ("host:/nfs/bob/data", "host:<path>"),
+        ("gcc -L/data/bob/lib", "gcc -L<path>"),
+        ("-I/data/bob/lib", "-I<path>"),
+        ("--out=/data/bob/x", "--out=<path>"),
+        ("//nas/share/bob", "<path>"),
+        ("->/data/bob/x", "-><path>"),
+        ("cannot open '/data/bob smith/secret plan.txt': no", "cannot open '<path>': no"),
+        ("at /data/bob smith/a secret plan/x.txt: gone", "at <path>: gone"),
+        ("at /work/my checkout/runs/0001/x: gone", "at <path>: gone"),
+        (r"a line\n/data/bob/x", r"a line\n<path>"),
+        ("http://user:p@ss@host/a", "http://<secret>@host/a"),
+        ("git+ssh://token@host/a/b", "git+ssh://<secret>@host/a/b"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc_def-1", "<secret>"),
+        ('said corr"ect horse', "said <secret>"),
+        ("12345678 and 123456789", "<secret> and 123456789"),
+    ],
+)
+def test_what_is_private_is_replaced(text: str, plain: str) -> None:
+    assert PRIVATE.text(text) == plain
+    assert json.loads(PRIVATE.data(json.dumps({"a": [text]}).encode())) == {"a": [plain]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/a/b?c=/d/e", "s3://bucket/a/b", "1.5 tokens/s, and/or 3/4", "a / b / c", "autoresearch/x",
+        "models/arithmetic-base", "runs/0001/train.toml", "lr 3e-6 -> 5e-6", "2026/11/24",
+    ],
+)  # fmt: skip
+def test_what_is_no_path_stays_as_it_is(text: str) -> None:
+    assert PRIVATE.text(text) == text
+
+
+def test_a_number_stays_a_number_and_what_holds_nothing_private_its_bytes() -> None:
+    data = b'{"seed":12345678,"told":"12345678","lr":1.50}'
+    assert json.loads(PRIVATE.data(data)) == {"seed": 12345678, "told": "<secret>", "lr": 1.5}
+    for untouched in (b'{"lr":1.50,  "seed":12345678}', b"lr = 1.50 # text\n"):
+        assert PRIVATE.data(untouched) == untouched
+    twice = b'{"a":"/data/bob/x","a":"plain"}'  # of the first no reader of JSON would tell
+    assert b"bob" not in PRIVATE.data(twice)
+    assert b"bob" not in PRIVATE.data(b'{"a":' * 5000 + b'"/data/bob/x"' + b"}" * 5000)
+
+
+def test_hostile_texts_take_no_longer_than_they_are_long() -> None:
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        for unit in ("a.", "/a", "/a ", "'/a", " a", "://", "x:/"):
+            PRIVATE.text(unit * size)
+        return time.process_time() - began
+
+    assert seconds(40_000) < 60 * max(seconds(4_000), 0.01)  # a square would be a hundred times as much

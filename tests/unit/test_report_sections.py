@@ -1,0 +1,243 @@
+"""What the sections of the morning page say: headline beside certificate, counts, keys by the belief, coordinates."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.campaign.expected import Expected
+from nightshift.campaign.ledger import Ledger
+from nightshift.records import Failure, Load, Record
+from nightshift.report import compare, text
+from nightshift.report.coordinates import coordinates
+from nightshift.report.data import Morning, gather
+from nightshift.report.importance import WIDTH, importances
+from nightshift.report.markdown import summary
+from nightshift.report.page import render, view_of
+from nightshift.report.rows import detailed, rows
+from nightshift.report.settings import settings
+from nightshift.report.slices import shown_examples
+from nightshift.report.timing import timeline
+from tests.browsing import NOW
+from tests.campaigns import BRANCH, judged, stored
+from tests.stand_in_campaign import build
+from tests.unit.test_report_data import STORY, certificate, crash
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "campaigns" / "tpe-0"
+
+
+def morning(root: Path, records: list[Record], told: dict[str, object] | None = None) -> Morning:
+    ledger = stored(root, records)
+    if told is not None:
+        (ledger.runs_dir / "certificate.json").write_text(json.dumps(told))
+    return gather(ledger, None, BRANCH)
+
+
+# The headline beside the certificate
+
+LATE = "2027-01-01T00:00:00+00:00"  # after the last keep
+SURE, UNSURE = [*STORY[:1], [0.72, 0.73]], [*STORY[:1], [0.56]]
+
+
+@pytest.mark.parametrize(
+    ("scores", "interval", "title", "tone"),
+    [
+        (UNSURE, [0.02, 0.08], "Better, certified: +5.0 pp", "good"),
+        (UNSURE, [-0.02, 0.08], "Perhaps better", "open"),
+        (SURE, [0.02, 0.08], "Better, certified: +5.0 pp", "good"),
+        (SURE, [-0.02, 0.08], "Believed better, not certified", "open"),
+        (SURE, [-0.08, -0.02], "Worse, certified", "bad"),
+    ],
+)
+def test_the_headline_does_not_contradict_the_certificate(
+    tmp_path: Path, scores: list[list[float]], interval: list[float], title: str, tone: str
+) -> None:
+    found = morning(tmp_path, judged(scores), certificate(created=LATE, interval=interval))
+    assert found.obsolete is None
+    line = text.headline(found)
+    assert line.title.startswith(title)
+    assert line.tone == tone
+
+
+def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
+    found = morning(tmp_path, judged(SURE), certificate(created=LATE, branch="autoresearch/other"))
+    assert text.headline(found).title.startswith("Better: 0.5")
+
+
+def test_a_kept_change_without_a_believed_gain_is_not_told_as_no_gain(tmp_path: Path) -> None:
+    found = morning(tmp_path, judged(UNSURE))
+    assert found.standing
+    level = replace(found.standing, incumbent=found.standing.baseline)
+    line = text.headline(replace(found, standing=level))
+    assert line.title == "No gain is believed yet"
+    assert "0.0 pp" in line.sentence
+
+
+# Counts
+
+
+def test_interrupted_is_no_crash_and_the_machinery_says_so_everywhere(tmp_path: Path) -> None:
+    records = [*judged(STORY), crash(7), crash(8, Failure.MACHINERY), crash(9, Failure.INTERRUPTED)]
+    ledger = stored(tmp_path, records)
+    view = view_of(ledger, BRANCH, NOW)
+    found = view.morning
+    line = "2 kept, 3 discarded, 2 crashed (1 by machinery), 1 interrupted"
+    assert str(found.counts) == f"9 experiments: the baseline, {line}"
+    assert sum(number for _, number, _, _ in text.counts(found)) + 1 == len(records)  # and the baseline
+    told = summary(found, view.headline, view.nights, has_picture=False)
+    assert line in told
+    page = render(view)
+    for group, number in (("keep", 2), ("discard", 3), ("crash", 2), ("interrupted", 1)):
+        assert f'data-group="{group}" aria-pressed="false">{group} <small>{number}</small>' in page
+        assert page.count(f'data-group="{group}" data-keys') == number
+    assert [dot.number for dot in view.charts[0].dots if dot.kind == "crash"] == [7, 8]
+
+
+def test_only_crashes_and_interruptions_are_counted_apart(tmp_path: Path) -> None:
+    line = text.headline(morning(tmp_path, [crash(1), crash(2, Failure.INTERRUPTED)]))
+    assert line.sentence == "2 experiments: 1 crashed, 1 interrupted."
+
+
+# Words
+
+
+def test_times_are_local_and_say_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1")
+    time.tzset()
+    try:
+        assert text.local(NOW) == "2026-11-21 08:00 CET"
+        assert text.local("2026-11-21T23:30:00+00:00") == "2026-11-22 00:30 CET"
+        assert text.local("some day") == "some day"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_plus_minus_is_half_of_the_interval_and_a_dash_where_nothing_is_known() -> None:
+    assert text.expected(Expected(0.012, 0.02)) == "+1.2 ± 3.9 pp"
+    assert text.expected(None) == text.plus_minus(None) == "\N{EN DASH}"
+    assert text.cut("x" * 11, 10).endswith("(1 more character)")
+
+
+@given(st.text(alphabet="ab \n,.", max_size=300), st.integers(10, 80))
+def test_what_is_shortened_ends_at_a_word_with_an_ellipsis(whole: str, limit: int) -> None:
+    line, shown = " ".join(whole.split()), text.brief(whole, limit)
+    assert len(shown) <= limit
+    if shown != line:
+        assert shown.endswith("\N{HORIZONTAL ELLIPSIS}")
+        assert line.startswith(shown[:-1])
+
+
+# Keys by the belief
+
+
+def test_effects_are_those_of_the_belief(tmp_path: Path) -> None:
+    found = gather(Ledger(RECORDED, RECORDED), None, "")
+    shown = importances(found.campaign, found.experiments)
+    belief = found.campaign.belief
+    assert shown
+    assert belief
+    ideas = list(map(int, belief.ideas))
+    keys = {key for idea in found.campaign.ideas.values() for key in idea.keys}
+    assert {key.key for key in shown.keys} < keys
+    assert len(shown.keys) + shown.num_more == len(keys)
+    largest = [max(abs(e.effect.mean) for e in key.effects) for key in shown.keys]
+    assert largest == sorted(largest, reverse=True)
+    for key in shown.keys:
+        for e in key.effects:
+            place = ideas.index(e.number)
+            assert e.effect.mean == pytest.approx(belief.effects[place])
+            assert e.effect.stderr == pytest.approx(belief.of(np.eye(len(ideas))[place])[1])
+            assert e.is_shared == (len(found.campaign.ideas[e.number].keys) > 1)
+            assert 0 <= e.low <= e.x <= e.high <= WIDTH
+            assert (e.x > shown.zero) == (e.effect.mean > 0)
+
+
+def test_without_an_idea_there_is_no_section(tmp_path: Path) -> None:
+    found = morning(tmp_path, judged(STORY[:1]))
+    assert importances(found.campaign, found.experiments) is None
+    assert 'id="importance"' not in render(view_of(Ledger(tmp_path), BRANCH, NOW))
+
+
+# Values side by side
+
+
+def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 30, num_examples=60, with_files=False)
+    found = gather(ledger, None, "")
+    configs = settings(ledger, [e.number for e in found.experiments])
+    wide, *_ = coordinates(found.experiments, configs)
+    by_number = {line.number: line for line in wide.lines}
+    assert len(by_number) == 30
+    kinds = {scale.key: scale.kind for scale in wide.scales}
+    assert kinds["orchestrator.algo.type"] == "choice"
+    assert kinds["trainer.optim.lr"] in ("log", "linear")
+    for index, scale in enumerate(wide.scales):
+        order = sorted(configs, key=lambda number: by_number[number].points[index][0])
+        values = [configs[number][scale.key] for number in order]
+        assert len(set(values)) > 1
+        if scale.kind != "choice":
+            assert values == sorted(values)  # type: ignore[type-var]
+        assert all(by_number[number].points[index][1] == scale.y for number in order)
+    for e in found.experiments:
+        mean = e.expected.mean if e.expected else None
+        wanted = "good" if mean and mean > 0 else "bad" if mean else "crash" if e.is_crash else "none"
+        assert by_number[e.number].kind == wanted
+
+
+def test_a_train_toml_that_is_gone_leaves_its_experiment_out_of_what_needs_it(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 6, num_examples=60, with_files=False)
+    (tmp_path / "runs/0003/train.toml").write_bytes(b"\xff = [[")
+    found = settings(ledger, range(1, 8))
+    assert sorted(found) == [1, 2, 4, 5, 6]
+    assert "settings: a train.toml" in render(view_of(ledger, "", NOW))
+
+
+# The data of the comparison
+
+
+def test_scores_in_the_data_are_those_of_the_records_whatever_they_are(tmp_path: Path) -> None:
+    ledger = build(tmp_path, 5, num_examples=60, with_files=False)
+    found = gather(ledger, None, "")
+    shown, examples = detailed(found.experiments), shown_examples((), tmp_path)
+    told = rows(found.experiments, shown, ledger, examples, frozenset())
+    data = json.loads(compare.data_block(told, {}, examples))
+    for e in found.experiments:
+        if e.record.evaluations:
+            scores = e.record.evaluations[0].example_scores
+            assert data["experiments"][str(e.number)]["scores"] == "".join("01"[int(score)] for score in scores)
+    assert all(each["settings"] is None for each in data["experiments"].values())
+
+
+# The load of others
+
+
+def test_the_share_of_others_stands_below_the_slots() -> None:
+    record = judged(STORY[:1])[0]
+    began = "2026-11-21T22:00:00+00:00"
+    first, second = (
+        replace(record.runs[0], began=began, place="slot 1", load=load)
+        for load in (Load(2, others_share=0.25), Load(2, others_share=None))
+    )
+    found = timeline([replace(record, runs=(first, replace(second, place="slot 2")))])
+    assert found
+    assert [(share.value, share.title[-4:]) for share in found.others] == [(0.25, " 25%")]
+    assert found.others_y == found.lanes[-1].y + 18.0
+    bare = timeline([replace(record, runs=(second,))])
+    assert bare
+    assert bare.others == ()
+
+
+def test_what_kept_changes_are_called_is_not_told_twice() -> None:
+    """A search's description is the change itself."""
+    found = gather(Ledger(RECORDED, RECORDED), None, "")
+    assert [e.idea for e in found.chain] == ["baseline", *[""] * (len(found.chain) - 1)]
+    said = replace(found.chain[1], record=replace(found.chain[1].record, description="hot: it is too cold"))
+    assert said.idea == "hot: it is too cold"

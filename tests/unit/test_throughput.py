@@ -1,0 +1,92 @@
+"""Seconds a step are learnt from the campaign's runs, and told with how sure that is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nightshift.campaign.ledger import Ledger
+from nightshift.proposers.throughput import Throughput
+from nightshift.records import Load, Result
+from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.edit import set_values
+from tests.campaigns import a_result
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = (ROOT / "train.toml").read_bytes()
+BATCH, GROUP = "orchestrator.batch_size", "orchestrator.group_size"
+
+
+def config(**values: object) -> Config:
+    return parse(set_values(SHIPPED, {name.replace("__", "."): value for name, value in values.items()}))
+
+
+def run(num_steps: int, seconds: float = 60.0, taken: float | None = None) -> Result:
+    made = a_result()
+    load = None if taken is None else Load(2, others_share=taken)
+    return replace(made, training=replace(made.training, num_steps=num_steps, training_seconds=seconds), load=load)
+
+
+def test_one_run_tells_how_many_steps_its_config_makes() -> None:
+    found = Throughput.of([(config(), run(150))], budget_seconds=60.0)
+    assert found.plan(config().resolved).num_steps == pytest.approx(150, rel=0.01)
+    assert Throughput.of([(config(), run(75, 30.0))], 60.0).plan(config().resolved).num_steps == pytest.approx(
+        150, rel=0.01
+    )
+
+
+def test_another_batch_is_expected_to_be_slower_and_less_sure() -> None:
+    found = Throughput.of([(config(), run(150))], 60.0)
+    same, larger = found.plan(config().resolved), found.plan(config(orchestrator__batch_size=512).resolved)
+    assert 70 < larger.num_steps < 110
+    assert larger.log_sd > 1.2 * same.log_sd
+
+
+def test_it_learns_what_a_batch_costs_here() -> None:
+    """On a machine where a step takes as long whatever the batch is."""
+    runs = [(config(orchestrator__batch_size=size), run(100)) for size in (64, 128, 256, 512) for _ in range(8)]
+    found = Throughput.of(runs, 60.0)
+    for size in (64, 512):
+        assert found.plan(config(orchestrator__batch_size=size).resolved).num_steps == pytest.approx(100, rel=0.12)
+
+
+def test_a_run_on_a_busy_machine_says_little() -> None:
+    calm, busy = run(150, taken=0.01), run(60, taken=0.6)
+    plan = Throughput.of([(config(), calm), (config(), busy)], 60.0).plan(config().resolved)
+    assert plan.num_steps > 140
+
+
+def test_what_made_no_step_says_nothing_and_a_plan_has_ten_at_least() -> None:
+    nothing = replace(run(0), training=replace(run(0).training, training_seconds=None))
+    found = Throughput.of([(config(), nothing)], 60.0)
+    assert np.allclose(found.mean, Throughput.of([], 60.0).mean)
+    assert Throughput.of([(config(), run(1))], 60.0).plan(config().resolved).num_steps == 10
+
+
+def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
+    found = Throughput.of([(config(), run(150))], 60.0)
+    tokens = parse(SHIPPED.replace(b"batch_size = 256 ", b"token_batch_size = 100_000 "))
+    alone = config(orchestrator__algo__type="rae", orchestrator__group_size=1)
+    for each in (tokens, alone):
+        assert math.isfinite(found.plan(each.resolved).num_steps)
+
+
+@pytest.mark.parametrize("name", ["random-0", "tpe-0"])
+def test_in_the_recorded_nights_it_foretells_each_run_from_those_before(name: str) -> None:
+    """Every run there had another batch, group, optimizer and filter. Its own doubt is honest."""
+    ledger = Ledger(ROOT, ROOT / "benchmarks" / "campaigns" / name)
+    runs = [(parse(ledger.source(r.number)), each) for r in ledger.records() for each in r.runs if each.evaluation]
+    errors, z = list[float](), list[float]()
+    for place in range(10, len(runs)):
+        configured, told = runs[place]
+        plan = Throughput.of(runs[:place], 60.0).plan(configured.resolved)
+        assert told.training.training_seconds
+        real = 60.0 * told.training.num_steps / told.training.training_seconds
+        errors.append(math.log(real / plan.num_steps))
+        z.append(errors[-1] / plan.log_sd)
+    assert np.median(np.abs(errors)) < 0.10
+    assert 0.4 < np.std(z) < 1.5
