@@ -96,6 +96,10 @@ class Setup:
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
         self.pool.wait(_TICK_SECONDS)
+        self.tell()
+
+    def tell(self) -> None:
+        """How far the runs in flight are."""
         self.reporter.show({folder: read_progress(folder) or self._begun(folder) for folder in self.pool.in_flight()})
 
     def _begun(self, folder: Path) -> Progress | None:

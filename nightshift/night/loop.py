@@ -72,9 +72,8 @@ class Night:
         with self._interrupt.installed():
             try:
                 self._update()  # for `status`, and for the same command after a kill
-                stop = None
-                while stop is None:
-                    stop = self._step_or_pause()
+                while (stop := self._step_or_pause()) is None:
+                    pass
                 self._close(stop, cut_off=stop.cause if self._setup.pool.in_flight() else None)
                 return stop
             except Interrupted as error:
@@ -218,8 +217,9 @@ class Night:
         self._update(pending=(*self.state.pending, proposal), notes=())
 
     def _is_stopping(self) -> bool:
-        """Whether a person wants to; agents ask it all the while they think, so notices are looked after here."""
+        """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
         self._herald.look()
+        self._setup.tell()
         return self._interrupt.asked
 
     def _pay(self, proposal: Proposal) -> None:

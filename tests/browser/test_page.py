@@ -67,7 +67,7 @@ def test_a_dot_of_the_chart_leads_to_its_experiment_even_if_that_is_filtered_out
     tab.page.locator("#group-crash").click()
     link = tab.chart().query_selector("a[href='#run-0003']")
     link.click()
-    assert tab.page.locator("#detail-0003").is_visible()
+    tab.page.locator("#detail-0003").wait_for()  # the browser tells of another address when it has time
     assert tab.page.locator("#run-0003").evaluate("e => e.getBoundingClientRect().top < innerHeight")
 
 

@@ -165,11 +165,14 @@ def test_the_machinerys_second_failure_of_one_cause_is_told_and_no_other(setup: 
     assert told.events == [("repeated crash", "the disk is full"), ("repeated crash", "port 2049")]
 
 
-def test_a_notice_that_waits_is_looked_after_while_an_agent_is_at_work(setup: Setup) -> None:
-    looks = list[int]()
+def test_notices_and_the_runs_in_flight_are_looked_after_while_an_agent_is_at_work(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, shown = list[int](), list[object]()
 
     def think() -> None:
         looks.append(told.num_looks)
+        monkeypatch.setattr(setup.reporter, "show", shown.append)
         assert not made._proposer.is_stopping()  # type: ignore[attr-defined]
         looks.append(told.num_looks)
         raise UsageError("enough")
@@ -178,3 +181,4 @@ def test_a_notice_that_waits_is_looked_after_while_an_agent_is_at_work(setup: Se
     with pytest.raises(UsageError, match="enough"):
         made.run()
     assert looks[1] == looks[0] + 1
+    assert shown == [{}]  # none is in flight here
