@@ -37,6 +37,12 @@ def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
     return replace(rules, environments=(replace(rules.environments[0], num_selection=num_selection),))
 
 
+def quick(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
+    """The same with a second of training, and without a limit that a busy machine could reach."""
+    limits = {"startup_seconds": HANG_SECONDS, "evaluation_seconds": HANG_SECONDS}
+    return replace(small(rules, num_selection), budget_seconds=1.0, **limits)
+
+
 class Neighbours(Watch):
     """A stand-in for what others take: nothing, whatever tests run beside; or what `stand-in-load.json` lists, of each
     run in turn."""

@@ -22,23 +22,16 @@ from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import SilentReporter, furnish, make_setup
-from tests.stand_ins import NUM_SELECTION, small
-from tests.waiting import HANG_SECONDS
+from tests.stand_in_setup import POOR, SilentReporter, keep, make_poor
+from tests.stand_ins import NUM_SELECTION, quick
 
-RULES = replace(
-    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS
-)
-GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
+RULES = quick(ARITHMETIC_TRL)
 
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A campaign whose baseline is poor."""
-    furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
-    write(setup, POOR)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    setup = make_poor(checkout, RULES, monkeypatch)
     run_experiment(Request(), setup)
     return setup
 
@@ -51,14 +44,7 @@ def notebook(setup: Setup) -> SilentReporter:
 
 @pytest.fixture
 def kept(setup: Setup) -> Setup:
-    write(setup, GOOD)
-    assert run_experiment(Request(), setup).status == "keep"
-    return setup
-
-
-def write(setup: Setup, lr: str) -> None:
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (setup.root / "train.toml").write_text(source)
+    return keep(setup)
 
 
 def run_names(setup: Setup) -> list[str]:

@@ -25,11 +25,9 @@ from tests.campaigns import judged, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import during, furnish, make_setup
-from tests.stand_ins import NUM_SELECTION, small
+from tests.stand_ins import NUM_SELECTION, quick
 
-RULES = replace(
-    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
-)
+RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
 

@@ -29,7 +29,7 @@ from tests.campaigns import BASELINE, BRANCH, a_record, a_result, stored
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
-from tests.stand_ins import small
+from tests.stand_ins import quick
 
 RULES = ARITHMETIC_TRL.decision
 ONE_WORLD = DECISION["arithmetic-trl"]
@@ -156,8 +156,7 @@ def test_the_same_settings_never_see_a_seed_twice_though_their_text_differs(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     furnish(checkout)
-    rules = replace(small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0)
-    setup = make_setup(checkout, replace(rules, learning_rate_scale=200.0), monkeypatch)
+    setup = make_setup(checkout, replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0), monkeypatch)
     source = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
     unused = b"[orchestrator]\nmax_off_policy_steps = %d"  # of no use to this engine
     texts = [source, *(source.replace(b"[orchestrator]", unused % steps) for steps in (2, 3))]
