@@ -6,27 +6,16 @@ What others took of each run, and whether the machine is calm, is what a stand-i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from nightshift.campaign.busy import taken
 from nightshift.campaign.campaign import Campaign
 from nightshift.records import Record
 from tests.conftest import CAMPAIGN
-from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, is_running, leftovers, problems, records, start, state, whole_night
 from tests.waiting import wait_for
 
 ASKED = {"agent": "lr", "proposer": "lr"}
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def others_take(root: Path, *shares: float) -> None:
@@ -34,17 +23,9 @@ def others_take(root: Path, *shares: float) -> None:
     (root / "stand-in-load.json").write_text(json.dumps(shares))
 
 
-def state(root: Path) -> dict[str, Any]:
-    return json.loads((root / "runs" / "night.json").read_text())
-
-
 def believed(root: Path) -> Campaign:
     ours = records(root)
     return Campaign.of(ours, CAMPAIGN, ours[0].rules_hash)
-
-
-def is_running(root: Path, number: int) -> bool:
-    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
 
 
 def seeds(record: Record) -> list[int]:

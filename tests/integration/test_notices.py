@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,15 +13,9 @@ import pytest
 from nightshift.errors import UsageError
 from nightshift.night.notices import END, MAX_WAITING, REPEATED_CRASH, Notices, words_of
 from nightshift.processes.supervise import ProcessGroup
-from tests.night_checkout import furnish, leftovers, records, whole_night
-from tests.notice_commands import command, heard, left, notice_folder, pids, until_quiet
+from tests.night_checkout import leftovers, records, whole_night
+from tests.notice_commands import command, heard, left, pids, until_quiet
 from tests.waiting import HANG_SECONDS, wait_for
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with notice_folder(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def test_one_that_works_gets_the_message_and_the_persons_environment(
@@ -159,13 +152,6 @@ def test_what_the_command_names_must_be_what_it_was(folder: Path) -> None:
 def test_a_command_that_cannot_be_run_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="--notify"):
         words_of(wrong)
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:

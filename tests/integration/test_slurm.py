@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from nightshift.records import Failure
 from nightshift.worker import Job
 from tests import slurm_cluster, stand_ins
 from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
+from tests.night_checkout import fault, finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
 from tests.waiting import wait_for
@@ -53,10 +52,6 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
     for process in leftovers(checkout):
         process.kill()
     cluster.calm()
-
-
-def fault(root: Path, name: str, once: bool = True) -> None:
-    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
 def job_in(root: Path, seed: int = 1, **changes: object) -> Job:

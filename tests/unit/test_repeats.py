@@ -25,7 +25,7 @@ from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.train_toml.config import parse
-from tests.campaigns import BASELINE, BRANCH, a_record, a_result, stored
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
@@ -49,10 +49,6 @@ def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM, ve
         records.append(replace(record, status=judgement.verdict, judgement=judgement))
         campaign = campaign.step(records[-1])
     return records
-
-
-def folded(records: Sequence[Record]) -> Campaign:
-    return Campaign.of(records, BRANCH, a_record().rules_hash)
 
 
 @pytest.mark.parametrize("score", [0.20, 0.45, 0.50, 0.55, 0.80])
