@@ -75,6 +75,11 @@ class Proposer(Protocol):
         """What the person calls it."""
         ...
 
+    @property
+    def is_walled(self) -> bool:
+        """Whether nothing that it asks can write in the checkout."""
+        ...
+
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """The next proposal. Returns soon, without one, once `is_stopping` says so.
 

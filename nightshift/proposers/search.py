@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -42,6 +42,7 @@ class SearchProposer:
 
     name: str
     seed: int
+    is_walled: ClassVar = True  # it asks nobody
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """One change; the same ledger and seed give the same one. In a new direction by chance."""

@@ -46,7 +46,7 @@ class Told(Notices):
 class Acting:
     """A stand-in proposer, which does something to the night instead of proposing."""
 
-    name = "acting"
+    name, is_walled = "acting", True
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act, self.is_stopping = act, lambda: False

@@ -86,7 +86,7 @@ class AnyOrder(StandInPool):
 class Rates:
     """A stand-in proposer: learning rates by chance, three of them again and again."""
 
-    name = "rates"
+    name, is_walled = "rates", True
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
