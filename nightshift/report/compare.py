@@ -77,8 +77,8 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
     e = row.experiment
     facts = (
         text.verdict(e),
-        _score(e.record.score),
-        _score(e.record.strict_score),
+        text.score(e.record.score, text.UNKNOWN),
+        text.score(e.record.strict_score, text.UNKNOWN),
         text.expected(e.expected),
         text.expected(e.expected_then),
     )
@@ -88,10 +88,6 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
         "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
         "curves": [{"steps": run.steps, "values": run.values} for run in row.curves],
     }
-
-
-def _score(value: float | None) -> str:
-    return text.UNKNOWN if value is None else text.score(value)
 
 
 def _levels(rows: Sequence[Row]) -> dict[float, str]:

@@ -50,8 +50,8 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
         lines += ["| run | verdict | score | strict | expected, pp | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {_score(e.record.score)} | {_score(e.record.strict_score)} "
-            f"| {plus_minus(e.expected)} | {markdown(e.record.description)} |"
+            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
+            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.expected)} | {markdown(e.record.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")
@@ -67,10 +67,6 @@ def kept_table(morning: Morning, most: int | None = None) -> list[str]:
 
 def _gain(e: Experiment) -> str:
     return "baseline" if e.is_baseline else plus_minus(e.expected)
-
-
-def _score(value: float | None) -> str:
-    return UNKNOWN if value is None else score(value)
 
 
 def _changes(e: Experiment, most: int | None) -> str:
