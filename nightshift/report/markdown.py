@@ -21,6 +21,7 @@ from nightshift.report.text import (
 from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
+_LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 
 
@@ -76,15 +77,15 @@ def _changes(e: Experiment, most: int | None) -> str:
     return "<br>".join(shown) or "none"
 
 
-def markdown(text: str, limit: int = 200) -> str:
+def markdown(text: str, limit: int = _LONGEST) -> str:
     """Text as itself in a Markdown table: one line, no markup, no link."""
     return _MARKDOWN.sub(r"\\\1", _one_line(text, limit))
 
 
-def markdown_code(text: str, limit: int = 200) -> str:
+def markdown_code(text: str) -> str:
     """Text in a code span of a Markdown table."""
-    return "`" + _one_line(text, limit).replace("`", "'").replace("|", "\\|") + "`"
+    return "`" + _one_line(text).replace("`", "'").replace("|", "\\|") + "`"
 
 
-def _one_line(text: str, limit: int) -> str:
+def _one_line(text: str, limit: int = _LONGEST) -> str:
     return " ".join(str(visible(cut(text, limit))).split())
