@@ -54,11 +54,6 @@ def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
 
 
-def fault(root: Path, name: str, once: bool = True) -> None:
-    """Have the stand-in trainer do what it calls so: in its next run, or in every one."""
-    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
-
-
 def state(root: Path) -> dict[str, Any]:
     """What night.json says."""
     return json.loads((root / "runs" / "night.json").read_text())

@@ -56,6 +56,11 @@ class Neighbours(Watch):
         return Load(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
 
 
+def fault(folder: Path, name: str, once: bool = True) -> None:
+    """Have the stand-in trainer do what it calls so: in its next run below the folder, or in every one."""
+    (folder / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
+
+
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:
     """The real engine around a trainer that trains nothing."""
     rules = replace(rules, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS)

@@ -13,6 +13,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.records import Record
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, is_running, leftovers, problems, records, start, state, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 ASKED = {"agent": "lr", "proposer": "lr"}
@@ -94,7 +95,7 @@ def test_a_config_that_is_slow_by_itself_is_not_repeated(root: Path) -> None:
     """It trains for as long as it is held, and others take what they always do: not enough to be called busy."""
     assert whole_night(root, experiments=1, **ASKED)[0] == 0
     others_take(root, 0.2)
-    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    fault(root, "hold", once=False)
     night = start(root, experiments=2, **ASKED)
     wait_for(lambda: is_running(root, 2))
     metrics = next((root / "runs" / "0002").glob("run-1/**/metrics.jsonl"))
@@ -118,7 +119,7 @@ def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(roo
     night_json = state(root)
     night_json |= {"cause": None, "request": {**night_json["request"], "experiments": 3}}
     (root / "runs" / "night.json").write_text(json.dumps(night_json))  # not over: one more was asked for
-    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    fault(root, "hold", once=False)
     night = start(root, experiments=3, **ASKED)
     wait_for(lambda: is_running(root, 3))
     assert state(root)["pending"][0]["repeats"] == 2

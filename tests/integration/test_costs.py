@@ -13,6 +13,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.night.state import load
 from tests.agent_outputs import CLAUDE, CODEX, GEMINI
 from tests.night_checkout import nightshift, problems, records, start, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 # Changes the rate, answers, and prints what lies in the file of its call; a call named in `lazy` edits nothing.
@@ -110,7 +111,7 @@ def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
 def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
     command = agent(root, [CLAUDE] * 4)
     assert whole_night(root, agent=command, sandbox="none", experiments=1)[0] == 0
-    (root / "stand-in.json").write_text(json.dumps({"fault": "sigkill", "once": True}))
+    fault(root, "sigkill")
     code, stdout, stderr = whole_night(root, agent=command, sandbox="none", experiments=1)
     assert code == 0, stderr
     _, lost, again = records(root)

@@ -21,7 +21,6 @@ from tests.checkouts import git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import (
     BASELINE,
-    fault,
     finish,
     is_running,
     leftovers,
@@ -33,6 +32,7 @@ from tests.night_checkout import (
     state,
     whole_night,
 )
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 

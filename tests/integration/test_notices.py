@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from nightshift.night.notices import END, MAX_WAITING, REPEATED_CRASH, Notices, 
 from nightshift.processes.supervise import ProcessGroup
 from tests.night_checkout import leftovers, records, whole_night
 from tests.notice_commands import command, heard, left, pids, until_quiet
+from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
 
 
@@ -200,7 +200,7 @@ def test_a_night_tells_of_a_crash_that_repeats_and_a_command_that_fails_does_not
     root: Path, folder: Path
 ) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
-    (root / "stand-in.json").write_text(json.dumps({"fault": "error", "once": False}))
+    fault(root, "error", once=False)
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "fails"))
     assert code == 0, stderr
     assert [record.status for record in records(root)] == ["keep", "crash", "crash", "crash"]

@@ -14,7 +14,8 @@ import pytest
 from nightshift.processes.watchdog import is_alive
 from nightshift.records import Failure, Record
 from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import fault, finish, leftovers, nightshift, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2}

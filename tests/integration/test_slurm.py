@@ -22,9 +22,10 @@ from nightshift.records import Failure
 from nightshift.worker import Job
 from tests import slurm_cluster, stand_ins
 from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import fault, finish, furnish, leftovers, nightshift, problems, records, start
+from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)

@@ -23,7 +23,7 @@ from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import POOR, SilentReporter, keep, make_poor
-from tests.stand_ins import NUM_SELECTION, quick
+from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
 
@@ -157,20 +157,15 @@ def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> 
     assert "look 2: " in text
 
 
-def fault(setup: Setup, name: str, once: bool) -> None:
-    """The stand-in looks for orders beside the folder of a look's folder."""
-    (setup.ledger.runs_dir / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
-
-
 def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
-    fault(kept, "error", once=True)
+    fault(kept.ledger.runs_dir, "error", once=True)
     made = certify(kept)
     assert made.num_seeds == {"baseline": 2, "incumbent": 3}
     assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
 
 
 def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
-    fault(kept, "sigkill", once=True)
+    fault(kept.ledger.runs_dir, "sigkill", once=True)
     notebook.notes.clear()
     made = certify(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
@@ -180,7 +175,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
 
 @pytest.mark.parametrize(("name", "cause"), [("sigkill", "the machinery broke"), ("error", "loss is nan")])
 def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
-    fault(kept, name, once=False)
+    fault(kept.ledger.runs_dir, name, once=False)
     with pytest.raises(EngineError, match=f"no run of the baseline came through: {cause}"):
         certify(kept, num_seeds=1)
     assert certificate.read(kept.ledger.runs_dir) is None
