@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -17,18 +18,26 @@ from nightshift.shell import Command
 
 if TYPE_CHECKING:
     from nightshift.setup import Setup
+    from nightshift.views import View
 
+R = TypeVar("R")
 _EXIT_CODES = {"holds": ExitCode.MEASURED, "does not hold": ExitCode.REFUTED, "open": ExitCode.OPEN}
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan; read nothing sealed.")
 
 
-def _say_plan(name: str, lines: Any, as_json: bool) -> None:
+def _say(
+    name: str, lines: list[str], found: R | None, view: Callable[[R], View], text: Callable[[R], str], as_json: bool
+) -> None:
+    """What came of the runs; of a plan its lines."""
     from nightshift.views import compared, encoded
 
     if as_json:
-        console.print_json(encoded(compared.Planned(command=name, lines=tuple(lines))))
-    else:
+        told = compared.Planned(command=name, lines=tuple(lines)) if found is None else view(found)
+        console.print_json(encoded(told))
+    elif found is None:
         console.print_lines(lines)
+    else:
+        console.print_text(text(found))
 
 
 @click.command("certify", cls=Command)
@@ -39,21 +48,16 @@ def _say_plan(name: str, lines: Any, as_json: bool) -> None:
 @AS_JSON
 def certify_command(seeds: int | None, gpus: str | None, slurm: Path | None, dry_run: bool, as_json: bool) -> None:
     """Train baseline and incumbent afresh and compare them on the sealed examples; the same command goes on."""
-    from nightshift.certify.certificate import Certificate, summary
+    from nightshift.certify.certificate import summary
     from nightshift.certify.run import certify, describe, make_plan
-    from nightshift.views import compared, encoded
+    from nightshift.views.compared import certified
 
     def plan(setup: Setup) -> list[str]:
         return describe(make_plan(setup, seeds), setup)
 
-    found = command.compare(Request(gpus=gpus, slurm=slurm), plan, partial(certify, num_seeds=seeds), dry_run)
-    if isinstance(found, Certificate):
-        if as_json:
-            console.print_json(encoded(compared.certified(found)))
-        else:
-            console.print_text(summary(found))
-    else:
-        _say_plan("certify", found, as_json)
+    run = partial(certify, num_seeds=seeds)
+    lines, found = command.compare(Request(gpus=gpus, slurm=slurm), plan, run, dry_run)
+    _say("certify", lines, found, certified, summary, as_json)
 
 
 @click.command("transfer", cls=Command)
@@ -75,7 +79,7 @@ def transfer_command(
 ) -> None:
     """Train baseline and incumbent afresh elsewhere, or for longer, and compare; the same command goes on."""
     from nightshift.certify.transfer import Transfer, describe, summary, targets, transfer
-    from nightshift.views import compared, encoded
+    from nightshift.views.compared import transferred
 
     ask = partial(targets, to=to, budget_seconds=budget_seconds, num_seeds=seeds)
 
@@ -85,14 +89,8 @@ def transfer_command(
     def run(setup: Setup) -> list[Transfer]:
         return transfer(ask(setup), setup)
 
-    found = command.compare(Request(gpus=gpus, slurm=slurm), plan, run, dry_run)
-    if answers := [each for each in found if isinstance(each, Transfer)]:
-        if as_json:
-            console.print_json(encoded(compared.transferred(answers)))
-        else:
-            console.print_text(summary(answers))
-    else:
-        _say_plan("transfer", found, as_json)
+    lines, found = command.compare(Request(gpus=gpus, slurm=slurm), plan, run, dry_run)
+    _say("transfer", lines, found, transferred, summary, as_json)
 
 
 @click.command("reproduce", cls=Command)
@@ -112,7 +110,7 @@ def reproduce_command(
     """
     from nightshift.bundle import read_bundle
     from nightshift.certify.reproduce import Reproduction, describe, make_plan, reproduce, summary
-    from nightshift.views import compared, encoded
+    from nightshift.views.compared import reproduced
 
     read = read_bundle(bundle)
     told = read.manifest
@@ -124,11 +122,7 @@ def reproduce_command(
         return reproduce(make_plan(read, setup, seeds), setup)
 
     request = Request(engine=told.engine, budget_seconds=told.budget_seconds, gpus=gpus, slurm=slurm)
-    found = command.compare(request, plan, run, dry_run)
-    if isinstance(found, Reproduction):
-        if as_json:
-            console.print_json(encoded(compared.reproduced(found)))
-        else:
-            console.print_text(summary(found))
+    lines, found = command.compare(request, plan, run, dry_run)
+    _say("reproduce", lines, found, reproduced, summary, as_json)
+    if found is not None:
         sys.exit(_EXIT_CODES[found.answer])
-    _say_plan("reproduce", found, as_json)

@@ -30,7 +30,6 @@ from nightshift.waiting import lasted
 if TYPE_CHECKING:
     from nightshift.setup import Setup
 
-P = TypeVar("P")
 R = TypeVar("R")
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
@@ -145,8 +144,11 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def compare(request: Request, plan: Callable[[Setup], P], run: Callable[[Setup], R], dry_run: bool) -> P | R:
-    """What certify, transfer and reproduce do: plan only, or make the runs as the head; what came of it."""
+def compare(
+    request: Request, plan: Callable[[Setup], list[str]], run: Callable[[Setup], R], dry_run: bool
+) -> tuple[list[str], R | None]:
+    """What certify, transfer and reproduce do: the plan in lines and, but for a dry run, what came of the runs, which
+    are made as the head."""
     from nightshift.processes.supervise import interruptible
 
     with closing(TerminalReporter()) as reporter, interruptible():
@@ -156,10 +158,10 @@ def compare(request: Request, plan: Callable[[Setup], P], run: Callable[[Setup],
         setup = open_setup(process_root(), request, reporter)
         planned = plan(setup)  # what is wrong with the question is said before anything is ended or fetched
         if dry_run:
-            return planned
+            return planned, None
         with setup.ledger.head():
             end_leftovers(setup.root, reporter.note)
-            return run(setup)
+            return planned, run(setup)
 
 
 def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = False) -> int:

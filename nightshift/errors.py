@@ -10,6 +10,8 @@ from enum import IntEnum
 
 from nightshift.text import MAX_TEXT, clean
 
+_MOST = 5  # names of a list that are shown
+
 
 class ExitCode(IntEnum):
     """What run.py, and the commands beside it, tell the shell."""
@@ -67,7 +69,7 @@ class Interrupted(NightshiftError):
     exit_code = ExitCode.INTERRUPTED
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """`a, b and 3 more`: names in a line of theirs, of which `most` are shown."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: Sequence[str]) -> str:
+    """`a, b and 3 more`: names in a line of theirs."""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more

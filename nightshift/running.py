@@ -71,7 +71,7 @@ class RunLine:
         else:
             parts.append(f"step {reading.num_steps}")
             parts += [f"reward {reading.reward:.2f}"] if reading.reward is not None else []
-        share, ends = self._foretold()
+        share, ends = self._outlook()
         drawn = f" [{'#' * round(share * bar):-<{bar}}]" if bar and share is not None else ""
         return f"{head}{', '.join([*parts, lasts])}{drawn}{',' if ends and not drawn else ''}{ends}"
 
@@ -104,7 +104,7 @@ class RunLine:
         total = self._num_examples
         return min(self._most / total, 1.0) if reading.phase is Phase.EVALUATING and total else None
 
-    def _foretold(self) -> tuple[float | None, str]:
+    def _outlook(self) -> tuple[float | None, str]:
         """How much of this phase is over, 0..1, and when it ends, if it goes on as it did."""
         if self._first is None or self._last is None or self._job is None or self._reading is None:
             return None, ""

@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +18,18 @@ from nightshift.export.private import Private
 from nightshift.export.story import Story
 from nightshift.request import Request
 from nightshift.setup import Setup
-from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import furnish, make_setup
-from tests.stand_ins import small
-from tests.waiting import HANG_SECONDS
+from tests.stand_in_setup import keep, make_poor
+from tests.stand_ins import quick
 
-RULES = replace(
-    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS
-)
-GOOD, POOR = "3e-6", "6e-7"
-
-
-def write(setup: Setup, lr: str) -> None:
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (setup.root / "train.toml").write_text(source)
+RULES = quick(ARITHMETIC_TRL)
 
 
 def make_kept(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A campaign with one keep."""
-    furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
-    write(setup, POOR)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    setup = make_poor(checkout, RULES, monkeypatch)
     run_experiment(Request(), setup)
-    write(setup, GOOD)
-    assert run_experiment(Request(), setup).status == "keep"
-    return setup
+    return keep(setup)
 
 
 def bundled(setup: Setup, name: str = "it.tar.gz") -> Path:

@@ -73,6 +73,11 @@ def judged(
     return records
 
 
+def folded(records: Sequence[Record]) -> Campaign:
+    """The campaign of such records."""
+    return Campaign.of(records, BRANCH, a_record().rules_hash)
+
+
 def stored(root: Path, records: Sequence[Record]) -> Ledger:
     """A ledger in `root` with closed records, numbered in their order."""
     ledger = Ledger(root)

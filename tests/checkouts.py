@@ -7,22 +7,18 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+CAMPAIGN = "autoresearch/test"
 # What an experiment needs of the project.
 NAMES = (
     *("run.py", "train.toml", "rules.toml", "program.md", "pyproject.toml", ".gitignore"),
     *("nightshift", "environments", "models"),
 )
-# The process that trains and its stand-in, here and in version 0.1.0.
-TRAINERS = {
-    "nightshift/engines/trl/trainer.py": "tests/stand_in_trainer.py",
-    "nightshift/engines/trl_worker.py": "tests/stand_in_worker.py",
-}
 
 
 def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> str:
@@ -32,28 +28,37 @@ def git(root: Path, *arguments: str, env: Mapping[str, str] | None = None) -> st
     return subprocess.run(command, cwd=root, env=env, check=True, capture_output=True, text=True).stdout
 
 
-def copy_project(target: Path, source: Path = ROOT, names: Sequence[str] = NAMES) -> None:
-    """The files below `names` as they stand in `source`, also those that nobody committed yet, but no ignored ones."""
-    listed = git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *names)
-    for name in listed.split("\0"):
-        if name and (source / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / name, target / name)
-
-
-def make_checkout(root: Path, branch: str, config: str, *, source: Path = ROOT, stand_in: bool = False) -> None:
-    """A copy of `source` with `config` as train.toml and an environment of its own, on a campaign branch.
+def make_checkout(root: Path, branch: str, config: str, *, stand_in: bool = False) -> None:
+    """A copy of this project with `config` as train.toml and an environment of its own, on a campaign branch; also of
+    what nobody committed yet, but of no ignored files.
 
     With `stand_in` the stand-in of the tests lies in place of the process that trains: so it is found by whoever
     starts that, in whatever process.
     """
-    copy_project(root, source)
+    listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *NAMES)
+    for name in listed.split("\0"):
+        if name and (ROOT / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, root / name)
     if stand_in:
-        (trainer,) = (name for name in TRAINERS if (root / name).exists())
-        shutil.copy2(source / TRAINERS[trainer], root / trainer)
+        shutil.copy2(ROOT / "tests/stand_in_trainer.py", root / "nightshift/engines/trl/trainer.py")
     (root / "train.toml").write_text(config)
     make_environment(root)
     commit_all(root, branch)
+
+
+def small_checkout(folder: Path, config: bytes = b"lr = 0\n") -> Path:
+    """`folder`/checkout: a repository with `config` as train.toml, a harness file and a document, on CAMPAIGN."""
+    root = folder / "checkout"
+    root.mkdir(parents=True)
+    (root / "train.toml").write_bytes(config)
+    (root / "rules.toml").write_text("environments = []\n")
+    (root / "prepare.py").write_text("MEASURES = True\n")
+    (root / "environments").symlink_to(ROOT / "environments")
+    (root / "program.md").write_text("Be tireless.\n")
+    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
+    commit_all(root, CAMPAIGN, "start")
+    return root
 
 
 def commit_all(root: Path, branch: str, message: str = "the harness that was agreed") -> None:
@@ -70,10 +75,6 @@ def make_environment(root: Path) -> None:
     venv.create(folder, symlinks=True, with_pip=False)
     packages = site_packages(root)
     paths = {"_libraries": [path for path in sys.path if path.endswith("site-packages")][-1], "nightshift": str(root)}
-    project = (root / "pyproject.toml").read_text()  # environments were dependencies before they were found by folder
-    for path in (root / "environments").iterdir():
-        if f'"nightshift-{path.name}"' in project:
-            paths[f"nightshift_{path.name}"] = str(path)
     for name, path in paths.items():
         (packages / f"{name}.pth").write_text(path + "\n")
     program = folder / "bin" / "nightshift"

@@ -12,11 +12,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from nightshift.processes.watchdog import is_alive
-from tests import checkouts
-from tests.checkouts import git  # noqa: F401  (tests take it from here)
+from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]
-CAMPAIGN = "autoresearch/test"
 GROUPS = {
     "trained": ("tests/integration/test_what_measures.py",),  # in this order: a night loads more than a run
     "torch": ("tests/integration/test_trl_base.py", "tests/integration/test_trl_trainer.py"),
@@ -69,14 +67,5 @@ def _watches_another(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A git repository with a train.toml, a harness file and a document, on a campaign branch."""
-    root = tmp_path / "checkout"
-    root.mkdir()
-    (root / "train.toml").write_bytes(b"lr = 0\n")
-    (root / "rules.toml").write_text("environments = []\n")
-    (root / "prepare.py").write_text("MEASURES = True\n")
-    (root / "environments").symlink_to(ROOT / "environments")
-    (root / "program.md").write_text("Be tireless.\n")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
-    checkouts.commit_all(root, CAMPAIGN, "start")
-    return root
+    """As `small_checkout` says."""
+    return small_checkout(tmp_path)

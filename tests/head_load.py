@@ -23,30 +23,12 @@ from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.setup import Setup
-from tests.checkouts import ROOT, commit_all
-from tests.conftest import CAMPAIGN
-from tests.stand_in_setup import furnish, make_setup
+from tests.checkouts import CAMPAIGN, small_checkout
+from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
 
 RUN_SECONDS = 600.0 + 120.0  # a budget on GPUs, with start-up and evaluation
 SLOTS = (1, 4, 16, 64)
-
-
-def checkout(folder: Path) -> Path:
-    """As the fixture makes one."""
-    root = folder / "checkout"
-    root.mkdir()
-    (root / "rules.toml").write_text("environments = []\n")
-    (root / "prepare.py").write_text("MEASURES = True\n")
-    (root / "environments").symlink_to(ROOT / "environments")
-    (root / "program.md").write_text("Be tireless.\n")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\nmodels\n")
-    (root / "train.toml").write_bytes(
-        b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-    )
-    commit_all(root, CAMPAIGN, "start")
-    furnish(root)
-    return root
 
 
 def play(setup: Setup, num_slots: int, num_experiments: int) -> dict[str, Any]:
@@ -85,7 +67,7 @@ def main(slots: tuple[int, ...], each: int, output: Path) -> None:
     kind, rows = machine(), list[dict[str, Any]]()
     for num_slots in slots:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            setup = make_setup(checkout(Path(folder)), RULES, patch)
+            setup = make_poor(small_checkout(Path(folder)), RULES, patch)
             rows.append(play(setup, num_slots, max(each * num_slots, 40)))
             click.echo(rows[-1], err=True)
     command = "uv run --group dev python -m tests.head_load"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -51,6 +52,15 @@ def start_run(root: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(ROOT / "tests" / "stand_in_run.py"), str(root), *flags]
     wide = {**os.environ, "COLUMNS": "10000"}
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
+
+
+def state(root: Path) -> dict[str, Any]:
+    """What night.json says."""
+    return json.loads((root / "runs" / "night.json").read_text())
+
+
+def is_running(root: Path, number: int) -> bool:
+    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
 
 
 def until_training(root: Path, process: subprocess.Popen[str]) -> None:

@@ -15,6 +15,7 @@ from nightshift import worker
 from nightshift.campaign.ledger import Ledger
 from nightshift.engines import Engine
 from nightshift.engines.trl.engine import TrlEngine
+from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
 from nightshift.records import Progress
@@ -27,6 +28,7 @@ from tests.stand_ins import Neighbours
 
 TESTS = Path(__file__).resolve().parent
 TRAINER = TESTS / "stand_in_trainer.py"
+GOOD, POOR = "3e-6", "6e-7"  # of learning rates the stand-in's best, and one that is easily beaten
 
 
 class SilentReporter:
@@ -79,6 +81,28 @@ def make_setup(
         now=lambda: datetime.now(UTC),
         clock=time.monotonic,
     )
+
+
+def write(setup: Setup, lr: str) -> None:
+    """Put a config in place, as an agent would."""
+    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
+    (setup.root / "train.toml").write_text(source)
+
+
+def make_poor(checkout: Path, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """A set-up whose train.toml, as it is committed, is poor."""
+    furnish(checkout)
+    setup = make_setup(checkout, rules, monkeypatch)
+    write(setup, POOR)
+    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    return setup
+
+
+def keep(setup: Setup) -> Setup:
+    """The same after one more experiment, which is kept."""
+    write(setup, GOOD)
+    assert run_experiment(Request(), setup).status == "keep"
+    return setup
 
 
 @contextmanager

@@ -37,6 +37,12 @@ def small(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
     return replace(rules, environments=(replace(rules.environments[0], num_selection=num_selection),))
 
 
+def quick(rules: Rules, num_selection: int = NUM_SELECTION) -> Rules:
+    """The same with a second of training, and without a limit that a busy machine could reach."""
+    limits = {"startup_seconds": HANG_SECONDS, "evaluation_seconds": HANG_SECONDS}
+    return replace(small(rules, num_selection), budget_seconds=1.0, **limits)
+
+
 class Neighbours(Watch):
     """A stand-in for what others take: nothing, whatever tests run beside; or what `stand-in-load.json` lists, of each
     run in turn."""
@@ -48,6 +54,11 @@ class Neighbours(Watch):
         if self.asked and shares:
             self.asked.write_text(json.dumps(shares[1:]))
         return Load(2, others_share=shares[0] if shares else 0.0, stolen_share=0.0)
+
+
+def fault(folder: Path, name: str, once: bool = True) -> None:
+    """Have the stand-in trainer do what it calls so: in its next run below the folder, or in every one."""
+    (folder / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
 def trl_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> TrlEngine:

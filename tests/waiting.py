@@ -25,6 +25,16 @@ def wait_for(condition: Callable[[], T], what: str = "what the test waits for") 
     raise AssertionError(f"{what} did not come within {HANG_SECONDS:g} s")
 
 
+class Clock:
+    """A stand-in for the monotonic clock: stands still until a test moves it, or moves by `step` at every look."""
+
+    now, step = 0.0, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
 def cpu_seconds_of_children() -> float:
     """CPU time of all children that have ended and were waited for: the difference around one is that one's."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.verify import mend
+from nightshift.campaign.verify import resume_chain
 from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
@@ -90,7 +90,7 @@ def crash(record: Record, failure: Failure, cause: str) -> Record:
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:
     """Close what an earlier head left open, but for what is `in_flight`. Call as the head, with the lock held."""
     ledger.sweep(in_flight)
-    records = mend(ledger, note)
+    records = resume_chain(ledger, note)
     due = _due(records, ledger, repo)
     for record in (record for record in records if record.number not in in_flight):
         if record.version == 1:

@@ -1,7 +1,7 @@
 """What differs from the chain, in plain lines; and what a start does about a chain that a kill or a hand has cut.
 
-A record may lack its first line, or its last one if that would be the chain's: a kill came between. `mend` enters
-those, as not witnessed, if their beginning is entered; a record that was never begun is never entered.
+A record may lack its first line, or its last one if that would be the chain's: a kill came between. `resume_chain`
+enters those, as not witnessed, if their beginning is entered; a record that was never begun is never entered.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?"
 _OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/run-([0-9]{{1,9}})/{re.escape(SUBMITTED_NAME)}")
 
 
-def mend(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
+def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
     """Begin a chain where there is none, or none that can be gone on with; enter what a kill left out. The records.
 
     Call as the head, with the lock held. EngineError when the disk refuses, UsageError for a damaged record.

@@ -1,1 +1,1 @@
-"""The few git facts and deeds."""
+"""What git says of a branch, and the few things that are done to it."""

@@ -1,4 +1,4 @@
-"""The few git facts and actions. Only train.toml is ever touched; nothing is reset or cleaned.
+"""What git says, and what is done to it. Only train.toml is ever touched; nothing is reset or cleaned.
 
 Commits are built from plumbing (blob, tree, commit, compare-and-swap of the branch), so that the
 submitted bytes are committed whatever else is staged or edited meanwhile, and no hook, filter,
@@ -56,7 +56,7 @@ class Head:
 
 
 class Repo:
-    """The git repository whose top is `root`; works, with no facts, where there is no git at all."""
+    """The git repository whose top is `root`; works, and knows nothing, where there is no git at all."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.recombine import next_base
+from nightshift.engines import used_keys
 from nightshift.experiment import admit
-from nightshift.night.pending import context_of
-from nightshift.night.state import NightState, used
-from nightshift.proposers import Proposal, Proposer
+from nightshift.night.state import NightState, num_since_keep, used
+from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.records import Record
+from nightshift.report.slices import shown_examples
 from nightshift.request import Request
 from nightshift.setup import Setup
 from nightshift.waiting import waiting as wait_for
@@ -26,11 +27,31 @@ def ask(
     waiting: Sequence[Proposal],
 ) -> Proposal:
     """One proposal, with the base that it was made from and who made it. `waiting`: those that nothing runs yet."""
-    over, in_flight = used(state, state.own(setup.ledger.records()), setup.now()), setup.in_flight
+    own, now, in_flight = state.own(setup.ledger.records()), setup.now(), setup.in_flight
     num_open = len(in_flight) + len(waiting)
-    base, config = next_base(campaign, over, setup.ledger.stored_config, setup.engine.validate, num_open)
+    base, config = next_base(
+        campaign, used(state, own, now), setup.ledger.stored_config, setup.engine.validate, num_open
+    )
     admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
-    context = context_of(state, setup, campaign, incumbent, config.source, base, in_flight, waiting)
+    plateau, last = state.request.plateau, campaign.decided[-1]
+    parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
+    flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
+    context = Context(
+        number=setup.ledger.next_number(),
+        incumbent=incumbent,
+        source=config.source,
+        base=base,
+        campaign=campaign,
+        rules=setup.rules,
+        ledger=setup.ledger,
+        used_keys=used_keys(setup.engine, config),
+        refusals=state.refusals,
+        in_flight=in_flight,
+        waiting=tuple(waiting),
+        flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
+        new_direction=plateau is not None and num_since_keep(own) >= plateau,
+        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+    )
     setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
     with wait_for(what):
         proposal = proposer.propose(context, setup.is_stopping)

@@ -22,7 +22,6 @@ from nightshift.night.loop import Night
 from nightshift.night.notices import Notices
 from nightshift.night.pending import adopt
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
-from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.survivors import end_jobs, survivors
 from nightshift.processes.leftovers import end_leftovers
 from nightshift.proposers import Proposer, process
@@ -119,8 +118,7 @@ def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     if request.agent.startswith(PREFIX):
         names = members(request.agent)
     checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.pool.in_flight)
-    jobs = setup.pool.strangers if isinstance(setup.pool, SlurmPool) else tuple
-    desk, timeout_seconds = Desk(checkout, setup.surroundings, jobs), request.agent_timeout_seconds
+    desk, timeout_seconds = Desk(checkout, setup.surroundings, setup.pool.other_jobs), request.agent_timeout_seconds
     agents = [
         open_agent(name, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock) for name in names
     ]

@@ -199,7 +199,7 @@ class Night:
         proposal = ask(self._proposer, self.state, setup, campaign, incumbent, waiting)
         self._proposal_seconds = setup.clock() - began
         self._pay(proposal)
-        self._is_stop_new = self._is_stop_found() and None in [a.wall for a in getattr(self._proposer, "agents", ())]
+        self._is_stop_new = self._is_stop_found() and not self._proposer.is_walled
         if self._interrupt.asked:
             return
         learn(proposal, campaign.decided[-1], setup)

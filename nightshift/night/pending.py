@@ -8,13 +8,11 @@ from functools import lru_cache
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import ABLATION, ABLATION_EVERY, ablation, base_of
-from nightshift.engines import used_keys
 from nightshift.experiment import withdraw
-from nightshift.night.state import NightState, decided, num_since_keep
+from nightshift.night.state import NightState, decided
 from nightshift.pools.survivors import survivors
-from nightshift.proposers import Context, Proposal
+from nightshift.proposers import Proposal
 from nightshift.records import Record
-from nightshift.report.slices import shown_examples
 from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
@@ -101,36 +99,4 @@ def request_of(pending: Proposal, state: NightState, own: Sequence[Record]) -> R
         notes=pending.notes,
         cost=None if attempts(pending, own) else pending.cost,
         base=pending.base,
-    )
-
-
-def context_of(
-    state: NightState,
-    setup: Setup,
-    campaign: Campaign,
-    incumbent: Record,
-    source: bytes,
-    base: tuple[int, ...],
-    in_flight: tuple[Record, ...],
-    waiting: Sequence[Proposal],
-) -> Context:
-    """What the next proposal is made from: the train.toml `source`, which holds the ideas `base`."""
-    plateau, now, last = state.request.plateau, setup.now(), campaign.decided[-1]
-    parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
-    flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
-    return Context(
-        number=setup.ledger.next_number(),
-        incumbent=incumbent,
-        source=source,
-        base=base,
-        campaign=campaign,
-        rules=setup.rules,
-        ledger=setup.ledger,
-        used_keys=used_keys(setup.engine, parse(source)),
-        refusals=state.refusals,
-        in_flight=in_flight,
-        waiting=tuple(waiting),
-        flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
-        new_direction=plateau is not None and num_since_keep(state.own(setup.ledger.records())) >= plateau,
-        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
     )

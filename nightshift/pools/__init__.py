@@ -82,6 +82,10 @@ class Pool(Protocol):
         """Whether a run in flight is more than a job that waits."""
         ...
 
+    def other_jobs(self) -> list[str]:
+        """Jobs of this person that it did not submit, `17 name`: of a cluster that answers."""
+        ...
+
     def cancel(self, folders: Collection[Path]) -> None:
         """End the workers of these runs and all that they started; nothing where one was collected. Never fails."""
         ...

@@ -203,6 +203,10 @@ class LocalPool:
         """As the protocol says."""
         return folder in self._workers
 
+    def other_jobs(self) -> list[str]:
+        """As the protocol says."""
+        return []
+
     def cancel(self, folders: Collection[Path]) -> None:
         """As the protocol says."""
         ours = [folder for folder in folders if folder in self._workers]

@@ -160,8 +160,8 @@ class SlurmPool:
             is_gone = work.name not in states or work.state in _ENDED
             work.gone_at = work.gone_at or time.monotonic() if is_gone else None
 
-    def strangers(self) -> list[str]:
-        """Jobs of this user that this pool did not submit: `17 name`; none where the controller does not answer."""
+    def other_jobs(self) -> list[str]:
+        """As the protocol says."""
         own = {work.name for work in self._works.values()} | self._unwanted
         try:
             said = _ask([*_QUEUE, "--me", "--format=%A %j"])

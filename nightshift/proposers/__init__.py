@@ -6,19 +6,22 @@ train.toml before it runs. agent.py asks a coding agent; search.py needs no lang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.cost import Cost
+from nightshift.proposers.history import load_configs
 from nightshift.records import Record
 from nightshift.rules import Rules
+from nightshift.train_toml.config import Config
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
     """What the next proposal is made from.
 
@@ -40,6 +43,11 @@ class Context:
     flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
+
+    @cached_property
+    def configs(self) -> Mapping[int, Config]:
+        """What the decided experiments submitted, by number, as `load_configs` says."""
+        return load_configs(self.ledger, self.campaign.decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,11 @@ class Proposer(Protocol):
     @property
     def name(self) -> str:
         """What the person calls it."""
+        ...
+
+    @property
+    def is_walled(self) -> bool:
+        """Whether nothing that it asks can write in the checkout."""
         ...
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:

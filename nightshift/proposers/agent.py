@@ -175,7 +175,7 @@ class Desk:
 
     checkout: Checkout
     surroundings: Surroundings
-    jobs: Callable[[], Collection[str]] = tuple  # of this person on the cluster, but for the night's own
+    jobs: Callable[[], Collection[str]]  # of this person on the cluster, but for the night's own
 
     def ask(
         self,
@@ -226,9 +226,9 @@ class AgentProposer:
         return self.agent.name
 
     @property
-    def agents(self) -> tuple[Agent, ...]:
-        """Those that it asks."""
-        return (self.agent,)
+    def is_walled(self) -> bool:
+        """As the protocol says."""
+        return self.agent.wall is not None
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""

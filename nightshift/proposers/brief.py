@@ -104,7 +104,7 @@ def _sections(context: Context) -> list[Section]:
     ended = [
         describe(r, expected(context.campaign, r), since.get(r.number, ""), context.campaign.beside(r)) for r in latest
     ]
-    tried = memory.history(context.campaign, memory.load_configs(context.ledger, decided))
+    tried = memory.history(context.campaign, context.configs)
     untried = memory.untried(tried, now, context.used_keys)
     health = (last.health or "") if last.number != incumbent.number else ""
     scores = [f"{incumbent.score:.4f}", *(f"{name} {s:.4f}" for name, s in incumbent.environment_scores.items())]

@@ -28,29 +28,24 @@ def require() -> None:
 def most_promising(places: Floats, scores: Floats, variances: Floats, pending: Floats, candidates: Floats) -> int:
     """The index of a candidate, (c, d); `places` (n, d) and `pending` (m, d) lie in the unit cube as well, `scores` and
     the `variances` of their noise are (n,). The same arguments give the same one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries about each other; a fit that failed BoTorch tries again itself
-        return _most_promising(places, scores, variances, pending, candidates)
+    with warnings.catch_warnings(action="ignore"):  # of libraries about each other; BoTorch tries a failed fit again
+        import torch
+        from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+        from botorch.fit import fit_gpytorch_mll
+        from botorch.models import SingleTaskGP
+        from botorch.models.transforms import Standardize
+        from botorch.sampling.normal import SobolQMCNormalSampler
+        from gpytorch.mlls import ExactMarginalLogLikelihood
 
-
-def _most_promising(places: Floats, scores: Floats, variances: Floats, pending: Floats, candidates: Floats) -> int:
-    import torch
-    from botorch.acquisition.logei import qLogNoisyExpectedImprovement
-    from botorch.fit import fit_gpytorch_mll
-    from botorch.models import SingleTaskGP
-    from botorch.models.transforms import Standardize
-    from botorch.sampling.normal import SobolQMCNormalSampler
-    from gpytorch.mlls import ExactMarginalLogLikelihood
-
-    tensors = (torch.tensor(values) for values in (places, scores[:, None], variances[:, None], pending, candidates))
-    x, y, noise, open_, asked = tensors
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = SingleTaskGP(x, y, noise, outcome_transform=Standardize(1))
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        sampler = SobolQMCNormalSampler(torch.Size([_NUM_SAMPLES]), seed=0)
-        value = qLogNoisyExpectedImprovement(
-            model, x, sampler=sampler, X_pending=open_ if len(open_) else None, prune_baseline=True
-        )
-        with torch.no_grad():
-            return int(value(asked[:, None, :]).argmax())
+        known = (torch.tensor(values) for values in (places, scores[:, None], variances[:, None], pending, candidates))
+        x, y, noise, open_, asked = known
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = SingleTaskGP(x, y, noise, outcome_transform=Standardize(1))
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            sampler = SobolQMCNormalSampler(torch.Size([_NUM_SAMPLES]), seed=0)
+            value = qLogNoisyExpectedImprovement(
+                model, x, sampler=sampler, X_pending=open_ if len(open_) else None, prune_baseline=True
+            )
+            with torch.no_grad():
+                return int(value(asked[:, None, :]).argmax())

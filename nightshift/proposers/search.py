@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optuna
@@ -42,6 +42,7 @@ class SearchProposer:
 
     name: str
     seed: int
+    is_walled: ClassVar = True  # it asks nobody
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """One change; the same ledger and seed give the same one. In a new direction by chance."""
@@ -84,9 +85,8 @@ def scores(context: Context) -> list[tuple[Config, float]]:
         for record in context.campaign.decided
         if (judgement := record.judgement) and judgement.incumbent_score is not None
     }
-    configs = load_configs(context.ledger, context.campaign.decided)
-    worst = min((means[number] for number in configs if number in means), default=None)
-    return [] if worst is None else [(config, means.get(number, worst)) for number, config in configs.items()]
+    worst = min((means[number] for number in context.configs if number in means), default=None)
+    return [] if worst is None else [(config, means.get(number, worst)) for number, config in context.configs.items()]
 
 
 def _open(context: Context) -> list[Config]:
@@ -117,8 +117,7 @@ def _best(
 ) -> dict[str, Any]:
     """Of many changes, near and far, the most promising one; a crash counts as the worst score measured."""
     found = list[tuple[Config, float, float]]()
-    seed_variance = context.rules.decision.seed_sd**2
-    configs = load_configs(context.ledger, context.campaign.decided)
+    seed_variance, configs = context.rules.decision.seed_sd**2, context.configs
     for record in context.campaign.decided:
         if record.number in configs and record.score is not None:
             variance = fmean(seed_variance + e.eval_stderr**2 for e in record.evaluations) / len(record.evaluations)

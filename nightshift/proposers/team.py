@@ -81,9 +81,9 @@ class TeamProposer:
         return f"{PREFIX}{self.strategist.name},{self.implementer.name}"
 
     @property
-    def agents(self) -> tuple[Agent, ...]:
-        """Those that it asks."""
-        return (self.strategist, self.implementer)
+    def is_walled(self) -> bool:
+        """As the protocol says."""
+        return None not in (self.strategist.wall, self.implementer.wall)
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         """The outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""

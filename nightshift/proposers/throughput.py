@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.proposers import Context
-from nightshift.proposers.history import load_configs
 from nightshift.records import Result
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.values import Value
@@ -84,9 +83,8 @@ def step_seconds(run: Result) -> float | None:
 
 def throughput_of(context: Context) -> Throughput:
     """As the campaign's runs tell it."""
-    decided = context.campaign.decided
-    configs = load_configs(context.ledger, decided)
-    runs = [(configs[r.number], run) for r in decided if r.number in configs for run in r.runs]
+    known = [record for record in context.campaign.decided if record.number in context.configs]
+    runs = [(context.configs[record.number], run) for record in known for run in record.runs]
     return Throughput.of(runs, context.rules.budget_seconds)
 
 

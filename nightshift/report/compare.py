@@ -24,7 +24,7 @@ _MAX_TEXTS = 6000  # answers: with 150 experiments those to 40 examples
 _MAX_EXAMPLES = 200
 _MAX_ANSWER, _MAX_PROBLEM = 240, 600  # characters
 _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
-FACTS = ("verdict", "score", "strict score", "expected", "expected_then, at its verdict")
+FIGURES = ("verdict", "score", "strict score", "expected", "expected_then, at its verdict")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
 
@@ -49,7 +49,7 @@ def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: 
     levels = _levels(shown)
     first = next(iter(settings.values()), {})
     block = {
-        "facts": FACTS,
+        "figures": FIGURES,
         "curves": CURVES,
         "settings": {key: spelled(value) for key, value in first.items()},
         "examples": {
@@ -75,23 +75,19 @@ def data_block(rows: Sequence[Row], settings: Mapping[int, Settings], examples: 
 
 def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
     e = row.experiment
-    facts = (
+    figures = (
         text.verdict(e),
-        _score(e.record.score),
-        _score(e.record.strict_score),
+        text.score(e.record.score, text.UNKNOWN),
+        text.score(e.record.strict_score, text.UNKNOWN),
         text.expected(e.expected),
         text.expected(e.expected_then),
     )
     return {
         "title": text.visible(text.brief(e.record.description, 70)),
-        "facts": facts,
+        "figures": figures,
         "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
         "curves": [{"steps": run.steps, "values": run.values} for run in row.curves],
     }
-
-
-def _score(value: float | None) -> str:
-    return text.UNKNOWN if value is None else text.score(value)
 
 
 def _levels(rows: Sequence[Row]) -> dict[float, str]:

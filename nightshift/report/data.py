@@ -28,7 +28,6 @@ from nightshift.records import Failure, Record, Verdict
 from nightshift.train_toml.config import Change, changes_of
 
 MEASURED = (Verdict.KEEP, Verdict.DISCARD)
-GROUPS = ("keep", "discard", "crash", "interrupted")  # what experiments are counted as, beside baseline and started
 Span = tuple[datetime, datetime]
 
 
@@ -93,7 +92,7 @@ class Experiment:
 
     @property
     def group(self) -> str:
-        """What it is counted as: baseline, started, or one of GROUPS. A keep stays one when it is taken back."""
+        """What it is counted as: baseline, started, keep, also when it is taken back, discard, crash or interrupted."""
         is_interrupted = self.record.status == Verdict.CRASH and self.record.failure is Failure.INTERRUPTED
         return "baseline" if self.is_baseline else "interrupted" if is_interrupted else str(self.record.status)
 
@@ -151,10 +150,6 @@ class Morning:
     def counts(self) -> Counts:
         """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
-
-    def count(self, group: str) -> int:
-        """Experiments that are counted as this."""
-        return sum(e.group == group for e in self.experiments)
 
     @property
     def stops(self) -> str:

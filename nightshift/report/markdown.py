@@ -21,6 +21,7 @@ from nightshift.report.text import (
 from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
+_LONGEST = 200  # characters of a cell
 _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
 
 
@@ -50,8 +51,8 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
             lines += [f"The last {_MAX_ROWS}; {left_out:,} earlier ones are in report.html and results.tsv.", ""]
         lines += ["| run | verdict | score | strict | expected, pp | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {e.number:04d} | {markdown(verdict(e))} | {_score(e.record.score)} | {_score(e.record.strict_score)} "
-            f"| {plus_minus(e.expected)} | {markdown(e.record.description)} |"
+            f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
+            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.expected)} | {markdown(e.record.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")
@@ -69,10 +70,6 @@ def _gain(e: Experiment) -> str:
     return "baseline" if e.is_baseline else plus_minus(e.expected)
 
 
-def _score(value: float | None) -> str:
-    return UNKNOWN if value is None else score(value)
-
-
 def _changes(e: Experiment, most: int | None) -> str:
     shown = [markdown_code(change.line) for change in e.changes[:most]]
     if left_out := len(e.changes) - len(shown):
@@ -80,15 +77,15 @@ def _changes(e: Experiment, most: int | None) -> str:
     return "<br>".join(shown) or "none"
 
 
-def markdown(text: str, limit: int = 200) -> str:
+def markdown(text: str, limit: int = _LONGEST) -> str:
     """Text as itself in a Markdown table: one line, no markup, no link."""
     return _MARKDOWN.sub(r"\\\1", _one_line(text, limit))
 
 
-def markdown_code(text: str, limit: int = 200) -> str:
+def markdown_code(text: str) -> str:
     """Text in a code span of a Markdown table."""
-    return "`" + _one_line(text, limit).replace("`", "'").replace("|", "\\|") + "`"
+    return "`" + _one_line(text).replace("`", "'").replace("|", "\\|") + "`"
 
 
-def _one_line(text: str, limit: int) -> str:
+def _one_line(text: str, limit: int = _LONGEST) -> str:
     return " ".join(str(visible(cut(text, limit))).split())

@@ -23,6 +23,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
+from nightshift.proposers.history import load_configs
 from nightshift.proposers.notebook import belied, notebook
 from nightshift.report import compare, panels, text, timing
 from nightshift.report.chart import SIZES, Chart, progress_chart
@@ -102,7 +103,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     examples = shown_examples(morning.environments, ledger.tsv_path.parent)
     wanted = compare.dividing(shown, examples)
     found = rows(morning.experiments, shown, ledger, examples, wanted)
-    configs = settings(ledger, [e.number for e in shown])
+    configs = settings(load_configs(ledger, [e.record for e in shown]))
     charts = (progress_chart(morning.experiments, size) for size in SIZES)
     _, *entries = notebook(morning.campaign.decided).rstrip().split("\n")
     return View(

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from nightshift.campaign.ledger import Ledger
-from nightshift.errors import NightshiftError
-from nightshift.train_toml.config import Config, parse
+from nightshift.train_toml.config import Config
 from nightshift.train_toml.keys import BY_PRESET
 from nightshift.train_toml.values import Value, value_text
 
 Settings = Mapping[str, Value | None]  # by key; None: unset
 
 
-def settings(ledger: Ledger, numbers: Iterable[int]) -> dict[int, Settings]:
-    """By experiment; one whose file cannot be read is absent."""
-    configs = dict[int, Config]()
-    for number in numbers:
-        try:
-            configs[number] = parse(ledger.source(number))
-        except (NightshiftError, OSError):
-            continue  # it has its row all the same, and is compared without its settings
+def settings(configs: Mapping[int, Config]) -> dict[int, Settings]:
+    """By experiment; one without a config has its row all the same, and is compared without its settings."""
     keys = list(dict.fromkeys(key for config in configs.values() for key in config.values))
     return {number: {key: _value(config, key) for key in keys} for number, config in configs.items()}
 

@@ -13,7 +13,7 @@ from nightshift import text
 from nightshift.campaign.expected import Expected
 from nightshift.campaign.form import compare
 from nightshift.campaign.standing import Z95
-from nightshift.report.data import GROUPS, Experiment, Morning, counted, span
+from nightshift.report.data import Experiment, Morning, counted, span
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -47,7 +47,7 @@ def headline(morning: Morning) -> Headline:
     standing, count = morning.standing, len(morning.experiments)
     if not count:
         return Headline("Nothing has been run yet", "The first experiment of a campaign measures its baseline.", "none")
-    if morning.count("crash") + morning.count("interrupted") == count:
+    if morning.counts.crashed + morning.counts.interrupted == count:
         told = ", ".join(f"{number} {word}" for _, number, word, _ in counts(morning) if number)
         return Headline("Nothing has been measured", f"{counted(count)}: {told}.", "bad")
     if standing is None:
@@ -96,10 +96,13 @@ def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
 
     A kept change is counted also when it is taken back.
     """
-    back = f"{len(morning.taken_back)} taken back" if morning.taken_back else ""
-    causes = ", ".join(f"{count} by {cause}" for cause, count in morning.crash_causes.items())
-    told = {"keep": ("kept", back), "discard": ("discarded", ""), "crash": ("crashed", causes)}
-    return [(group, morning.count(group), *told.get(group, (group, ""))) for group in GROUPS]
+    found = morning.counts
+    return [
+        ("keep", found.kept, "kept", f"{found.taken_back} taken back" if found.taken_back else ""),
+        ("discard", found.discarded, "discarded", ""),
+        ("crash", found.crashed, "crashed", ", ".join(f"{n} by {cause}" for cause, n in morning.crash_causes.items())),
+        ("interrupted", found.interrupted, "interrupted", ""),
+    ]
 
 
 def certificate_line(morning: Morning) -> str:
@@ -137,9 +140,9 @@ def _span(interval: tuple[float, float]) -> str:
     return f"{signed(100 * interval[0])} to {points(interval[1])}"
 
 
-def score(value: float | None) -> str:
+def score(value: float | None, none: str = NOT_MEASURED) -> str:
     """A score as a fraction, 0..1."""
-    return NOT_MEASURED if value is None else f"{value:.3f}"
+    return none if value is None else f"{value:.3f}"
 
 
 def signed(value: float) -> str:

@@ -24,8 +24,7 @@ import click
 import psutil
 
 from benchmarks.machine import RESULTS, machine, table, write_result
-from tests.checkouts import ROOT, commit_all
-from tests.conftest import CAMPAIGN
+from tests.checkouts import small_checkout
 from tests.night_checkout import finish, furnish, leftovers, problems, records, start
 from tests.waiting import wait_for
 
@@ -42,20 +41,6 @@ VICTIMS = {
 }
 PATIENCE_SECONDS = 2.0  # until who is meant is there
 WITHIN_SECONDS = 300.0  # a night takes half a minute; more is a hang
-
-
-def make_checkout(folder: Path) -> Path:
-    """As the `checkout` fixture makes one, with nothing in it but what a night needs."""
-    root = folder / "checkout"
-    root.mkdir(parents=True)
-    (root / "rules.toml").write_text("environments = []\n")
-    (root / "prepare.py").write_text("MEASURES = True\n")
-    (root / "environments").symlink_to(ROOT / "environments")
-    (root / "program.md").write_text("Be tireless.\n")
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\n")
-    (root / "train.toml").write_text("")
-    commit_all(root, CAMPAIGN, "start")
-    return furnish(root)
 
 
 def play(root: Path, seed: int, num_faults: int = NUM_FAULTS) -> list[dict[str, Any]]:
@@ -164,7 +149,7 @@ def main(faults: int, seed: int, output: Path) -> None:
     while len(rows) < faults:
         if seed not in played:
             with tempfile.TemporaryDirectory() as folder:
-                made = play(make_checkout(Path(folder)), seed)
+                made = play(furnish(small_checkout(Path(folder))), seed)
             rows += made
             wrong = made[-1]["problems"]
             click.echo(f"night {seed}: {len(made)} faults, {len(rows)} in all; {wrong or 'nothing wrong'}", err=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkouts import git, run_module
+from tests.checkouts import git, run_module, small_checkout
 from tests.faults import actions, nights
 from tests.faults.matrix import BRANCH, FAMILIES, REAL, REAL_EVERY, SCENARIOS, draw
+from tests.night_checkout import furnish
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the faults run on Linux only")
 MOMENTS = {scenario: [("admit", 3), ("settle", 2), ("worker train", 2)] for scenario in SCENARIOS}
@@ -52,7 +53,7 @@ def test_a_thousand_faults_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(7200)
 def test_sixty_faults_with_four_runs_in_flight_leave_nothing(tmp_path: Path) -> None:
     for seed in range(1, 11):
-        assert nights.play(nights.make_checkout(tmp_path / str(seed)), seed)[-1]["problems"] == []
+        assert nights.play(furnish(small_checkout(tmp_path / str(seed))), seed)[-1]["problems"] == []
 
 
 def test_faults_are_drawn_by_seed_from_every_family() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,11 @@ from nightshift.night.loop import MAX_REFUSALS
 from nightshift.proposers.brief import MAX_CHARACTERS
 from nightshift.proposers.output import MAX_LOG_BYTES
 from tests.conftest import git
-from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for
 
 AGENT = Path(__file__).parents[1] / "stand_in_agent.py"
 UNWALLED = "no OS wall around the agent: --sandbox none"
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def script(root: Path, steps: list[list[str]]) -> Path:

@@ -6,27 +6,17 @@ What others took of each run, and whether the machine is calm, is what a stand-i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from nightshift.campaign.busy import taken
 from nightshift.campaign.campaign import Campaign
 from nightshift.records import Record
 from tests.conftest import CAMPAIGN
-from tests.night_checkout import finish, furnish, leftovers, problems, records, start, whole_night
+from tests.night_checkout import finish, is_running, leftovers, problems, records, start, state, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 ASKED = {"agent": "lr", "proposer": "lr"}
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def others_take(root: Path, *shares: float) -> None:
@@ -34,17 +24,9 @@ def others_take(root: Path, *shares: float) -> None:
     (root / "stand-in-load.json").write_text(json.dumps(shares))
 
 
-def state(root: Path) -> dict[str, Any]:
-    return json.loads((root / "runs" / "night.json").read_text())
-
-
 def believed(root: Path) -> Campaign:
     ours = records(root)
     return Campaign.of(ours, CAMPAIGN, ours[0].rules_hash)
-
-
-def is_running(root: Path, number: int) -> bool:
-    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
 
 
 def seeds(record: Record) -> list[int]:
@@ -113,7 +95,7 @@ def test_a_config_that_is_slow_by_itself_is_not_repeated(root: Path) -> None:
     """It trains for as long as it is held, and others take what they always do: not enough to be called busy."""
     assert whole_night(root, experiments=1, **ASKED)[0] == 0
     others_take(root, 0.2)
-    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    fault(root, "hold", once=False)
     night = start(root, experiments=2, **ASKED)
     wait_for(lambda: is_running(root, 2))
     metrics = next((root / "runs" / "0002").glob("run-1/**/metrics.jsonl"))
@@ -137,7 +119,7 @@ def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(roo
     night_json = state(root)
     night_json |= {"cause": None, "request": {**night_json["request"], "experiments": 3}}
     (root / "runs" / "night.json").write_text(json.dumps(night_json))  # not over: one more was asked for
-    (root / "stand-in.json").write_text(json.dumps({"fault": "hold"}))
+    fault(root, "hold", once=False)
     night = start(root, experiments=3, **ASKED)
     wait_for(lambda: is_running(root, 3))
     assert state(root)["pending"][0]["repeats"] == 2

@@ -15,6 +15,7 @@ from nightshift.campaign.ledger import Ledger, read_progress
 from nightshift.records import Phase
 from tests.conftest import git
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run, until_training
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +39,6 @@ def no_process_left(root: Path) -> None:
     wait_for(lambda: not leftovers(root), "the end of its processes")
 
 
-def hold(root: Path) -> None:
-    """Have the stand-in train until its file is taken away, whatever the budget."""
-    (root / "stand-in.json").write_text('{"fault": "hold"}')
-
-
 def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> None:
     code, stdout, stderr = finish(start(root, "--budget-seconds", "1", "-m", "first"))
     assert code == 0, stderr
@@ -59,7 +55,7 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
 
 
 def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
-    (root / "stand-in.json").write_text('{"fault": "error"}')
+    fault(root, "error", once=False)
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
     assert code == 1
     assert "decision:         crash\n" in stdout
@@ -68,7 +64,7 @@ def test_a_crash_is_exit_code_1_with_the_cause(root: Path) -> None:
 
 
 def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root: Path) -> None:
-    (root / "stand-in.json").write_text('{"fault": "no_step"}')
+    fault(root, "no_step", once=False)
     code, stdout, _ = finish(start(root, "--budget-seconds", "1"))
     assert code == 1
     assert (
@@ -138,7 +134,7 @@ def status(root: Path) -> str:
 
 
 def test_wait_and_status(root: Path) -> None:
-    hold(root)
+    fault(root, "hold", once=False)
     process = start(root, "--budget-seconds", "1")
     wait_for(lambda: "training" in status(root))
     assert status(root).startswith("running:  0001 for ")
@@ -152,7 +148,7 @@ def test_wait_and_status(root: Path) -> None:
 
 
 def test_detach_returns_while_the_experiment_runs_and_wait_ends_as_it_did(root: Path) -> None:
-    hold(root)
+    fault(root, "hold", once=False)
     (root / "runs").mkdir(exist_ok=True)
     (root / "runs" / "detached.log").symlink_to(root / "prepare.py")  # is replaced, not written through
     code, stdout, stderr = finish(start(root, "--detach", "--budget-seconds", "1"))

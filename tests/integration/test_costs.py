@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.night.state import load
 from tests.agent_outputs import CLAUDE, CODEX, GEMINI
-from tests.night_checkout import furnish, leftovers, nightshift, problems, records, start, whole_night
+from tests.night_checkout import nightshift, problems, records, start, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 # Changes the rate, answers, and prints what lies in the file of its call; a call named in `lazy` edits nothing.
@@ -34,13 +35,6 @@ sed -i "s/^lr = .*/lr = $((${rate:-1} + 2))e-6/" train.toml
 printf 'HYPOTHESIS: a higher rate\\nPREDICTION: +1 pp\\nOUTCOME: better\\nLESSON: higher is better\\n' > hypothesis.txt
 cat "$1"
 """
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def agent(root: Path, says: Sequence[str], lazy: Sequence[int] = ()) -> str:
@@ -117,7 +111,7 @@ def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
 def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
     command = agent(root, [CLAUDE] * 4)
     assert whole_night(root, agent=command, sandbox="none", experiments=1)[0] == 0
-    (root / "stand-in.json").write_text(json.dumps({"fault": "sigkill", "once": True}))
+    fault(root, "sigkill")
     code, stdout, stderr = whole_night(root, agent=command, sandbox="none", experiments=1)
     assert code == 0, stderr
     _, lost, again = records(root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from nightshift.records import Outcome, Record
 from nightshift.worker import Job
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.stand_in_night import EARLY_STOP_SECONDS
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 BASELINE = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7  # poor\n"
@@ -25,7 +25,7 @@ ASKED = {"agent": "lr", "proposer": "lr", "budget_seconds": None, "early_stop": 
 @pytest.fixture
 def root(checkout: Path) -> Iterator[Path]:
     furnish(checkout, BASELINE)
-    (checkout / "stand-in.json").write_text(json.dumps({"fault": "rewards"}))
+    fault(checkout, "rewards", once=False)
     yield checkout
     for process in leftovers(checkout):
         process.kill()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.night_checkout import finish, furnish, leftovers, start_run, until_training
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +162,7 @@ def test_no_content_does(measured: Path) -> None:
 def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_by_nobody(
     measured: Path, tmp_path: Path
 ) -> None:
-    (measured / "stand-in.json").write_text('{"fault": "hold"}')
+    fault(measured, "hold", once=False)
     outside = tmp_path / "outside"
     outside.write_text("precious")
     with start_run(measured, "--engine=trl", "--budget-seconds=1", "--again") as process:

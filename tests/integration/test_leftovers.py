@@ -21,7 +21,7 @@ from nightshift.processes import leftovers as module
 from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
 from nightshift.processes.watchdog import is_alive
 from nightshift.proposers.agent import Agent
-from tests.night_checkout import finish, furnish, leftovers, start, start_run
+from tests.night_checkout import finish, leftovers, start, start_run
 from tests.waiting import wait_for
 
 STUBBORN = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
@@ -44,13 +44,6 @@ for child in head.children():
 head.kill()
 time.sleep(600)
 """
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def test_the_next_start_ends_an_agent_that_killed_watchdog_and_head(root: Path) -> None:

@@ -16,6 +16,7 @@ from filelock import FileLock
 from nightshift.errors import ExitCode
 from tests.conftest import git
 from tests.night_checkout import furnish, leftovers, start_run, until_training
+from tests.stand_ins import fault
 from tests.terminals import CONTROLS, Terminal
 from tests.waiting import wait_for
 
@@ -68,7 +69,7 @@ def is_plain(terminal: Terminal) -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, columns: int) -> None:
     assert run_py(root).finish() == ExitCode.MEASURED
-    (root / "stand-in.json").write_text('{"fault": "hold"}')
+    fault(root, "hold", once=False)
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
     terminal = run_py(root, columns, "-m", HOSTILE)
     ticks(terminal, "run 1: training, step")
@@ -86,7 +87,7 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, 
 
 
 def test_a_run_ticks_while_it_starts_and_says_at_most_how_long(root: Path) -> None:
-    (root / "stand-in.json").write_text('{"fault": "silent_start"}')
+    fault(root, "silent_start", once=False)
     terminal = run_py(root)
     ticks(terminal, "starting: loading torch and the model,")
     assert re.search(r"loading torch and the model, \d+ s of at most 120 s", terminal.said)
@@ -131,7 +132,7 @@ def test_an_agent_at_work_is_named_with_its_limit_and_ctrl_c_stops_it(root: Path
 
 
 def test_wait_shows_what_it_waits_for_and_leaves_it_alone(root: Path) -> None:
-    (root / "stand-in.json").write_text('{"fault": "hold"}')
+    fault(root, "hold", once=False)
     process = start_run(root, "--engine", "trl", "--budget-seconds", "1")
     until_training(root, process)
     terminal = Terminal(["nightshift", "wait"], root)

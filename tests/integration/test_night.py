@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,35 +22,18 @@ from tests.conftest import CAMPAIGN
 from tests.night_checkout import (
     BASELINE,
     finish,
-    furnish,
+    is_running,
     leftovers,
     nightshift,
     problems,
     records,
     start,
     start_run,
+    state,
     whole_night,
 )
+from tests.stand_ins import fault
 from tests.waiting import wait_for
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
-
-
-def state(root: Path) -> dict[str, Any]:
-    return json.loads((root / "runs" / "night.json").read_text())
-
-
-def fault(root: Path, name: str, once: bool = True) -> None:
-    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
-
-
-def is_running(root: Path, number: int) -> bool:
-    return any((root / "runs" / f"{number:04d}").glob("run-1/**/metrics.jsonl"))
 
 
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:

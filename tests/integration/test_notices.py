@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,15 +12,10 @@ import pytest
 from nightshift.errors import UsageError
 from nightshift.night.notices import END, MAX_WAITING, REPEATED_CRASH, Notices, words_of
 from nightshift.processes.supervise import ProcessGroup
-from tests.night_checkout import furnish, leftovers, records, whole_night
-from tests.notice_commands import command, heard, left, notice_folder, pids, until_quiet
+from tests.night_checkout import leftovers, records, whole_night
+from tests.notice_commands import command, heard, left, pids, until_quiet
+from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS, wait_for
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with notice_folder(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def test_one_that_works_gets_the_message_and_the_persons_environment(
@@ -161,13 +154,6 @@ def test_a_command_that_cannot_be_run_is_refused(wrong: str) -> None:
         words_of(wrong)
 
 
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
-
-
 def test_a_night_whose_command_is_missing_does_not_begin(root: Path) -> None:
     code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, notify="no-such-program")
     assert (code, stdout) == (2, "")
@@ -214,7 +200,7 @@ def test_a_night_tells_of_a_crash_that_repeats_and_a_command_that_fails_does_not
     root: Path, folder: Path
 ) -> None:
     assert whole_night(root, agent="lr", proposer="lr", experiments=1)[0] == 0
-    (root / "stand-in.json").write_text(json.dumps({"fault": "error", "once": False}))
+    fault(root, "error", once=False)
     code, _, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3, notify=command(folder, "fails"))
     assert code == 0, stderr
     assert [record.status for record in records(root)] == ["keep", "crash", "crash", "crash"]

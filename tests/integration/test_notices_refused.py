@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nightshift.night.notices import Notices
-from tests.night_checkout import furnish, leftovers, records, whole_night
-from tests.notice_commands import command, heard, left, notice_folder, until_quiet
+from tests.night_checkout import records, whole_night
+from tests.notice_commands import command, heard, left, until_quiet
 
 LATIN = os.fsdecode(b"caf\xe9")  # as a shell hands it over
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with notice_folder(tmp_path, monkeypatch) as made:
-        yield made
 
 
 def test_a_word_that_is_no_text_is_handed_on_as_it_is_and_a_message_that_is_none_with_question_marks(
@@ -71,13 +64,6 @@ def test_no_current_folder_is_a_line_of_news_and_leaves_nothing(folder: Path, mo
     assert heard(folder) == []
     assert said == ["--notify: the notice of keep failed: [Errno 2] No such file or directory"] * 2
     assert left(folder) == []
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
 
 
 def test_a_night_whose_command_is_no_text_tells_of_its_keep_and_its_end(root: Path, folder: Path) -> None:

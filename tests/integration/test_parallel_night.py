@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -16,21 +14,11 @@ import pytest
 from nightshift.processes.watchdog import is_alive
 from nightshift.records import Failure, Record
 from tests.integration.test_behind_wall import why_no_wall
-from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night
+from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, whole_night
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 SIDE_BY_SIDE = {"agent": "lr", "proposer": "lr", "pairs": 2}
-
-
-@pytest.fixture
-def root(checkout: Path) -> Iterator[Path]:
-    yield furnish(checkout)
-    for process in leftovers(checkout):
-        process.kill()
-
-
-def fault(root: Path, name: str, once: bool = True) -> None:
-    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
 def workers(root: Path) -> list[psutil.Process]:

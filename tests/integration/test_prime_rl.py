@@ -30,7 +30,7 @@ from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, Clock
 
 ROOT = Path(__file__).parents[2]
 RULES = prime_rl_rules()
@@ -41,15 +41,6 @@ DECODING = Decoding(max_completion_tokens=24)
 Open = Callable[..., PrimeRlSession]
 Done = Callable[[Progress], bool]
 BUDGET_SECONDS = 600.0
-
-
-class Clock:
-    """Stands still until a test moves it: no limit of a run is reached because the machine is slow."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

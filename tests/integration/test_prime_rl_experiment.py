@@ -152,7 +152,7 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
 class TwoIdeas:
     """A proposer whose first idea cannot start."""
 
-    name = "two ideas"
+    name, is_walled = "two ideas", True
 
     def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
         lr = "0.5" if context.number == 2 else "4e-6"

@@ -18,6 +18,7 @@ import pytest
 
 from tests.checkouts import ROOT, git
 from tests.night_checkout import furnish, leftovers, problems, records
+from tests.stand_ins import fault
 
 TEXT = (ROOT / "program.md").read_text()
 HYPOTHESIS = '"<hypothesis>: <prediction>"'
@@ -139,7 +140,7 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
     assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {"eval_score", "expected_then", "decision"}
 
     # The second: its trainer breaks down on the config; the log's end says why.
-    (agent.root / "stand-in.json").write_text(json.dumps({"fault": "error", "once": True}))
+    fault(agent.root, "error")
     agent.edit("9e-6")
     code = agent.run(run.replace(HYPOTHESIS, '"three times as high again: +1 pp"'))
     assert (code, does[code]) == (1, "see below")

@@ -24,16 +24,7 @@ from tests.browsing import NOW
 from tests.conftest import git
 from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, build
-from tests.waiting import HANG_SECONDS
-
-
-class Clock:
-    """Seconds that a test moves on."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
+from tests.waiting import HANG_SECONDS, Clock
 
 
 @pytest.fixture
@@ -132,7 +123,7 @@ def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(
 ) -> None:
     for _ in range(3):
         before = ask(server, "/")[1]
-        clock.seconds += 10
+        clock.now += 10
     assert server.live.num_rendered == 1
     os.utime(root / "runs" / "0002" / "record.json", ns=(1, 1))
     after = ask(server, "/version")[1]
@@ -142,11 +133,11 @@ def test_a_page_is_made_at_most_once_a_second_and_only_of_another_ledger(
     assert server.live.num_rendered == 2
     for number in range(5):  # within the second
         os.utime(root / "runs" / "0002" / "record.json", ns=(number + 2, number + 2))
-        clock.seconds += 0.1
+        clock.now += 0.1
         assert ask(server, "/version")[1] == after
         ask(server, "/")
     assert server.live.num_rendered == 2
-    clock.seconds += 1
+    clock.now += 1
     assert ask(server, "/version")[1] != after
 
 

@@ -6,7 +6,6 @@ among the slow tests.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from nightshift.records import Failure, Record
 from nightshift.report.data import span
 from nightshift.report.timing import timeline
 from tests.night_checkout import finish, furnish, leftovers, problems, records, start
+from tests.stand_ins import fault
 
 NUM_SLOTS, NUM_EXPERIMENTS, RUN_SECONDS, PROPOSAL_SECONDS = 4, 40, 60.0, 6.0
 LEAST_USED = 0.9
@@ -43,7 +43,7 @@ def test_slots_are_in_use(root: Path, least: float, most: float) -> None:
             assert night.poll() is None, night.communicate()
             time.sleep(1)
         if number < 30:
-            (root / "stand-in.json").write_text(json.dumps({"fault": "error", "once": True}))
+            fault(root, "error")
     next(process for process in leftovers(root) if process.cmdline()[-1].endswith("run-1")).kill()
     code, _, stderr = finish(night)
     assert code == 0, stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
 from tests.rules import ARITHMETIC_TRL
 from tests.slurm_cluster import SLURMD_TIMEOUT_SECONDS, Cluster
+from tests.stand_ins import fault
 from tests.waiting import wait_for
 
 CONFIG = SlurmConfig(pairs=4, gpus=2, cpus_per_run=2, mem_gb=2, time_minutes=20)
@@ -53,10 +53,6 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
     for process in leftovers(checkout):
         process.kill()
     cluster.calm()
-
-
-def fault(root: Path, name: str, once: bool = True) -> None:
-    (root / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
 
 
 def job_in(root: Path, seed: int = 1, **changes: object) -> Job:

@@ -15,6 +15,7 @@ import pytest
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode
 from tests.night_checkout import furnish, leftovers
+from tests.stand_ins import fault
 from tests.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
@@ -90,7 +91,7 @@ def test_a_night_that_nobody_hears_goes_on_and_says_so_at_its_end(root: Path, st
 
 
 def test_what_was_wrong_keeps_its_exit_code(root: Path) -> None:
-    (root / "stand-in.json").write_text('{"fault": "error"}')
+    fault(root, "error", once=False)
     assert run(root, ">/dev/full 2>&1")[0] == ExitCode.CRASH
     (root / "train.toml").write_text("lr = = 1\n")
     assert [run(root, streams)[0] for streams in ("2>&-", ">&-")] == [ExitCode.USAGE] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import furnish, leftovers, problems, records, whole_night
+from tests.stand_ins import fault
 
 CODE = (Path(__file__).parents[1] / "stand_in_team.py").read_text()
 BASELINE = (
@@ -37,7 +37,7 @@ def team(*of_strategist: str) -> str:
 def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) -> None:
     if sandbox == "bwrap" and (why := why_no_wall()):
         pytest.skip(why)
-    (root / "stand-in.json").write_text(json.dumps({"fault": "collapse"}))
+    fault(root, "collapse", once=False)
     code, _, stderr = whole_night(root, agent=team(), sandbox=sandbox, experiments=5)
     assert code == 0, stderr
     assert problems(root) == []

@@ -25,7 +25,6 @@ from nightshift.request import Request
 from nightshift.setup import Setup
 from nightshift.worker import Job
 from tests.bundles import (
-    POOR,
     RULES,
     Files,
     bundled,
@@ -34,10 +33,9 @@ from tests.bundles import (
     unpacked,
     with_file,
     with_manifest,
-    write,
 )
 from tests.conftest import git
-from tests.stand_in_setup import furnish, make_setup
+from tests.stand_in_setup import make_poor
 
 
 @pytest.fixture
@@ -96,10 +94,7 @@ def test_the_budget_is_the_records_and_of_an_old_one_the_job_that_the_chain_has(
 
 
 def test_nothing_kept_is_nothing_to_reproduce(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
-    write(setup, POOR)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    setup = make_poor(checkout, RULES, monkeypatch)
     run_experiment(Request(), setup)
     with pytest.raises(UsageError, match="nothing was kept"):
         read_bundle(bundled(setup))

@@ -10,7 +10,7 @@ import pytest
 from nightshift.campaign.busy import BUSY, extra_variance, remark, taken, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.records import Failure, Load, Record
-from tests.campaigns import BRANCH, a_record, judged
+from tests.campaigns import a_record, folded, judged
 
 PRIOR_SD = a_record().decision.prior_sd
 STORY = [[0.50, 0.50], [0.60], [0.40], [0.58]]
@@ -23,10 +23,6 @@ def loaded(record: Record, *shares: float | None, **load: Any) -> Record:
         for run, share in zip(record.runs, shares, strict=True)
     ]
     return replace(record, runs=tuple(runs))
-
-
-def folded(records: list[Record]) -> Campaign:
-    return Campaign.of(records, BRANCH, a_record().rules_hash)
 
 
 @pytest.mark.parametrize(("share", "is_busy"), [(0.0, False), (0.249, False), (0.25, True), (0.8, True), (1.0, True)])

@@ -22,23 +22,16 @@ from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import SilentReporter, furnish, make_setup
-from tests.stand_ins import NUM_SELECTION, small
-from tests.waiting import HANG_SECONDS
+from tests.stand_in_setup import POOR, SilentReporter, keep, make_poor
+from tests.stand_ins import NUM_SELECTION, fault, quick
 
-RULES = replace(
-    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS
-)
-GOOD, POOR = "3e-6", "6e-7"  # the stand-in scores about 0.48 and 0.25
+RULES = quick(ARITHMETIC_TRL)
 
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A campaign whose baseline is poor."""
-    furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
-    write(setup, POOR)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
+    setup = make_poor(checkout, RULES, monkeypatch)
     run_experiment(Request(), setup)
     return setup
 
@@ -51,14 +44,7 @@ def notebook(setup: Setup) -> SilentReporter:
 
 @pytest.fixture
 def kept(setup: Setup) -> Setup:
-    write(setup, GOOD)
-    assert run_experiment(Request(), setup).status == "keep"
-    return setup
-
-
-def write(setup: Setup, lr: str) -> None:
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (setup.root / "train.toml").write_text(source)
+    return keep(setup)
 
 
 def run_names(setup: Setup) -> list[str]:
@@ -171,20 +157,15 @@ def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> 
     assert "look 2: " in text
 
 
-def fault(setup: Setup, name: str, once: bool) -> None:
-    """The stand-in looks for orders beside the folder of a look's folder."""
-    (setup.ledger.runs_dir / "stand-in.json").write_text(json.dumps({"fault": name, "once": once}))
-
-
 def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
-    fault(kept, "error", once=True)
+    fault(kept.ledger.runs_dir, "error", once=True)
     made = certify(kept)
     assert made.num_seeds == {"baseline": 2, "incumbent": 3}
     assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
 
 
 def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
-    fault(kept, "sigkill", once=True)
+    fault(kept.ledger.runs_dir, "sigkill", once=True)
     notebook.notes.clear()
     made = certify(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
@@ -194,7 +175,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
 
 @pytest.mark.parametrize(("name", "cause"), [("sigkill", "the machinery broke"), ("error", "loss is nan")])
 def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
-    fault(kept, name, once=False)
+    fault(kept.ledger.runs_dir, name, once=False)
     with pytest.raises(EngineError, match=f"no run of the baseline came through: {cause}"):
         certify(kept, num_seeds=1)
     assert certificate.read(kept.ledger.runs_dir) is None

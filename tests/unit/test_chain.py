@@ -20,7 +20,7 @@ from nightshift.campaign import verify as verifying
 from nightshift.campaign.chain import Chain, Entry
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.verify import mend, verify
+from nightshift.campaign.verify import resume_chain, verify
 from nightshift.cli import commands
 from nightshift.errors import EngineError, UsageError
 from nightshift.records import Judgement, Record, Verdict
@@ -126,7 +126,7 @@ def a_look_less(ledger: Ledger) -> None:
 
 def invented_and_entered_by_a_start(ledger: Ledger) -> None:
     doubled(ledger)
-    mend(again(ledger), lambda text: None)
+    resume_chain(again(ledger), lambda text: None)
 
 
 def over_a_link(ledger: Ledger) -> None:
@@ -229,7 +229,7 @@ def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_note
     elif how == "deleted":
         a_better_score(ledger)
         ledger.chain.path.unlink()
-        mend(again(ledger), lambda text: None)
+        resume_chain(again(ledger), lambda text: None)
     assert problems(ledger) == []
     told = verify(again(ledger), noted[-1]).problems
     assert bool(told) == (how != "honest")
@@ -243,7 +243,7 @@ def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_note
 def test_records_that_are_older_than_the_chain_enter_as_not_witnessed(ledger: Ledger) -> None:
     ledger.chain.path.unlink()
     for _ in range(2):
-        mend(again(ledger), lambda text: None)
+        resume_chain(again(ledger), lambda text: None)
     assert len(lines(ledger)) == 1
     found = verify(again(ledger))
     assert found.problems == []
@@ -291,11 +291,11 @@ def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
             a_life(ledger)
     assert problems(ledger) == []  # before any start
     heir = again(ledger)
-    mend(heir, pytest.fail)
+    resume_chain(heir, pytest.fail)
     assert problems(ledger) == []
     assert len(lines(ledger)) == num_before + line
     assert any("0005" in note for note in verify(again(ledger)).notes)
-    mend(again(ledger), pytest.fail)
+    resume_chain(again(ledger), pytest.fail)
     assert len(lines(ledger)) == num_before + line
 
 
@@ -313,12 +313,12 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
         patch.setattr(Chain, "enter", killed)
         with pytest.raises(Killed):
             ledger.write(replace(first, **ends, decided=6))
-    mend(again(ledger), pytest.fail)
+    resume_chain(again(ledger), pytest.fail)
     assert problems(ledger) == []
     ledger.write(replace(second, **ends, decided=5, lesson="a lesson"))
     data = (ledger.run_dir(first.number) / "record.json").read_bytes()
     (ledger.run_dir(first.number) / "record.json").write_bytes(data.replace(b'"decided":6', b'"decided":7'))
-    mend(again(ledger), pytest.fail)
+    resume_chain(again(ledger), pytest.fail)
     assert problems(ledger) != [], "an old record that is edited to be the last decided is not entered"
 
 
@@ -335,7 +335,7 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
     with pytest.raises(EngineError, match=r"chain\.jsonl"):
         a_life(again(ledger))
     notes: list[str] = []
-    mend(again(ledger), notes.append)
+    resume_chain(again(ledger), notes.append)
     assert "chain.damaged-1" in notes[0]
     assert "\n" not in notes[0]
     a_life(again(ledger))

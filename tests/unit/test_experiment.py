@@ -25,11 +25,9 @@ from tests.campaigns import judged, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import during, furnish, make_setup
-from tests.stand_ins import NUM_SELECTION, small
+from tests.stand_ins import NUM_SELECTION, fault, quick
 
-RULES = replace(
-    small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0, learning_rate_scale=200.0
-)
+RULES = replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0)
 GOOD, POOR, BAD = "3e-6", "6e-7", "3e-5"  # the stand-in scores about 0.60, 0.35 and 0.25
 
 
@@ -73,10 +71,6 @@ def subjects(setup: Setup) -> list[str]:
 
 def interrupt() -> None:
     raise Interrupted("stopped by SIGINT")
-
-
-def fault(setup: Setup, name: str) -> None:
-    (setup.root / "stand-in.json").write_text(json.dumps({"fault": name, "once": True}))
 
 
 def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup: Setup) -> None:
@@ -202,7 +196,7 @@ def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
 def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Failure, cause: str) -> None:
     incumbent = baseline(setup)
     candidate = write(setup, BAD)
-    fault(setup, name)
+    fault(setup.root, name)
     record = run(setup)
     assert (record.status, record.failure) == ("crash", failure)
     assert cause in record.judgement.why
@@ -221,7 +215,7 @@ def test_a_failed_run_is_a_recorded_crash(setup: Setup, name: str, failure: Fail
 
 def test_a_worker_that_leaves_a_process_behind_does_not(setup: Setup) -> None:
     commit(setup, GOOD)
-    fault(setup, "orphan")
+    fault(setup.root, "orphan")
     assert run(setup).status == "keep"
     assert living_children() == []
 

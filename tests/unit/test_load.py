@@ -22,7 +22,7 @@ import pytest
 from nightshift.processes.load import Watch, watching
 from nightshift.processes.watchdog import PR_SET_CHILD_SUBREAPER
 from nightshift.records import Load
-from tests.waiting import HANG_SECONDS, wait_for
+from tests.waiting import HANG_SECONDS, Clock, wait_for
 
 SPIN_SECONDS = 1.0  # of processor time
 # Waits for a file, works for so long by its own processor time, says so, and waits to be ended.
@@ -45,16 +45,6 @@ os._exit(0)
 """
 
 PR_GET_CHILD_SUBREAPER = 37  # linux/prctl.h
-
-
-class Clock:
-    """A machine's time that a test sets: what is a share of is not measured."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def seconds_of_others(work: Callable[[], float]) -> tuple[float, float]:

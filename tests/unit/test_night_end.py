@@ -18,8 +18,8 @@ from nightshift.night.notices import Notices
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from nightshift.proposers import Context, Proposal
 from nightshift.setup import Setup
-from tests.conftest import CAMPAIGN, git
-from tests.stand_in_setup import SilentReporter, furnish, make_setup
+from tests.conftest import CAMPAIGN
+from tests.stand_in_setup import SilentReporter, make_poor
 from tests.unit.test_parallel import RULES, AnyOrder
 
 
@@ -46,7 +46,7 @@ class Told(Notices):
 class Acting:
     """A stand-in proposer, which does something to the night instead of proposing."""
 
-    name = "acting"
+    name, is_walled = "acting", True
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act, self.is_stopping = act, lambda: False
@@ -59,13 +59,8 @@ class Acting:
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    furnish(checkout)
-    (checkout / "train.toml").write_bytes(
-        b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-    )
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     monkeypatch.setattr(herald, "write_summary", lambda state, setup: "the summary")  # a page takes a second
-    made = make_setup(checkout, RULES, monkeypatch)
+    made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, pool=AnyOrder(num_slots=1, seed=0))
 
 

@@ -26,7 +26,7 @@ from tests.campaigns import a_result
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_pool import StandInPool
-from tests.stand_in_setup import SilentReporter, furnish, make_setup
+from tests.stand_in_setup import SilentReporter, make_poor
 from tests.stand_in_trainer import right_of
 from tests.stand_ins import small
 
@@ -86,7 +86,7 @@ class AnyOrder(StandInPool):
 class Rates:
     """A stand-in proposer: learning rates by chance, three of them again and again."""
 
-    name = "rates"
+    name, is_walled = "rates", True
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -101,13 +101,8 @@ class Rates:
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    furnish(checkout)
-    (checkout / "train.toml").write_bytes(
-        b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-    )
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     monkeypatch.setattr(herald, "write_summary", lambda state, setup: "")  # a page for each takes a second
-    return make_setup(checkout, RULES, monkeypatch)
+    return make_poor(checkout, RULES, monkeypatch)
 
 
 def night(setup: Setup, pool: AnyOrder, num_experiments: int, seed: int = 0) -> tuple[list[Record], Rates]:

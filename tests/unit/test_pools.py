@@ -199,7 +199,7 @@ def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
     pool.cancel(folders)
     assert (pool.in_flight(), len(controller.jobs)) == ({}, 2)
     controller.is_away = False
-    assert pool.strangers() == [], "they are ours until they are gone"
+    assert pool.other_jobs() == [], "they are ours until they are gone"
     pool.cancel([])
     assert controller.jobs == {}
 

@@ -27,7 +27,7 @@ from tests.conftest import living_children
 from tests.prime_rl_plans import launch_of, variant
 from tests.rules import GSM8K_PRIME_RL
 from tests.stand_in_server import StandInServer, logprob
-from tests.waiting import HANG_SECONDS
+from tests.waiting import HANG_SECONDS, Clock
 
 Rows = list[list[float]]
 LENGTHS = [60 + 5 * index for index in range(len(CHATS))]
@@ -94,16 +94,6 @@ def test_a_server_far_from_its_file_is_no_crash_but_told() -> None:
 
 
 # --- the witness -----------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Moves by `step` at every look."""
-
-    now, step = 0.0, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
 
 
 @pytest.fixture

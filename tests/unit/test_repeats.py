@@ -25,11 +25,11 @@ from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.train_toml.config import parse
-from tests.campaigns import BASELINE, BRANCH, a_record, a_result, stored
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
-from tests.stand_ins import small
+from tests.stand_ins import quick
 
 RULES = ARITHMETIC_TRL.decision
 ONE_WORLD = DECISION["arithmetic-trl"]
@@ -49,10 +49,6 @@ def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM, ve
         records.append(replace(record, status=judgement.verdict, judgement=judgement))
         campaign = campaign.step(records[-1])
     return records
-
-
-def folded(records: Sequence[Record]) -> Campaign:
-    return Campaign.of(records, BRANCH, a_record().rules_hash)
 
 
 @pytest.mark.parametrize("score", [0.20, 0.45, 0.50, 0.55, 0.80])
@@ -156,8 +152,7 @@ def test_the_same_settings_never_see_a_seed_twice_though_their_text_differs(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     furnish(checkout)
-    rules = replace(small(ARITHMETIC_TRL), budget_seconds=1.0, startup_seconds=60.0, evaluation_seconds=60.0)
-    setup = make_setup(checkout, replace(rules, learning_rate_scale=200.0), monkeypatch)
+    setup = make_setup(checkout, replace(quick(ARITHMETIC_TRL), learning_rate_scale=200.0), monkeypatch)
     source = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 3e-6\n"
     unused = b"[orchestrator]\nmax_off_policy_steps = %d"  # of no use to this engine
     texts = [source, *(source.replace(b"[orchestrator]", unused % steps) for steps in (2, 3))]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from nightshift.campaign.expected import Expected
 from nightshift.campaign.ledger import Ledger
+from nightshift.proposers.history import load_configs
 from nightshift.records import Failure, Load, Record
 from nightshift.report import compare, text
 from nightshift.report.coordinates import coordinates
@@ -172,7 +173,7 @@ def test_without_an_idea_there_is_no_section(tmp_path: Path) -> None:
 def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> None:
     ledger = build(tmp_path, 30, num_examples=60, with_files=False)
     found = gather(ledger, None, "")
-    configs = settings(ledger, [e.number for e in found.experiments])
+    configs = settings(load_configs(ledger, [e.record for e in found.experiments]))
     wide, *_ = coordinates(found.experiments, configs)
     by_number = {line.number: line for line in wide.lines}
     assert len(by_number) == 30
@@ -195,7 +196,7 @@ def test_a_line_goes_through_the_values_of_its_experiment(tmp_path: Path) -> Non
 def test_a_train_toml_that_is_gone_leaves_its_experiment_out_of_what_needs_it(tmp_path: Path) -> None:
     ledger = build(tmp_path, 6, num_examples=60, with_files=False)
     (tmp_path / "runs/0003/train.toml").write_bytes(b"\xff = [[")
-    found = settings(ledger, range(1, 8))
+    found = settings(load_configs(ledger, ledger.records()))
     assert sorted(found) == [1, 2, 4, 5, 6]
     assert "settings: a train.toml" in render(view_of(ledger, "", NOW))
 

@@ -197,9 +197,9 @@ def test_the_command_exits_by_what_holds_and_says_json_alone(
     path, asked = bundled(kept), []
     found = replace(judged(certify(kept, 1), read_bundle(path)), answer=answer)
 
-    def compare(request: Request, plan: object, run: object, dry_run: bool) -> Reproduction:
+    def compare(request: Request, plan: object, run: object, dry_run: bool) -> tuple[list[str], Reproduction]:
         asked.append(request)
-        return found
+        return [], found
 
     monkeypatch.setattr(command, "compare", compare)
     done = CliRunner().invoke(commands, ["reproduce", str(path), "--json"])

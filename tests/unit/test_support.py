@@ -16,15 +16,11 @@ from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.train_toml.config import parse
-from tests.campaigns import BASELINE, BRANCH, a_record, context_of, judged, stored
+from tests.campaigns import BASELINE, BRANCH, a_record, context_of, folded, judged, stored
 
 FIRST = [[0.50, 0.50], [0.60]]  # a keep that is believed
 BACK = [[0.50, 0.50], [0.53], *[[0.47]] * 3]  # what was built on it disappoints
 EVEN = [[0.50, 0.50], [0.503]]  # and one that nobody would bet on
-
-
-def folded(records: list[Record]) -> Campaign:
-    return Campaign.of(records, BRANCH, a_record().rules_hash)
 
 
 def kept(story: list[list[float]]) -> list[Record]:

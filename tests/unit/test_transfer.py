@@ -21,27 +21,18 @@ from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.rules import Rules
 from nightshift.setup import Setup
-from tests.conftest import git, living_children
+from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import TRAINER, SilentReporter, furnish, make_setup
-from tests.stand_ins import small
+from tests.stand_in_setup import GOOD, TRAINER, SilentReporter, keep, make_poor, write
+from tests.stand_ins import quick
 from tests.waiting import HANG_SECONDS
 
-RULES = replace(
-    small(ARITHMETIC_TRL, 100), budget_seconds=1.0, startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS
-)
-GOOD, POOR = "3e-6", "6e-7"
-
-
-def write(setup: Setup, lr: str) -> None:
-    source = f"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = {lr}\n"
-    (setup.root / "train.toml").write_text(source)
+RULES = quick(ARITHMETIC_TRL, 100)
 
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    furnish(checkout)
-    setup = make_setup(checkout, RULES, monkeypatch)
+    setup = make_poor(checkout, RULES, monkeypatch)
 
     def open_engine(rules: Rules, root: Path, environ: Any, *flags: object) -> TrlEngine:
         return TrlEngine(rules, root, environ, trainer=TRAINER)
@@ -53,17 +44,13 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         transfers, "rules_elsewhere", lambda *arguments: replace(really(*arguments), environments=RULES.environments,
         startup_seconds=HANG_SECONDS, evaluation_seconds=HANG_SECONDS, budget_seconds=1.0),
     )  # fmt: skip
-    write(setup, POOR)
-    git(checkout, "commit", "--quiet", "--all", "-m", "baseline config")
     run_experiment(Request(), setup)
     return setup
 
 
 @pytest.fixture
 def kept(setup: Setup) -> Setup:
-    write(setup, GOOD)
-    assert run_experiment(Request(), setup).status == "keep"
-    return setup
+    return keep(setup)
 
 
 def run_names(setup: Setup) -> list[str]:

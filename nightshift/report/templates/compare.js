@@ -13,7 +13,7 @@ const startComparison = (state, data) => {
 
   const numbersAndSettings = (a, b) => {
     const [one, other] = [data.experiments[a], data.experiments[b]];
-    const body = make("tbody", {}, ...data.facts.map((fact, i) => row("fact", [fact], one.facts[i], other.facts[i])));
+    const body = make("tbody", {}, ...data.figures.map((what, i) => row("figure", [what], one.figures[i], other.figures[i])));
     if (one.settings && other.settings) {
       const value = (own, key) => own.settings[key] ?? data.settings[key];
       const differing = Object.keys(data.settings).filter((key) => value(one, key) !== value(other, key));
@@ -64,7 +64,7 @@ const startComparison = (state, data) => {
     [state.a, state.b] = [a, b];
     const drawn = plots(data, [[a, "a"], [b, "b"]]);
     const legend = make("p", { class: "legend" }, ...[["a", a], ["b", b]].map(([kind, number]) =>
-      make("span", {}, make("span", { class: `swatch ${kind}` }), `${named(number)} ${data.experiments[number].facts[0]}`)),
+      make("span", {}, make("span", { class: `swatch ${kind}` }), `${named(number)} ${data.experiments[number].figures[0]}`)),
     make("span", { class: "quiet" }, "a line a run, by step"));
     place.replaceChildren(numbersAndSettings(a, b),
       ...(drawn.length ? [legend, make("div", { class: "curves" }, ...drawn)] : [make("p", { class: "quiet" }, "Curves: not measured.")]),
@@ -73,7 +73,7 @@ const startComparison = (state, data) => {
 
   for (const pick of picks) {
     pick.replaceChildren(...numbers.map((number) =>
-      make("option", { value: number }, `${named(number)} ${data.experiments[number].facts[0]}: ${data.experiments[number].title}`)));
+      make("option", { value: number }, `${named(number)} ${data.experiments[number].figures[0]}: ${data.experiments[number].title}`)));
     pick.addEventListener("change", show);
   }
   const kept = [...document.querySelectorAll("#kept .chain a.run")].map((link) => String(Number(link.textContent)));

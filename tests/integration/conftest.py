@@ -1,0 +1,26 @@
+"""Fixtures that several files of whole processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.night_checkout import furnish, leftovers
+from tests.notice_commands import notice_folder
+
+
+@pytest.fixture
+def root(checkout: Path) -> Iterator[Path]:
+    """A checkout that run.py and a night can run in, and afterwards no process that names it."""
+    yield furnish(checkout)
+    for process in leftovers(checkout):
+        process.kill()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the commands of notices lie, and what they heard."""
+    with notice_folder(tmp_path, monkeypatch) as made:
+        yield made
