@@ -102,13 +102,12 @@ def _copy(source: Path, target: Path) -> list[str]:
 
 def _check(folder: Path, record: Record, source: Path) -> None:
     """EngineError where the weights that were copied are not those that were scored."""
-    from nightshift.engines.prime_rl.weights import check_weights  # of one file or several, as `sha256sum` would
+    from nightshift.engines.prime_rl.weights import check_weights, whole_files
 
     recorded = next((e.weights.sha256 for e in record.evaluations), None)
-    single = folder / "model.safetensors"
-    found = {check_weights(folder)}
-    if single.is_file():
-        with single.open("rb") as file:
+    found = {check_weights(folder)}  # of one file or several, as `sha256sum` would
+    if (names := whole_files(folder)) == ["model.safetensors"]:  # by whose own an engine may know it
+        with (folder / names[0]).open("rb") as file:
             found.add(hashlib.file_digest(file, "sha256").hexdigest())
     if recorded not in found:
         raise EngineError(
