@@ -201,6 +201,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
     averaged = (
         f", the mean of the weights of {len(weights.averaged)} last steps" if weights and weights.averaged else ""
     )
+    commit = next((first.commit for first in story.shown.campaign.kept), None)  # where the campaign began
     decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
     rows = [
         ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
@@ -212,7 +213,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
         ("hardware", record.hardware),
         ("weights, sha256", weights.sha256 if weights else "not recorded"),
         ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {each.outcome}: {each.description}"),
-        ("code", f"commit {story.shown.campaign.kept[0].commit}" if story.shown.campaign.kept else "not recorded"),
+        ("code", f"commit {commit}" if commit else "not recorded"),
     ]  # fmt: skip
     seed = next((run.evaluation for run in record.runs if run.evaluation), None)
     score = f"{seed.eval_score:.4f} of these weights" if seed else "not measured"
