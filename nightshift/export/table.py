@@ -17,8 +17,8 @@ from nightshift.train_toml.config import spelled
 from nightshift.train_toml.values import Value, number_text
 
 # What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
-# as those of half of Europe do, also after one.
-_FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+# as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _TOGETHER = ("changes", "environment_scores")
 
 

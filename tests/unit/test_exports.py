@@ -81,7 +81,7 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
         ("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), ("\t=1", "'=1"), ("\x1b[1m=1", "'=1"),
         ("\u202e=1", "'=1"), ("plain = text", "plain = text"),
         ("\uff1d1+1", "'\uff1d1+1"), ("a; =1+1;b", "a;' =1+1;b"), (";@x;-1", ";'@x;'-1"),
-        ("a; b - c", "a; b - c"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"),
+        ("a; b - c", "a; b - c"), ('a;"=1+1;x', "a;'\"=1+1;x"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"),
         (None, ""), (math.nan, ""), (math.inf, ""), (-math.inf, ""), (12, "12"),
     ],
 )  # fmt: skip
