@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -170,11 +170,24 @@ class _Bounded:
         return self._file.tell()
 
 
+class _Plain(tarfile.TarInfo):
+    """One file of it. Any other kind is refused before tarfile reads what its header announces: a sparse file's list of
+    parts alone would take gigabytes, and one that is cut off has an IndexError."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Of the block that is its header. ValueError."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise ValueError(f"{found.name!a} is no plain file")
+        return found
+
+
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[tarfile.TarFile]:
     with gzip.GzipFile(fileobj=file) as unpacked:
         bounded: Any = _Bounded(unpacked)
-        with tarfile.open(fileobj=bounded, mode="r:") as archive:
+        with tarfile.open(fileobj=bounded, mode="r:", tarinfo=_Plain) as archive:
             yield archive
 
 
@@ -184,8 +197,6 @@ def _checked(archive: tarfile.TarFile) -> tuple[Manifest, dict[str, bytes]]:
     seen, kept = set[str](), dict[str, bytes]()
     while (member := archive.next()) is not None:
         name = member.name
-        if not member.isreg() or member.issparse() or member.pax_headers:
-            raise ValueError(f"{name!a} is no plain file")
         if not 0 <= member.size <= MAX_FILE_BYTES or len(seen) >= MAX_FILES:
             raise ValueError(f"{name!a} has {member.size:,} bytes, or is one file too many")
         stream = archive.extractfile(member)

@@ -57,11 +57,15 @@ def _written(form: str, story: Story, root: Path, named: Path | None) -> Path:
     path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
     if named is None and path.parent.is_symlink():
         raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
-    if form in ("wandb", "tensorboard"):
-        from nightshift.export.event_files import write_events
+    if form == "wandb":
+        from nightshift.export.private import Private
         from nightshift.export.wandb_runs import write_runs
 
-        return (write_runs if form == "wandb" else write_events)(story, path, is_mine=named is None)
+        return write_runs(story, path, Private(root, os.environ), is_mine=named is None)
+    if form == "tensorboard":
+        from nightshift.export.event_files import write_events
+
+        return write_events(story, path, is_mine=named is None)
     _write(path if named is None else Path(os.path.realpath(path)), _bytes(form, story, root, path.name))
     return path
 

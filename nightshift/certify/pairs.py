@@ -180,7 +180,7 @@ def compare(pairs: Pairs, setup: Setup) -> Comparison:
     means = [fmean(known) for each in strict.values() if (known := [s for s in each if s is not None]) == each]
     result = certificate.estimate(scores["baseline"], scores["incumbent"], setup.rules.decision)
     return Comparison(
-        created=setup.now().isoformat(timespec="seconds"),
+        created=setup.now().isoformat(timespec="milliseconds"),
         branch=setup.repo.head().branch,
         rules_hash=setup.rules_hash,
         baseline_score=float(np.mean(scores["baseline"])),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -195,6 +195,9 @@ def reproduce(plan: Plan, setup: Setup) -> Reproduction:
         write_json(folder / _PLAN_NAME, _Begun(plan.pairs.first))
         ledger.enter(folder / _PLAN_NAME)
     found = compare(plan.pairs, setup)
+    if plan.look is not None and (again := sum(look.is_same(plan.look) for look in counted_looks(ledger.runs_dir)) - 1):
+        again_note = f"this bundle was looked at {again} time{'s' if again > 1 else ''} before: one answer of several"
+        found = replace(found, notes=(*found.notes, again_note))
     result = judged(found, plan.bundle, "" if setup.hardware == plan.bundle.manifest.hardware else setup.hardware)
     with ledger.lock():
         write_json(folder / REPRODUCTION_NAME, result)

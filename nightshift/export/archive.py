@@ -19,7 +19,9 @@ import msgspec
 from nightshift.bundle import (
     CERTIFICATE_NAME,
     MANIFEST_NAME,
+    MAX_BYTES,
     MAX_FILE_BYTES,
+    MAX_FILES,
     RULES_NAME,
     Claim,
     Manifest,
@@ -75,6 +77,9 @@ def as_archive(story: Story, root: Path, private: Private, name: str) -> bytes:
             raise UsageError(
                 f"{path} has {len(data):,} bytes, too many for a bundle", "Move that experiment out of runs/."
             )
+    if (size := sum(map(len, plain.values()))) > MAX_BYTES or len(plain) > MAX_FILES:
+        cause = f"{len(plain):,} files of {size:,} bytes are too many for a bundle"
+        raise UsageError(cause, "Move experiments that decide nothing, such as crashes, out of runs/.")
     manifest = msgspec.structs.replace(manifest, files={path: sha256(data) for path, data in sorted(plain.items())})
     head = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     try:

@@ -65,7 +65,8 @@ def _scalar(tag: str, value: float, step: int, at: float) -> Any:
 
 
 def _hparams(story: Story, each: Experiment, began: float, ended: float) -> Iterator[Any]:
-    """The config of an experiment, for the tab HPARAMS; the plugin's own `summary` wants TensorFlow for it."""
+    """The config of an experiment, for the tab HPARAMS, and how it ended, if it has; the plugin's own `summary` wants
+    TensorFlow for it."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
@@ -81,15 +82,14 @@ def _hparams(story: Story, each: Experiment, began: float, ended: float) -> Iter
             start.hparams[path].number_value = value
         else:
             start.hparams[path].string_value = spelled(value)
-    is_over = each.outcome in ("crashed", "interrupted")
-    status = api_pb2.STATUS_FAILURE if is_over else api_pb2.STATUS_SUCCESS
+    has_failed = each.outcome in ("crashed", "interrupted")
+    status = api_pb2.STATUS_FAILURE if has_failed else api_pb2.STATUS_SUCCESS
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended)
-    for tag, at, info in (
-        (metadata.SESSION_START_INFO_TAG, began, {"session_start_info": start}),
-        (metadata.SESSION_END_INFO_TAG, ended, {"session_end_info": end}),
-    ):
+    told: list[tuple[str, float, Any]] = [(metadata.SESSION_START_INFO_TAG, began, {"session_start_info": start})]
+    if each.outcome != "undecided":
+        told.append((metadata.SESSION_END_INFO_TAG, ended, {"session_end_info": end}))
+    for tag, at, info in told:
         content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **info)
-        told = metadata.create_summary_metadata(content)
-        yield Event(
-            wall_time=at, summary=Summary(value=[Summary.Value(tag=tag, metadata=told, tensor=metadata.NULL_TENSOR)])
-        )
+        about = metadata.create_summary_metadata(content)
+        value = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
+        yield Event(wall_time=at, summary=Summary(value=[value]))

@@ -102,13 +102,12 @@ def _copy(source: Path, target: Path) -> list[str]:
 
 def _check(folder: Path, record: Record, source: Path) -> None:
     """EngineError where the weights that were copied are not those that were scored."""
-    from nightshift.engines.prime_rl.weights import check_weights  # of one file or several, as `sha256sum` would
+    from nightshift.engines.prime_rl.weights import check_weights, whole_files
 
     recorded = next((e.weights.sha256 for e in record.evaluations), None)
-    single = folder / "model.safetensors"
-    found = {check_weights(folder)}
-    if single.is_file():
-        with single.open("rb") as file:
+    found = {check_weights(folder)}  # of one file or several, as `sha256sum` would
+    if (names := whole_files(folder)) == ["model.safetensors"]:  # by whose own an engine may know it
+        with (folder / names[0]).open("rb") as file:
             found.add(hashlib.file_digest(file, "sha256").hexdigest())
     if recorded not in found:
         raise EngineError(
@@ -202,6 +201,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
     averaged = (
         f", the mean of the weights of {len(weights.averaged)} last steps" if weights and weights.averaged else ""
     )
+    commit = next((first.commit for first in story.shown.campaign.kept), None)  # where the campaign began
     decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
     rows = [
         ("base model", f"{base}{f' at {revision}' if revision else ''}" or "not recorded"),
@@ -213,7 +213,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
         ("hardware", record.hardware),
         ("weights, sha256", weights.sha256 if weights else "not recorded"),
         ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {each.outcome}: {each.description}"),
-        ("code", f"commit {story.shown.campaign.kept[0].commit}" if story.shown.campaign.kept else "not recorded"),
+        ("code", f"commit {commit}" if commit else "not recorded"),
     ]  # fmt: skip
     seed = next((run.evaluation for run in record.runs if run.evaluation), None)
     score = f"{seed.eval_score:.4f} of these weights" if seed else "not measured"

@@ -27,11 +27,11 @@ _ANY_PATH = re.compile(
     rf"""(?<=["'])/[^/"'\n]+/[^"'\n]*(?=["'])"""
     rf"|(?:(?<=\\[nrtbf])|(?<=\s-[A-Za-z])|(?<=^-[A-Za-z])|(?<![\w.~/\-]))/+(?:{_WORD}+/)+{_WORD}*{_MORE}"
 )
-_IS_SECRET = re.compile(r"(?i)(?:^|_)(?:key|token|secret|password|passwd|credentials?)(?:_|$)")
+_IS_SECRET = re.compile(r"(?i)key|token|secret|passw|passphrase|credential|(?:_|^)(?:pat|pwd)$(?<!^pwd)")
 _TOKEN = re.compile(
     r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\bglpat-[\w-]{16,}|\bAIza[\w-]{30,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
+    r"|\beyJ[\w-]{8,2000}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
 )
 _LEAST = 8  # characters of a variable's value: a shorter one is found everywhere
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,9 @@ from nightshift.text import clean
 from nightshift.train_toml.config import spelled
 from nightshift.train_toml.values import Value, number_text
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes where a cell begins so
+# What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
+# as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _TOGETHER = ("changes", "environment_scores")
 
 
@@ -60,5 +63,4 @@ def cell(value: str | float | bool | None) -> str:
         case int() | float():
             return number_text(value) if abs(value) < float("inf") else ""
         case _:
-            text = str(value)
-            return f"'{clean(text)}" if text.startswith(_FORMULA) or clean(text).startswith(_FORMULA) else clean(text)
+            return _FORMULA.sub("'", clean(str(value)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.errors import EngineError
+from nightshift.export.private import Private
 from nightshift.export.story import Story, measured, scores
 from nightshift.files import remove_tree, whole_folder
 from nightshift.records import Record
@@ -16,13 +17,13 @@ from nightshift.views.experiment import Experiment
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 
 
-def write_runs(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
+def write_runs(story: Story, folder: Path, private: Private, *, is_mine: bool = False) -> Path:
     """In a new folder, or one that `is_mine` to replace; returns `folder`/wandb. EngineError where the package is not
     installed, or fails.
 
     A run has the config that applies, the numbers that the experiment came to as its summary, and the steps of its
-    first run; those of others as `run-2/...`. Nothing of this machine, its code or its git is told: the logs that the
-    package writes beside a run, which name its paths, are left out.
+    first run; those of others as `run-2/...`. Nothing of this machine, its code or its git is told: what is `private`
+    of a description is replaced, and the logs that the package writes beside a run, which name its paths, are left out.
     """
     try:
         import wandb
@@ -36,7 +37,7 @@ def write_runs(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
     with whole_folder(folder, "--output PATH", is_mine=is_mine) as partial:
         try:
             for record, each in story.rows():
-                _write_run(wandb, settings, story, record, each, partial)
+                _write_run(wandb, settings, story, record, each, private, partial)
         except wandb.Error as error:
             raise EngineError(f"wandb cannot write its runs: {error}", "Try again; csv needs no package.") from None
         finally:
@@ -47,14 +48,16 @@ def write_runs(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
     return folder / "wandb"
 
 
-def _write_run(wandb: Any, settings: Any, story: Story, record: Record, each: Experiment, folder: Path) -> None:
+def _write_run(
+    wandb: Any, settings: Any, story: Story, record: Record, each: Experiment, private: Private, folder: Path
+) -> None:
     with wandb.init(
         project=f"nightshift-{story.tag}",
         id=f"{story.tag}-{each.number:04d}",
         name=f"{each.number:04d} {each.outcome}",
         group=story.tag,
         tags=[each.outcome],
-        notes=clean(each.description),
+        notes=private.text(clean(each.description)),
         dir=folder,
         config=_config(story, each),
         settings=settings,

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.files import as_json
+from nightshift.files import as_json, read_file
 from nightshift.night.messenger import GRACE_SECONDS, LATE_SECONDS, Errand
 from nightshift.processes.child import Child
 from nightshift.processes.supervise import ProcessGroup
@@ -38,6 +38,7 @@ _LASTING = (REPEATED_CRASH, END)  # what is worth a wait when the night is over
 _PROGRAM = str(Path(__file__).with_name("messenger.py"))
 _STOPPING_SECONDS = 3.0  # for the last one, where a person wants to stop now
 _POLL_SECONDS = 0.05
+_MAX_BYTES = 256 * 1024 * 1024  # of a program that is compared
 
 
 class _Running(NamedTuple):
@@ -181,9 +182,9 @@ def _remove(path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Of the bytes of a file that the command names; empty where it cannot be read."""
+    """Of the bytes of a file that the command names; empty where it cannot be read, or is too large for that: nobody is
+    kept waiting by what was put in its place."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.sha256(read_file(os.path.realpath(path), _MAX_BYTES)).hexdigest()
     except OSError:
         return ""

@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 
-class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """What stands in an answer."""
+class Part(msgspec.Struct):
+    """What stands in an answer; a schema lets names stand beside these, for some may be added."""
 
 
 class View(Part, kw_only=True, tag_field="kind"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -139,10 +141,18 @@ def test_a_messenger_whose_head_is_killed_ends_by_itself(folder: Path) -> None:
     wait_for(lambda: not left(folder))
 
 
-def test_what_the_command_names_must_be_what_it_was(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda path: path.write_text("raise SystemExit('forged')"),
+        lambda path: (path.unlink(), os.mkfifo(path)),  # who opens that waits
+        lambda path: os.truncate(path, 1 << 40),  # who reads that takes minutes
+    ],
+)
+def test_what_the_command_names_must_be_what_it_was(folder: Path, plant: Callable[[Path], object]) -> None:
     said = list[str]()
     with Notices(command(folder, "works"), said.append) as notices:
-        (folder / "notice.py").write_text("raise SystemExit('forged')")
+        plant(folder / "notice.py")
         notices.send("keep", {})
     assert heard(folder) == []
     assert said == [f"--notify: {folder}/notice.py is not what it was when the night began: nothing of it is run"]

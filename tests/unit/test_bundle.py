@@ -7,6 +7,8 @@ import json
 import os
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -108,6 +110,12 @@ def test_a_planted_certificate_is_no_claim(kept: Setup) -> None:
     assert read_bundle(bundled(kept)).claim.source == "believed"
 
 
+def test_a_certificate_of_the_second_in_which_the_keep_began_speaks_of_it(kept: Setup) -> None:
+    began = datetime.fromisoformat(kept.ledger.records()[-1].started)
+    certify(replace(kept, now=lambda: began), num_seeds=1)
+    assert read_bundle(bundled(kept)).claim.source == "certified"
+
+
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
@@ -118,6 +126,14 @@ def sized(name: str, size: int) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.size = size
     return info
+
+
+def cut_off_sparse() -> bytes:
+    """The header of a sparse file, which says that a list of its parts follows; nothing does."""
+    header = bytearray(special("manifest.json", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    header[482], header[148:156] = 1, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)  # its checksum
+    return bytes(header)
 
 
 INCUMBENT = "runs/0002/train.toml"
@@ -195,6 +211,7 @@ def test_what_is_no_archive_or_never_ends_gets_one_line(kept: Setup, tmp_path: P
         whole[:-100],
         gzip.compress(b"\0" * 5_000_000),
         gzip.compress(b"x" * 700),
+        gzip.compress(cut_off_sparse()),
     ):
         path.write_bytes(data)
         with pytest.raises(UsageError, match="no bundle that can be believed"):

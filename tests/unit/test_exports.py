@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import optuna
 import pytest
 from click.testing import CliRunner
@@ -29,9 +30,11 @@ from nightshift.export.table import as_csv, cell
 from nightshift.records import Record
 from nightshift.train_toml.config import parse
 from nightshift.views.experiment import outcome_of
+from tests.campaigns import a_record
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
+SECRET_OF_TEST = "correct horse battery"
 HOSTILE = '=HYPERLINK("http://x","y")\n\x1b[31m,"quoted", \u202e'
 
 
@@ -76,7 +79,9 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
     ("value", "text"),
     [
         ("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@x", "'@x"), ("\t=1", "'=1"), ("\x1b[1m=1", "'=1"),
-        ("\u202e=1", "'=1"), ("plain = text", "plain = text"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"),
+        ("\u202e=1", "'=1"), ("plain = text", "plain = text"),
+        ("\uff1d1+1", "'\uff1d1+1"), ("a; =1+1;b", "a;' =1+1;b"), (";@x;-1", ";'@x;'-1"),
+        ("a; b - c", "a; b - c"), ('a;"=1+1;x', "a;'\"=1+1;x"), (-0.5, "-0.5"), (3e-6, "3e-6"), (True, "true"),
         (None, ""), (math.nan, ""), (math.inf, ""), (-math.inf, ""), (12, "12"),
     ],
 )  # fmt: skip
@@ -136,14 +141,35 @@ def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> No
     assert len(list((folder / "0001").glob("run-*"))) == len(story.shown.records[0].runs) - 1
 
 
+def test_an_experiment_that_runs_has_no_end_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    from nightshift.export.event_files import write_events
+
+    ledger = build(tmp_path / "it", 3, num_examples=50, with_files=False)
+    last = ledger.records()[-1]
+    begun = a_record(branch=BRANCH, rules_hash=last.rules_hash, parent=1)
+    running = ledger.reserve(begun, {"train.toml": ledger.source(last.number)})
+    folder = write_events(Story.of(ledger, BRANCH, BRANCH), tmp_path / "events")
+    for number, ends in ((last.number, True), (running.number, False)):
+        found = EventAccumulator(str(folder / f"{number:04d}"))
+        found.Reload()
+        told = found.PluginTagToContent("hparams")
+        assert "_hparams_/session_start_info" in told
+        assert ("_hparams_/session_end_info" in told) == ends
+
+
 def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
     from nightshift.export.wandb_runs import write_runs
 
-    few = replace(story, shown=story.shown._replace(records=story.shown.records[:3]), experiments=story.experiments[:3])
-    folder = write_runs(few, tmp_path / "runs")
+    said = f"as /data/bob/plan.txt says: {SECRET_OF_TEST} @SUM(1)"
+    told = tuple(msgspec.structs.replace(each, description=said) for each in story.experiments[:3])
+    few = replace(story, shown=story.shown._replace(records=story.shown.records[:3]), experiments=told)
+    folder = write_runs(few, tmp_path / "runs", Private(ROOT, {"MY_API_KEY": SECRET_OF_TEST}))
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
     assert len(files) == 3
     for file, record in zip(files, few.shown.records, strict=True):
@@ -155,7 +181,10 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
             config += str(found.run.config) if found.HasField("run") else ""
         assert rows == sum(len(steps) for steps in few.steps(record).values())
         assert "trainer.optim.lr" in config
-        assert os.fsencode(str(ROOT)) not in file.read_bytes()
+        whole = file.read_bytes()
+        assert f"as {PLACE} says: {SECRET} @SUM(1)".encode() in whole
+        for private in (str(ROOT), "/data/bob", SECRET_OF_TEST):  # they go to a cloud
+            assert os.fsencode(private) not in whole
 
 
 def entries(data: bytes) -> Iterator[bytes]:
@@ -198,7 +227,7 @@ def test_a_bundle_is_the_same_whenever_it_is_made_and_holds_what_was_submitted(s
 
 def test_no_path_of_this_machine_and_no_secret_is_in_a_bundle(tmp_path: Path) -> None:
     ledger = build(tmp_path / "my checkout", 6, num_examples=50, with_files=False)
-    secret, token = "correct horse battery", "sk-" + 12 * "a1"
+    secret, token = SECRET_OF_TEST, "sk-" + 12 * "a1"
     said = (
         f"cannot write {tmp_path}/my checkout/runs/x: see /opt/data/gpu1/log.txt; {secret}; {token} {Path.home()}/.ssh"
     )
@@ -267,8 +296,6 @@ def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(
 
 def test_outcomes_are_those_that_are_counted() -> None:
     def of(**changes: object) -> str:
-        from tests.campaigns import a_record
-
         record: Record = a_record(**changes)
         return outcome_of(record, {7})
 

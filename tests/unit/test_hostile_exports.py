@@ -149,6 +149,15 @@ def test_a_record_that_no_manifest_takes_is_one_line(tmp_path: Path) -> None:
         as_archive(Story.of(ledger, BRANCH, BRANCH), tmp_path, Private(tmp_path, {}), "x.tar.gz")
 
 
+@pytest.mark.parametrize(("name", "most"), [("MAX_BYTES", 1_000), ("MAX_FILES", 3)])
+def test_a_bundle_that_nobody_would_read_is_not_written(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(f"nightshift.export.archive.{name}", most)
+    with pytest.raises(UsageError, match=r"files of .* bytes are too many for a bundle"):
+        as_archive(Story.of(ledger, BRANCH, BRANCH), tmp_path, Private(tmp_path, {}), "x.tar.gz")
+
+
 def test_the_rules_that_the_campaign_ran_by_are_found(tmp_path: Path) -> None:
     root = tmp_path / "it"
     root.mkdir()

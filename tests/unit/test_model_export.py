@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from nightshift.bundle import Claim
 from nightshift.campaign.ledger import Ledger
@@ -218,7 +221,17 @@ def _pipe(folder: Path) -> None:
     os.mkfifo(folder / "config.json")
 
 
-@pytest.mark.parametrize("plant", [_swapped, _linked, _elsewhere, _pipe])
+def _more(folder: Path) -> None:
+    """Tensors that nobody scored, in a file of their own, which an index names beside those that were."""
+    save_file({"lm_head.weight": np.zeros(1)}, folder / "more.safetensors")
+    files = {
+        name: safe_open(folder / name, framework="numpy").keys() for name in ("model.safetensors", "more.safetensors")
+    }
+    index = {"weight_map": {tensor: name for name, tensors in files.items() for tensor in tensors}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("plant", [_swapped, _linked, _elsewhere, _pipe, _more])
 def test_a_planted_model_is_refused_whole(ledger: Ledger, tmp_path: Path, plant: Callable[[Path], None]) -> None:
     plant(ledger.run_dir(2) / "model")
     with pytest.raises((EngineError, UsageError)) as refused:

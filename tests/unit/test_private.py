@@ -53,6 +53,23 @@ def test_what_is_no_path_stays_as_it_is(text: str) -> None:
     assert PRIVATE.text(text) == text
 
 
+def test_a_variable_is_a_secret_by_its_name_wherever_that_stands() -> None:
+    names = (
+        "X_TOKEN",
+        "OPENAI_APIKEY",
+        "API_KEYS",
+        "PGPASSWORD",
+        "GITHUB_PAT",
+        "MYSQL_PWD",
+        "Passphrase",
+        "AWS_CREDENTIALS",
+    )
+    for name in names:
+        assert Private(ROOT, {name: "correct horse"}).text("a correct horse") == "a <secret>", name
+    for name in ("PWD", "PATH", "HOME", "SHELL", "LANG"):
+        assert Private(ROOT, {name: "correct horse"}).text("a correct horse") == "a correct horse", name
+
+
 def test_a_number_stays_a_number_and_what_holds_nothing_private_its_bytes() -> None:
     data = b'{"seed":12345678,"told":"12345678","lr":1.50}'
     assert json.loads(PRIVATE.data(data)) == {"seed": 12345678, "told": "<secret>", "lr": 1.5}
@@ -66,7 +83,7 @@ def test_a_number_stays_a_number_and_what_holds_nothing_private_its_bytes() -> N
 def test_hostile_texts_take_no_longer_than_they_are_long() -> None:
     def seconds(size: int) -> float:
         began = time.process_time()
-        for unit in ("a.", "/a", "/a ", "'/a", " a", "://", "x:/"):
+        for unit in ("a.", "/a", "/a ", "'/a", " a", "://", "x:/", "eyJ-"):
             PRIVATE.text(unit * size)
         return time.process_time() - began
 

@@ -113,8 +113,10 @@ def test_a_certificate_is_reproduced_on_the_sealed_set_and_counts_as_a_look(kept
     assert bundle.sha256[:16] in look.branch
     assert found.answer == "holds"
     assert verify(clone.ledger).problems == []
-    reproduce(make_plan(bundle, clone), clone)
+    again = reproduce(make_plan(bundle, clone), clone)
     assert len(counted_looks(clone.ledger.runs_dir)) == 2
+    said = "this bundle was looked at 1 time before: one answer of several"  # who asks until it holds is seen
+    assert (said in again.notes, said in found.notes) == (True, False)
 
 
 def test_an_interrupted_one_goes_on_with_the_same_seeds(kept: Setup, clone: Setup) -> None:

@@ -125,6 +125,13 @@ def test_status_counts_as_everything_else_does(root: Path) -> None:
     assert (found["is_running"], found["running"], found["night"], found["damaged"]) == (False, [], None, [])
 
 
+def test_a_name_that_is_added_breaks_nobody_who_validates(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a version, as docs/using.md promises."""
+    monkeypatch.setattr(command, "process_root", lambda: recorded)
+    found = answer("status")
+    checked(json.dumps(found | {"new": 1, "incumbent": found["incumbent"] | {"new": 1}}))
+
+
 def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(made_up, tmp_path / "copy", symlinks=True)
     ledger = Ledger(tmp_path / "copy")
