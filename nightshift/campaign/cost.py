@@ -47,14 +47,10 @@ class Paid:
 
 
 @dataclass(frozen=True, slots=True)
-class _Night:
-    """What night.json says of dollars: the bill of all proposals since experiment `first`, refused or not; `earlier`:
-    of nights before, at most one of a campaign."""
+class _Night(Paid):
+    """What night.json says of that: the bill is of all proposals since experiment `first`; `earlier`: of nights before,
+    at most one of a campaign."""
 
-    branch: str
-    rules_hash: str
-    first: int
-    bill: Bill = NO_BILL
     earlier: tuple[Paid, ...] = ()
 
 
@@ -99,9 +95,7 @@ def cost_of(records: Iterable[Record], agents: Bill | None = None) -> Spent:
     records = list(records)
     runs = [(run.total_seconds, gpus_of(r.hardware)) for r in records if r.baseline is None for run in r.runs]
     if agents is None:
-        agents = NO_BILL
-        for record in records:
-            agents = agents.plus(record.cost)
+        agents = reduce(Bill.plus, (record.cost for record in records), NO_BILL)
     on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]
     return Spent(sum(s for s, _ in runs) if runs else None, sum(on_gpus) if on_gpus else None, agents)
 
