@@ -59,7 +59,7 @@ def fold(ledger: Ledger, records: Sequence[Record], branch: str, rules_hash: str
     """As `Campaign.of`, from where this process or an earlier head has folded to. UsageError as that says."""
     ours = ordered(records, branch, rules_hash)
     known = ledger.folded.get((branch, rules_hash), Campaign())
-    if any(a is not b for a, b in zip(known.decided, ours, strict=False)) or len(known.decided) > len(ours):
+    if any(a is not b and a != b for a, b in zip(known.decided, ours, strict=False)) or len(known.decided) > len(ours):
         known = Campaign()
     if len(ours) - len(known.decided) > _MIN_STEPS:
         index = _read(ledger)

@@ -70,14 +70,30 @@ def forged(ledger: Ledger) -> bytes:
     return msgspec.msgpack.encode(replace(index, means=(np.frombuffer(index.means) + 1).tobytes()))
 
 
-def test_an_index_is_used_and_changes_no_bit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, steps, step = plain(ledger), list[int](), Campaign.step
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the experiments that are folded, each time."""
+    found, step = list[int](), Campaign.step
 
     def counting(self: Campaign, record: Record) -> Campaign:
-        steps.append(record.number)
+        found.append(record.number)
         return step(self, record)
 
     monkeypatch.setattr(Campaign, "step", counting)
+    return found
+
+
+def test_what_is_not_settled_yet_and_read_again_is_folded_once(tmp_path: Path, steps: list[int]) -> None:
+    ledger = stored(tmp_path, [replace(record, settled=None) for record in judged(STORY)])
+    steps.clear()
+    for _ in range(2):
+        fold(ledger, records := ledger.records(), *last_campaign(records))
+    assert steps == list(range(1, 11))
+
+
+def test_an_index_is_used_and_changes_no_bit(ledger: Ledger, steps: list[int]) -> None:
+    expected = plain(ledger)
+    steps.clear()
     assert is_same(believed(ledger), expected)
     assert steps == [9, 10]
     path_of(ledger).unlink()
