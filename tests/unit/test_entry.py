@@ -17,7 +17,7 @@ from nightshift import entry
 TELL = """
 import importlib.util, json, os, sys
 import nightshift
-found = {name: importlib.util.find_spec(name) is not None for name in ("wandb", "brotli", "peft")}
+found = {name: importlib.util.find_spec(name) is not None for name in ("trackio", "brotli", "peft")}
 loader = sorted(name for name in os.environ if name.startswith("LD_"))
 print(json.dumps([nightshift.__file__, sys.path, found, loader, sys.pycache_prefix, sys.argv[1:]]))
 """
@@ -30,7 +30,7 @@ def top(tmp_path: Path) -> Path:
     (top / "nightshift").mkdir(parents=True)
     (top / "nightshift" / "__init__.py").touch()
     shutil.copy(str(entry.__file__), top / "nightshift" / "entry.py")
-    for name in ("wandb.py", "brotli.py", "json.py"):
+    for name in ("trackio.py", "brotli.py", "json.py"):
         (top / name).write_text("raise SystemExit('an agent ran')\n")
     (top / "peft").mkdir()
     (top / "tell.py").write_text(TELL)
@@ -53,7 +53,7 @@ def test_a_process_loads_its_own_nightshift_and_nothing_else_of_the_checkout(top
     place, path, found, _, _, words = told(top)
     assert place == str(top / "nightshift" / "__init__.py")
     assert str(top) not in path
-    assert found == {"wandb": False, "brotli": False, "peft": False}
+    assert found == {"trackio": False, "brotli": False, "peft": False}
     assert words == ["word"]
 
 
