@@ -42,7 +42,8 @@ def play(setup: Setup, num_slots: int, num_experiments: int) -> dict[str, Any]:
     request = NightRequest("rates", experiments=num_experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     began = time.process_time(), time.monotonic()
-    Night(state, replace(setup, pool=pool), proposer, tell, pauses=(0.0, 0.0, 0.0)).run()
+    stop = Night(state, replace(setup, pool=pool), proposer, tell, pauses=(0.0, 0.0, 0.0)).run()
+    assert stop.cause == f"{num_experiments} experiments are done", stop
     cpu, wall = time.process_time() - began[0], time.monotonic() - began[1]
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     quarter = max(len(seconds) // 4, 1)

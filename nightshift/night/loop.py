@@ -37,8 +37,7 @@ from nightshift.train_toml.config import load, parse
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 MAX_REFUSALS = 8  # of proposals in a row
-# Seconds to wait after failures of machinery in a row, and after proposals without an edit: a rate limit may pass.
-PAUSES = (60.0, 600.0, 600.0)
+PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of machinery in a row, or proposals without an edit
 
 
 class Night:
@@ -62,10 +61,11 @@ class Night:
         self._proposer, self._pauses, self._look = proposer, pauses, look
         self._herald = Herald(tell, setup, notices or Notices(None, setup.reporter.note))
         self._num_failures, self._proposal_seconds = 0, 0.0  # of machinery, in a row; of the last proposal
+        self._stop_file = setup.root / STOP_NAME
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
-        self._is_stop_new = False  # the file came while an agent was at work
-        self._is_unpriced_told = False  # that an agent tells not all dollars
+        # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
+        self._is_stop_new = self._is_unpriced_told = self._is_given_up = False
 
     def run(self) -> Stop:
         """Until a stop rule holds; why. Interrupted and UsageError end it too, with the same traces on disk."""
@@ -125,9 +125,9 @@ class Night:
     def _wait(self) -> None:
         """Until a run has ended, a pause is over, or somebody wants to stop."""
         self._herald.tell_news(self.state)
-        setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._is_stop_found())
+        setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._stop_file.exists())
         due = [next_run(record, setup) for record in setup.in_flight]
-        while (self._interrupt.asked, self._is_stop_found()) == before:
+        while (self._interrupt.asked, self._stop_file.exists()) == before:
             setup.wait()
             self._herald.look()
             if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
@@ -164,6 +164,7 @@ class Night:
             resume(setup.ledger, setup.repo, setup.reporter.note, setup.experiments_in_flight())
         if (left := undecided(self.state, self._own())) != self.state.pending:
             self._update(pending=left, refusals=(), notes=())
+            self._is_given_up = False
         if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
             place(setup.ledger.source(incumbent.number), setup)
 
@@ -174,7 +175,7 @@ class Night:
         """Why nothing new is to be begun; what is in flight is waited for."""
         if self._over or self._interrupt.asked:
             return self._over or Stop("stopped by Ctrl-C")
-        if self._is_stop_found():
+        if self._stop_file.exists():
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
         if (branch := self._setup.repo.head().branch) != self.state.branch:
@@ -199,7 +200,7 @@ class Night:
         proposal = ask(self._proposer, self.state, setup, campaign, incumbent, waiting)
         self._proposal_seconds = setup.clock() - began
         self._pay(proposal)
-        self._is_stop_new = self._is_stop_found() and not self._proposer.is_walled
+        self._is_stop_new = self._stop_file.exists() and not self._proposer.is_walled
         if self._interrupt.asked:
             return
         learn(proposal, campaign.decided[-1], setup)
@@ -214,7 +215,8 @@ class Night:
         except UsageError as error:
             self._refuse(proposal, str(error))
             return
-        self._update(pending=(*self.state.pending, proposal), notes=())
+        refusals = self.state.refusals if self._is_given_up else ()  # else what is always lost would have no end
+        self._update(pending=(*self.state.pending, proposal), refusals=refusals, notes=())
 
     def _is_stopping(self) -> bool:
         """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
@@ -238,7 +240,8 @@ class Night:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
         notes = (*proposal.notes, f"proposal {len(refusals)} refused: {cause}")
-        left = tuple(other for other in self.state.pending if other != proposal)
+        left = tuple(other for other in self.state.pending if other is not proposal)
+        self._is_given_up |= left != self.state.pending
         self._update(pending=left, refusals=refusals, notes=notes)
         self._setup.reporter.note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
@@ -274,9 +277,6 @@ class Night:
         seconds = self._pauses[min(max(num_failures, 1), len(self._pauses)) - 1]
         self._goes_on_at = self._setup.clock() + seconds
         return seconds
-
-    def _is_stop_found(self) -> bool:
-        return (self._setup.root / STOP_NAME).exists()
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
         """The last traces of the night, each though another cannot be left; `cut_off`: why its runs were, if so.

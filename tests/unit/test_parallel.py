@@ -13,7 +13,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import admit, require_ready
 from nightshift.night import herald
-from nightshift.night.loop import Night
+from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
@@ -105,13 +105,31 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return make_poor(checkout, RULES, monkeypatch)
 
 
-def night(setup: Setup, pool: AnyOrder, num_experiments: int, seed: int = 0) -> tuple[list[Record], Rates]:
-    setup, proposer = replace(setup, pool=pool), Rates(seed)
+def night(
+    setup: Setup, pool: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
+) -> tuple[list[Record], Rates]:
+    setup, proposer = replace(setup, pool=pool), proposer or Rates(seed)
     request = NightRequest("rates", experiments=num_experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     stop = Night(state, setup, proposer, lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
     assert stop.cause == f"{num_experiments} experiments are done", stop
     return setup.ledger.records(), proposer
+
+
+class EverySecond(Rates):
+    """A stand-in proposer: of any two proposals the second repeats what is waiting or in flight."""
+
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+        rate = 1e-6 + 1e-8 * (context.number + len(context.waiting) - bool(self.waiting and not context.refusals))
+        self.waiting.append(len(context.refusals))
+        return Proposal(set_values(context.source, {LR: rate}), f"lr {rate:g}")
+
+
+def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(setup: Setup) -> None:
+    proposer = EverySecond(0)
+    night(setup, AnyOrder(3 * MAX_REFUSALS, seed=0), 4 * MAX_REFUSALS, proposer=proposer)
+    assert proposer.waiting[:10] == [0, *(0, 1) * 4, 0]  # and who is asked is told of those of its own only
+    assert max(proposer.waiting) < MAX_REFUSALS
 
 
 @pytest.mark.parametrize("seed", range(6))
