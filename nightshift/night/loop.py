@@ -117,20 +117,26 @@ class Night:
         if stop:
             withdraw_jobs(self._setup.in_flight, stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
-            self._wait()
+            self._wait(is_stopping=stop is not None)
         else:
             self._num_failures = 0
         return None
 
-    def _wait(self) -> None:
-        """Until a run has ended, a pause is over, or somebody wants to stop."""
+    def _wait(self, is_stopping: bool) -> None:
+        """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
         self._herald.tell_news(self.state)
         setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._stop_file.exists())
         due = [next_run(record, setup) for record in setup.in_flight]
         while (self._interrupt.asked, self._stop_file.exists()) == before:
             setup.wait()
             self._herald.look()
-            if not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
+            is_to_withdraw = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
+            if (
+                is_to_withdraw
+                or not due
+                or any(map(setup.pool.is_over, due))
+                or began < self._goes_on_at <= setup.clock()
+            ):
                 return
 
     def _begin(self, num_free: int) -> bool:
@@ -189,8 +195,7 @@ class Night:
         if failed and failed[-1].judgement:
             self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
             return False
-        config = load(self._setup.root / CONFIG_NAME)
-        admit(config, Request(), self._setup)
+        admit(config := load(self._setup.root / CONFIG_NAME), Request(), self._setup)
         self._update(pending=(Proposal(config.source, "baseline"),))
         return True
 

@@ -14,7 +14,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import admit, require_ready
 from nightshift.night import herald
 from nightshift.night.loop import MAX_REFUSALS, Night
-from nightshift.night.state import NightRequest, NightState
+from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Failure, Outcome, Record, Result, Training
@@ -130,6 +130,34 @@ def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(s
     night(setup, AnyOrder(3 * MAX_REFUSALS, seed=0), 4 * MAX_REFUSALS, proposer=proposer)
     assert proposer.waiting[:10] == [0, *(0, 1) * 4, 0]  # and who is asked is told of those of its own only
     assert max(proposer.waiting) < MAX_REFUSALS
+
+
+class Full(AnyOrder):
+    """A stand-in for a cluster where nothing begins but a baseline, as one is told at the second look after STOP."""
+
+    root: Path
+    num_waits = 0
+
+    def has_begun(self, folder: Path) -> bool:
+        return self._jobs[folder].incumbent is None or self.num_waits < 2
+
+    def wait(self, timeout_seconds: float) -> None:
+        if all(job.incumbent is None for job in self._jobs.values()):
+            super().wait(timeout_seconds)
+        else:
+            (self.root / STOP_NAME).touch()
+            self.num_waits += 1
+            assert self.num_waits < 100, "the night waits for the queue"
+
+
+def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(setup: Setup) -> None:
+    pool = Full(num_slots=1, seed=0)
+    pool.root = setup.root
+    request = NightRequest("rates", experiments=8)
+    state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    stop = Night(state, replace(setup, pool=pool), Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    assert stop.cause == "file STOP found"
+    assert [r.failure for r in setup.ledger.records()] == [None, Failure.INTERRUPTED]
 
 
 @pytest.mark.parametrize("seed", range(6))
