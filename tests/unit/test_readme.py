@@ -220,6 +220,17 @@ def test_overhead() -> None:
     )
 
 
+def test_the_head_of_many_slots() -> None:
+    data = result("head")
+    most = data["rows"][-1]
+    assert [row["slots"] for row in data["rows"]] == [1, 4, 16, 64]
+    assert row_of("head_load", "a night with 64 slots") == (
+        f"its head takes {most['wall_seconds_each']:.2f} s an experiment ({most['cpu_seconds_each']:.2f} s of CPU) and "
+        f"{most['peak_mb']} MB: alone it keeps up with {most['keeps_up_to']:,} slots whose runs take "
+        f"{data['run_seconds']:.0f} s"
+    )
+
+
 def test_where_the_time_goes() -> None:
     data = result("where_the_time_goes")
     seconds = data["seconds"]
