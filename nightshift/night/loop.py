@@ -130,13 +130,8 @@ class Night:
         while (self._interrupt.asked, self._stop_file.exists()) == before:
             setup.wait()
             self._herald.look()
-            is_to_withdraw = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
-            if (
-                is_to_withdraw
-                or not due
-                or any(map(setup.pool.is_over, due))
-                or began < self._goes_on_at <= setup.clock()
-            ):
+            is_queued = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
+            if is_queued or not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
 
     def _begin(self, num_free: int) -> bool:

@@ -273,7 +273,7 @@ def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(s
     pool.num_slots = 2
     before = len(pool.in_flight())
     made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
-    made._wait = lambda: None  # type: ignore[method-assign]
+    made._wait = lambda is_stopping: None  # type: ignore[method-assign]
     for _ in range(5):
         made._step()
     assert 2 <= len(pool.in_flight()) <= before

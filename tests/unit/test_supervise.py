@@ -386,7 +386,7 @@ CHILD_IS_UP = "while not Path('child').exists(): time.sleep(0.01)\n"
 
 
 def watchdogs_of(harness_pid: int) -> list[psutil.Process]:
-    """Its watchdogs, normally one; waits for nothing."""
+    """Its watchdogs, normally one; waits for nothing: one that has just begun is known by its name when it has time."""
     return with_signature(f"watchdog.py {harness_pid} ")
 
 
@@ -397,7 +397,7 @@ def test_sigkill_of_the_harness_ends_the_tree_and_the_watchdog(tmp_path, signatu
     process = harness(tmp_path, signature, body, stdin=subprocess.PIPE, bufsize=0)
     try:
         wait_for(lambda: "kworker" in titles(signature))
-        [watchdog] = watchdogs_of(process.pid)
+        [watchdog] = wait_for(lambda: watchdogs_of(process.pid))
         process.stdin.write(b"look\n")
         wait_for((tmp_path / "looked").exists)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -466,7 +466,7 @@ def test_watchdog_sees_the_harness_die_while_a_forked_copy_of_it_holds_the_pipe(
 def test_stop_works_after_sigkill_of_the_watchdog_and_the_next_start_brings_another(group, launch, signature):
     for _ in range(2):
         launch(group, READY + SLEEP)
-        [watchdog] = watchdogs_of(os.getpid())
+        [watchdog] = wait_for(lambda: watchdogs_of(os.getpid()))
         watchdog.kill()
         wait_for(lambda: not watchdogs_of(os.getpid()))
     assert group.stop() == []
@@ -477,7 +477,7 @@ def test_watchdog_is_up_while_a_group_is_open_and_carries_no_marker(make_group, 
     first, second = make_group(), make_group()
     launch(first, READY + SLEEP)
     launch(second, READY + SLEEP)
-    [watchdog] = watchdogs_of(os.getpid())
+    [watchdog] = wait_for(lambda: watchdogs_of(os.getpid()))
     assert "NIGHTSHIFT_RUN" not in watchdog.environ()
     assert os.getsid(watchdog.pid) == watchdog.pid
     first.stop()
