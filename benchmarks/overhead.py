@@ -126,7 +126,7 @@ def told(result: Row) -> str:
 @click.command(help=__doc__)
 @click.option("--experiments", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--refusals", default=10, show_default=True, type=click.IntRange(1), help="Of each kind.")
-@click.option("--sizes", default="10,1000,5000", show_default=True, help="Experiments of the campaigns.")
+@click.option("--sizes", default="10,1000", show_default=True, help="Experiments of the campaigns.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "overhead.json", help="Result as JSON.")
 def main(experiments: int, refusals: int, sizes: str, output: Path) -> None:
     """Measure, print the table, write the result."""
