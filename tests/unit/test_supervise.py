@@ -433,6 +433,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     for left in spared:
         left.kill()
     assert len(spared) == 12
+    wait_for(lambda: not with_signature(signature))  # a process that was sent SIGKILL dies when it has time
 
 
 @pytest.mark.parametrize(
