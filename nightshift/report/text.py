@@ -52,12 +52,14 @@ def headline(morning: Morning) -> Headline:
         return Headline("Nothing has been measured", f"{counted(count)}: {told}.", "bad")
     if standing is None:
         return Headline("Nothing has been measured yet", "No experiment has its verdict yet.", "none")
-    if count == 1:
+    baseline = morning.chain[0].number  # crashes may have come before it
+    later = [e for e in morning.experiments if e.number > baseline and e.record.judgement]
+    if not later:
         sentence = "Only the baseline has been measured; there is nothing to compare it with."
         return Headline(f"Baseline: {score(standing.baseline)}", sentence, "none")
     if len(morning.chain) <= 1:
-        later = " for good" if morning.kept else ""
-        sentence = f"{counted(count - 1)} after the baseline, none kept{later}. "
+        for_good = " for good" if morning.kept else ""
+        sentence = f"{counted(len(later))} after the baseline, none kept{for_good}. "
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"

@@ -39,6 +39,12 @@ def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
     return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
+def moved(records: list[Record]) -> list[Record]:
+    """As if an experiment had come before these."""
+    places = [(r.number + 1, r.parent and r.parent + 1) for r in records]
+    return [replace(r, number=n, decided=n, parent=p) for r, (n, p) in zip(records, places, strict=True)]
+
+
 # The verdict
 
 
@@ -49,6 +55,9 @@ def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
         ([crash(1), crash(2, Failure.MACHINERY)], "Nothing has been measured", ""),
         (judged(STORY[:1]), "Baseline: 0.515", "nothing to compare"),
         (judged([*STORY[:1], [0.45]]), "No gain so far", "1 experiment after the baseline, none kept"),
+        ([crash(1, Failure.MACHINERY), *moved(judged(STORY[:1]))], "Baseline: 0.515", "nothing to compare"),
+        ([crash(1), *moved(judged([*STORY[:1], [0.45]]))], "No gain so far", "1 experiment after the baseline, none"),
+        ([*judged(STORY[:1]), a_record(number=2)], "Baseline: 0.515", "nothing to compare"),  # in flight
         (judged([*STORY[:1], [0.56]]), "Perhaps better", "no gain at all"),  # within its interval
         (judged([*STORY[:1], [0.72, 0.73]]), "Better: 0.5", "95 % interval +"),  # beyond it
     ],
