@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nightshift.records import Load, Record, Result
-from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, timeline
+from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, Use, nights, num_at_once, split_experiment, timeline
 from tests.campaigns import a_result, judged
 
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
@@ -58,3 +58,16 @@ def test_what_says_not_when_or_where_it_ran_is_not_drawn(record: Record) -> None
     assert timeline([record]) is None
     runs = (replace(run(0, 60, "slot 1"), began="yesterday"), replace(run(0, 60, "slot 1"), place=""))
     assert timeline([replace(record, runs=runs)]) is None
+
+
+def test_runs_that_a_campaign_began_with_took_no_time_of_it(record: Record) -> None:
+    made = tuple(run(-200_000, 60, f"slot {n}") for n in (1, 2))
+    adopted = replace(record, runs=made, baseline=7, started=NIGHT.isoformat(), total_seconds=0.5)
+    uses = split_experiment(adopted, [[], []])
+    assert uses == {Use.OTHER: 0.5}
+    [night] = nights([(adopted, uses)])
+    assert sum(night.seconds.values()) == night.length_seconds == 0.5
+    assert num_at_once([adopted]) == 0
+    found = timeline([adopted, replace(record, number=2, runs=(run(1, 60, "slot 1"),))])
+    assert found is not None
+    assert [(bar.number, bar.x) for lane in found.lanes for bar in lane.bars] == [(2, LEFT)]
