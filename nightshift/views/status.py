@@ -74,6 +74,7 @@ def status(ledger: Ledger, now: datetime) -> Status:
     whose = last_campaign(records)
     campaign, unfit = fold_sound(ledger, records, *whose)
     ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
+    sound = [record for record in ours if record.number not in unfit]  # as the page counts
     incumbent, standing, is_running = campaign.incumbent, campaign.standing, ledger.is_running()
     started = [record for record in records if record.status == STARTED] if is_running else []
     return Status(
@@ -81,8 +82,8 @@ def status(ledger: Ledger, now: datetime) -> Status:
         running=tuple(_running(ledger, record, now) for record in started),
         branch=whose[0] or None,
         rules=whose[1] or None,
-        counted=Counts.of(ours, {record.number for record in campaign.taken_back}),
-        cost=spent(ledger, ours),
+        counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
+        cost=spent(ledger, sound),
         others=len(records) - len(ours),
         incumbent=told([incumbent], campaign)[0] if incumbent else None,
         incumbent_score=standing.incumbent if standing else None,

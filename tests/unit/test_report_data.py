@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
@@ -23,6 +24,7 @@ from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.panels import key_panels
 from nightshift.report.text import certificate_line, duration, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
+from nightshift.status import status_lines
 from tests.campaigns import BRANCH, a_record, a_result, judged, stored
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
@@ -92,6 +94,9 @@ def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) ->
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
     assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
+    told = status_lines(Ledger(tmp_path), datetime.now(UTC))
+    assert f"counted:  {found.counts}" in told
+    assert f"cost:     {found.cost}" in told
     without = [record for record in records if record.number != 3]
     assert found.standing == Campaign.of(without, BRANCH, records[0].rules_hash).standing
 
