@@ -22,7 +22,7 @@ from nightshift.report.timing import Night
 
 _MAX_ROWS = 200
 _LONGEST = 200  # characters of a cell
-_MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/)")
+_MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.)", re.IGNORECASE)
 
 
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:

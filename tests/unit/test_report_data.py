@@ -290,6 +290,10 @@ def test_markdown_cells_hold_no_markup(text: str) -> None:
     assert markdown_code(text)[1:-1].count("`") == 0
 
 
+def test_a_markdown_cell_links_to_nowhere() -> None:
+    assert markdown("www.evil.example, WWW.x, http://x") == r"www\.evil.example, WWW\.x, http:\//x"
+
+
 # Labels
 
 NARROW = Size("narrow", 360, 0, 0, 100, max_levels=6, max_labels=16)
