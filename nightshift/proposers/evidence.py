@@ -98,9 +98,8 @@ def _rollouts(samples: list[Sample]) -> bytes:
     by_reward = sorted((s for s in samples if s.reward is not None and not s.truncated), key=lambda s: s.reward or 0.0)
     third = NUM_ROLLOUTS // 3
     cut = [sample for sample in samples if sample.truncated][-third:]
-    room = NUM_ROLLOUTS - len(cut)
-    worst = by_reward[: room // 2]
-    best = by_reward[len(worst) :][-(room - len(worst)) :]
+    room = min(NUM_ROLLOUTS - len(cut), len(by_reward))  # of few the better half is best, none is both
+    worst, best = by_reward[: room // 2], by_reward[len(by_reward) - (room - room // 2) :]
     groups: Iterable[tuple[str, list[Sample]]] = (("best", best[::-1]), ("worst", worst), ("cut off", cut))
     lines = []
     for name, group in groups:

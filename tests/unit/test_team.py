@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.errors import UsageError
+from nightshift.files import as_json
 from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
 from nightshift.proposers import Context, Proposal
 from nightshift.proposers.brief import MAX_CHARACTERS
@@ -191,3 +193,19 @@ def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
         "  BUT expected_then -2.0 ± 1.0 pp: what it says is not what came",
         "  lesson: too large",
     ]
+
+
+@pytest.mark.parametrize(("num", "num_cut"), [(1, 0), (2, 0), (5, 0), (11, 3), (19, 0), (40, 9), (0, 2)])
+def test_of_few_rollouts_too_the_better_half_is_called_best(tmp_path: Path, num: int, num_cut: int) -> None:
+    context = context_of(tmp_path)
+    folder = context.ledger.attempt_dir(context.incumbent, 1)
+    folder.mkdir(parents=True)
+    samples = [Sample(n, "2 + 2?", "4", n / 64, truncated=n >= num) for n in range(num + num_cut)]
+    (folder / SAMPLES_NAME).write_bytes(b"".join(as_json(sample) + b"\n" for sample in samples))
+    text = evidence(context)[f"{context.incumbent.number:04d}-rollouts.txt"].decode()
+    steps = {name: [int(n) for n in re.findall(rf"^{name}, step (\d+)", text, re.M)] for name in ("best", "worst")}
+    best, worst = steps["best"], steps["worst"]
+    assert len(best) + len(worst) == min(num, NUM_ROLLOUTS - min(num_cut, NUM_ROLLOUTS // 3))
+    assert len(best) - len(worst) in (0, 1)
+    assert best == [*range(num - 1, num - 1 - len(best), -1)]
+    assert worst == [*range(len(worst))]
