@@ -13,7 +13,7 @@ from statistics import fmean
 
 from nightshift.campaign.expected import expected_then
 from nightshift.campaign.standing import Z95
-from nightshift.records import Record
+from nightshift.records import Record, Verdict
 from nightshift.request import POINTS
 from nightshift.text import clean
 
@@ -21,7 +21,7 @@ NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _MAX_LESSONS = 12
 _THEN = "expected_then"  # as everywhere: what its verdict said
-_NUM_DISCARDS = 3  # discards in a row that change the mode, and two more that change it again
+_NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
 
@@ -105,11 +105,14 @@ def notebook(decided: Sequence[Record]) -> str:
 
 
 def mode(decided: Sequence[Record]) -> str:
-    """What a brief asks for after so many discards in a row: refine, pivot, or question what the last ones share."""
-    judged = [record for record in decided if record.parent is not None and record.judgement]
+    """What a brief asks for when so many in a row were not kept: refine, pivot, or question what they share."""
+    ideas = [r for r in decided if r.parent is not None]
+    judged = [r for r in ideas if expected_then(r) or r.status == Verdict.CRASH]  # a repeat tries nothing
     num_discards = next((i for i, record in enumerate(reversed(judged)) if record.is_keep), len(judged))
     if num_discards < _NUM_DISCARDS:
         return "Refine: build on what worked."
     if num_discards < _NUM_DISCARDS + 2:
-        return f"Pivot: {num_discards} discards in a row. Leave the direction of the last ones."
-    return f"Question: {num_discards} discards in a row. Name the assumption that they share, and test its opposite."
+        return f"Pivot: {num_discards} in a row were not kept. Leave the direction of the last ones."
+    return (
+        f"Question: {num_discards} in a row were not kept. Name the assumption that they share, and test its opposite."
+    )

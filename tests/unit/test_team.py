@@ -89,10 +89,15 @@ def test_after_three_and_five_discards_the_mode_changes() -> None:
     first, keep, discard = a_record(number=1), judged(0.01), judged(-0.01)
     assert mode([first]).startswith("Refine")
     assert mode([first, discard, discard]).startswith("Refine")
-    assert mode([first, *[discard] * 3]) == "Pivot: 3 discards in a row. Leave the direction of the last ones."
+    assert mode([first, *[discard] * 3]) == "Pivot: 3 in a row were not kept. Leave the direction of the last ones."
     assert mode([first, *[discard] * 4]).startswith("Pivot: 4")
-    assert mode([first, *[discard] * 5]).startswith("Question: 5 discards in a row.")
+    assert mode([first, *[discard] * 5]).startswith("Question: 5 in a row were not kept.")
     assert mode([first, *[discard] * 7, keep, discard]).startswith("Refine")
+    crash = a_record(number=2, parent=1, status="crash", judgement=Judgement(Verdict.CRASH, "loss is nan"))
+    repeat = a_record(number=2, parent=1, status="discard", judgement=Judgement(Verdict.DISCARD, "one more run of it"))
+    assert mode([first, keep, *[repeat] * 5]).startswith("Refine")
+    assert mode([first, discard, repeat, crash, repeat]).startswith("Refine")
+    assert mode([first, discard, repeat, crash, discard]).startswith("Pivot: 3 ")
 
 
 @pytest.mark.parametrize(
