@@ -41,10 +41,11 @@ class Calibration:
         )
 
 
-def predicted(text: str | None) -> float | None:
-    """The change of the score that a prediction names, a fraction: the first number of `pp` in it; None without one."""
+def predicted(text: str | None, sign: int = 1) -> float | None:
+    """The change of the score that a prediction names, a fraction: the first number of `pp` in it; None without one.
+    `sign`: of a number that is written without."""
     found = POINTS.search((text or "").replace("\u2212", "-"))
-    return None if found is None else float(found[1]) / 100
+    return None if found is None else float(found[1]) / 100 * (1 if found[1][0] in "+-" else sign)
 
 
 def calibrations(decided: Sequence[Record]) -> list[Calibration]:
@@ -63,7 +64,8 @@ def belied(record: Record) -> str:
     if then is None or not then.stderr:
         return ""
     said = {way for way, words in _SAYS.items() if any(re.search(rf"\b{word}", told) for word in words)}
-    number, apart = predicted(record.told_outcome), Z95 * then.stderr
+    apart, sign = Z95 * then.stderr, -1 if said == {"worse"} else 1  # "worse by 3 pp"
+    number = predicted(told, sign)
     is_off = number is not None and abs(number - then.mean) > apart
     against = {"worse"} if then.mean > apart else {"better"} if then.mean < -apart else set[str]()
     if not is_off and (said != against or not against):

@@ -73,7 +73,10 @@ def test_each_agent_is_told_what_it_expects_and_what_it_gets() -> None:
         (-0.03, "better, +9.0 pp, confirmed", True),
         (-0.03, "it got better", True),
         (+0.03, "clearly worse: refuted", True),
-        (-0.03, "worse by 3 pp, refuted", True),  # "3 pp" without its sign
+        (-0.03, "worse by 3 pp, refuted", False),
+        (-0.03, "worse by 9 pp", True),
+        (-0.03, "worse, +3 pp", True),
+        (+0.03, "better by 3 pp", False),
         (-0.03, "worse, -3.1 pp", False),
         (+0.03, "better, +2.5 pp", False),
         (+0.001, "better, if anything", False),
