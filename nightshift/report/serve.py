@@ -36,6 +36,7 @@ from nightshift.report.page import render, view_of
 
 _MIN_SECONDS = 1.0  # between two looks at the ledger, and so between two pages
 _IDLE_SECONDS = 10.0  # of a connection that asks nothing
+_PIECE_BYTES = 32 * 1024  # of an answer: it has _IDLE_SECONDS to be sent, and a whole page has 5 MB
 _MAX_CONNECTIONS = 32
 _HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself says the rest
@@ -189,7 +190,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        for start in range(0, len(body), _PIECE_BYTES):
+            self.wfile.write(body[start : start + _PIECE_BYTES])
 
     def end_headers(self) -> None:
         """With those that every answer has, errors too."""
