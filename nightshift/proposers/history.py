@@ -192,14 +192,14 @@ class Memory:
 
 def of_last_campaign(ledger: Ledger) -> Memory:
     """That of the last experiment; untried are keys of train.toml alone, as its engine is not asked which it uses.
-    Raises UsageError before the baseline.
+    Raises UsageError before the baseline, and where the incumbent's file is gone.
     """
     records, damaged = ledger.readable()
     campaign, unfit = fold_sound(ledger, records, *last_campaign(records))
     found = load_configs(ledger, campaign.decided)
-    now = incumbent(campaign, found)
-    if now is None:
+    if campaign.incumbent is None:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
+    now = incumbent(campaign, found) or ledger.stored_config(campaign.incumbent)  # which says what became of it
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
     histories = history(campaign, found)
     return Memory(campaign, tuple(histories), tuple(untried(histories, now, used_keys)), (*damaged, *unfit.values()))

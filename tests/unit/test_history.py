@@ -222,6 +222,11 @@ def test_the_ledger_gives_the_last_campaign_and_its_configs(story: Story, tmp_pa
     assert [r.number for r in campaign.decided] == [1, 3]
     (ledger.run_dir(1) / "train.toml").write_bytes(b"closed = 1\n")
     assert list(load_configs(ledger, campaign.decided)) == [3]
+    with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
+        of_last_campaign(ledger)
+    (ledger.run_dir(1) / "train.toml").unlink()
+    with pytest.raises(UsageError, match=r"train\.toml cannot be read: No such file.* Put it back"):
+        of_last_campaign(ledger)
     (ledger.run_dir(1) / "train.toml").write_bytes(SHIPPED)
     text = str(of_last_campaign(ledger))
     assert "  0003  3e-6 -> 2e-5" in text
