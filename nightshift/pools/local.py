@@ -159,10 +159,10 @@ class LocalPool:
             with suppress(BrokenPipeError):  # it is dead already, which `result` says
                 child.stdin.write(key + self.look_key)
                 child.stdin.flush()
+            self._take(folder, _Own(group, child), told.public_key, job, slot)
         except BaseException:
             group.stop()
             raise
-        self._take(folder, _Own(group, child), told.public_key, job, slot)
 
     def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         """As the protocol says."""

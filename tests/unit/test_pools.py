@@ -5,25 +5,29 @@ from __future__ import annotations
 import base64
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
-from nightshift.errors import EngineError
+from nightshift.errors import EngineError, Interrupted
 from nightshift.files import write_json
-from nightshift.pools import Submitted, announce, job_of, slurm, verified
+from nightshift.pools import Submitted, announce, job_of, local, slurm, verified
 from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.slurm_toml import SlurmConfig
 from nightshift.processes.slots import Slot
+from nightshift.processes.supervise import interruptible
+from nightshift.processes.watchdog import is_alive
 from nightshift.records import Outcome, Result, Training
 from nightshift.worker import JOB_NAME, Job, Signed, signed_bytes
 from tests.rules import ARITHMETIC_TRL
@@ -127,7 +131,7 @@ def test_what_is_started_was_entered_before(tmp_path: Path, pool: SlurmPool, con
     folder, seen = folder_of(tmp_path), []
     pool.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / SUBMITTED_NAME).is_file())))
     assert seen == [(0, True)]
-    local, seen = LocalPool(tmp_path, {}), []
+    here, seen = LocalPool(tmp_path, {}), []
 
     def refuse() -> None:
         seen.append((folder_2 / SUBMITTED_NAME).is_file())
@@ -135,8 +139,8 @@ def test_what_is_started_was_entered_before(tmp_path: Path, pool: SlurmPool, con
 
     folder_2 = folder_of(tmp_path, 2)
     with pytest.raises(EngineError):
-        local.submit(folder_2, JOB, refuse)
-    assert (seen, local.in_flight()) == ([True], {})
+        here.submit(folder_2, JOB, refuse)
+    assert (seen, here.in_flight()) == ([True], {})
 
 
 # -- a controller that does not answer ----------------------------------------------------------------
@@ -256,6 +260,28 @@ def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(two: tuple[Lo
     began = time.monotonic()
     two[0].wait(0.3)
     assert time.monotonic() - began >= 0.25
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="what the signal comes at is Linux's")
+def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, started, pidfd_open = tmp_path / "worker.py", list[psutil.Process](), os.pidfd_open
+
+    def stopped(pid: int) -> int:
+        started.append(psutil.Process(pid))
+        os.kill(os.getpid(), signal.SIGINT)
+        return pidfd_open(pid)
+
+    program.write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setattr(local, "PROGRAM", (str(program),))
+    monkeypatch.setattr(os, "pidfd_open", stopped)
+    pool = LocalPool(tmp_path, dict(os.environ), outlives=True)
+    with pytest.raises(Interrupted), interruptible():
+        pool.submit(folder_of(tmp_path), JOB, enter)
+    pool.cancel([*pool.in_flight()])
+    assert [process for process in started if is_alive(process)] == []
+    assert len(started) == 1
 
 
 def test_only_who_fits_a_free_slot_is_adopted(tmp_path: Path) -> None:
