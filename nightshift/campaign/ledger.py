@@ -175,8 +175,9 @@ class Ledger:
         return self.chain.holds(path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)))
 
     def close(self, record: Record) -> None:
-        """Write the final record and its row. Raises EngineError when the disk refuses."""
+        """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""
         self.write(record)
+        self._sweep(record.number)
         self.sync_tsv()
 
     def records(self) -> list[Record]:
@@ -225,8 +226,10 @@ class Ledger:
         """Delete the temporary files of writers that were killed, but for those `in_flight` (call as the head)."""
         sweep_folder(self.tsv_path.parent, (self.tsv_path.name, CONFIG_NAME))  # beside files of the person's
         sweep_folder(self.runs_dir)
-        for number in [number for number in self.numbers() if number not in in_flight][-1:]:
-            folder = self.run_dir(number)
+        self._sweep(*[number for number in self.numbers() if number not in in_flight][-1:])
+
+    def _sweep(self, *numbers: int) -> None:
+        for folder in map(self.run_dir, numbers):
             for place in (folder, *folder.glob("run-*"), *folder.glob("run-*/attempt-*")):
                 sweep_folder(place, is_only_mine=True)
 

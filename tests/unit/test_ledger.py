@@ -17,7 +17,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
-from nightshift.records import Judgement, Record, Verdict
+from nightshift.records import ATTEMPT, Judgement, Record, Verdict
 from tests.campaigns import a_record, a_result
 
 A_RUN = replace(a_result(), curve=(0.5, None))
@@ -174,6 +174,17 @@ def test_temporary_files_of_the_dead_are_swept_and_of_the_living_only_those_of_t
     ledger.sweep()
     assert [path for path in (*theirs, *kept) if path.exists()] == kept
     assert folder.is_dir()
+
+
+def test_what_a_killed_writer_left_goes_with_the_end_of_its_experiment_whichever_is_the_last(ledger: Ledger) -> None:
+    """Several are in flight at once, and end in any order."""
+    first = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
+    closed(ledger)
+    attempt = ledger.run_dir(first.number, 1) / ATTEMPT
+    attempt.mkdir(parents=True)
+    (attempt / f".progress.json.{os.getppid()}.0123456789abcdef.tmp").touch()
+    ledger.close(replace(first, status="crash", judgement=Judgement(Verdict.CRASH, "killed")))
+    assert [*attempt.iterdir()] == []
 
 
 def test_a_config_that_was_taken_away_is_one_line_with_its_fix(ledger: Ledger) -> None:
