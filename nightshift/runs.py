@@ -12,6 +12,7 @@ from typing import Any
 
 from nightshift.campaign.hopeless import is_spared, rungs
 from nightshift.campaign.ledger import SUBMITTED_NAME
+from nightshift.files import remove_tree
 from nightshift.records import Record
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
@@ -21,6 +22,7 @@ from nightshift.worker import Job
 def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
     """Start the worker of the record's next run, or, `num_before` it, of one that has so many in flight."""
     run_dir = setup.ledger.run_dir(record.number, len(record.runs) + num_before + 1)
+    remove_tree(run_dir)  # of a head that was killed here, or with the worker that it had started
     run_dir.mkdir()
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write

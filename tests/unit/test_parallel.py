@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -185,6 +186,32 @@ def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None
     assert (setup.root / "train.toml").read_bytes() == setup.ledger.source(campaign.incumbent.number)
     assert git(setup.root, "show", "HEAD:train.toml").encode() == setup.ledger.source(campaign.incumbent.number)
     assert {r.failure for r in ours if not r.decided} <= {Failure.MACHINERY}
+
+
+class Killed(BaseException):
+    """A stand-in for a kill of the head; what it ran goes on."""
+
+
+def after_a_kill(made: Night) -> None:
+    """Step until the head is killed, then let the next one of the same command go on to the end."""
+    with pytest.raises(Killed):
+        any(made._step() for _ in itertools.count())  # `run` would end what is in flight
+    stop = Night(made.state, made._setup, Rates(1), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    assert stop.is_planned, stop
+
+
+def test_a_baseline_goes_on_where_a_head_was_killed_before_it_had_started_a_run(setup: Setup) -> None:
+    class Pool(AnyOrder):
+        def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
+            if folder.name == "run-2" and not was_killed:
+                was_killed.append(folder)
+                raise Killed
+            super().submit(folder, job, enter)
+
+    was_killed, setup = list[Path](), replace(setup, pool=Pool(num_slots=2, seed=0))
+    state = NightState(NightRequest("rates", experiments=2), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    after_a_kill(Night(state, setup, Rates(0), lambda text: None))
+    assert [(r.number, r.failure, len(r.runs)) for r in setup.ledger.records()] == [(1, None, 2), (2, None, 1)]
 
 
 def test_the_baseline_uses_idle_slots_and_no_more_than_six(setup: Setup) -> None:
