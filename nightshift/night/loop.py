@@ -167,7 +167,7 @@ class Night:
             self._update(pending=left, refusals=(), notes=())
             self._is_given_up = False
         if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
-            place(setup.ledger.source(incumbent.number), setup)
+            place(incumbent, setup)
 
     def _waiting(self) -> list[Proposal]:
         return waiting(self.state, self._setup.in_flight)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from nightshift.errors import ConfigError
 from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
+from nightshift.records import Record
 from nightshift.setup import Setup
 from nightshift.train_toml.text import read_source
 
 
-def place(source: bytes, setup: Setup) -> None:
-    """Write train.toml; what somebody else wrote there is kept aside."""
-    path = setup.root / CONFIG_NAME
+def place(incumbent: Record, setup: Setup) -> None:
+    """Write train.toml as the incumbent has it; what somebody else wrote there is kept aside. On another branch than
+    its own it is left alone."""
+    path, source = setup.root / CONFIG_NAME, setup.ledger.source(incumbent.number)
     try:
         present = read_source(path)
     except ConfigError:
         present = None
-    if present == source:
+    if present == source or setup.repo.head().branch != incumbent.branch:
         return
     known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
     if present is not None and present not in known | {setup.repo.config_at("HEAD")}:

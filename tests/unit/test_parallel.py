@@ -214,6 +214,22 @@ def test_a_baseline_goes_on_where_a_head_was_killed_before_it_had_started_a_run(
     assert [(r.number, r.failure, len(r.runs)) for r in setup.ledger.records()] == [(1, None, 2), (2, None, 1)]
 
 
+def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -> None:
+    class Pool(AnyOrder):
+        def result(self, folder: Path) -> Result:
+            if folder.parent.name == "0004":
+                git(setup.root, "checkout", "--quiet", "--force", "main")
+                (setup.root / "train.toml").write_text("# mine")
+                git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
+            return super().result(folder)
+
+    setup = replace(setup, pool=Pool(num_slots=2, seed=0))
+    state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    stop = Night(state, setup, Rates(0), lambda text: None).run()
+    assert stop.cause == f"the checkout moved from {CAMPAIGN} to main"
+    assert (setup.root / "train.toml").read_text() == "# mine"
+
+
 def test_the_baseline_uses_idle_slots_and_no_more_than_six(setup: Setup) -> None:
     ours, _ = night(setup, AnyOrder(num_slots=8, seed=1), num_experiments=3)
     assert len(ours[0].runs) == 6
