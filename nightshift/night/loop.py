@@ -104,11 +104,11 @@ class Night:
     def _step(self) -> Stop | None:
         """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
         setup, pool = self._setup, self._setup.pool
+        self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         for number in sorted(setup.experiments_in_flight()):
             if (record := collect(number, Request(until=self.state.deadline), setup)) is not None:
                 self._conclude(record)
                 return None
-        self._tidy()
         stop, num_free = self._why_stop(), max(pool.num_slots - len(pool.in_flight()), 0)
         if stop and not pool.in_flight():
             return stop

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign import closing
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import admit, require_ready
+from nightshift.git.repo import Repo
 from nightshift.night import herald
 from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
-from nightshift.records import Failure, Outcome, Record, Result, Training
+from nightshift.records import ATTEMPT, Failure, Outcome, Record, Result, Training
 from nightshift.request import Request
 from nightshift.setup import Setup
 from nightshift.train_toml.edit import set_values
@@ -198,6 +201,29 @@ def after_a_kill(made: Night) -> None:
         any(made._step() for _ in itertools.count())  # `run` would end what is in flight
     stop = Night(made.state, made._setup, Rates(1), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
     assert stop.is_planned, stop
+
+
+def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = AnyOrder(num_slots=2, seed=0)
+    setup = replace(setup, pool=pool)
+    state = NightState(NightRequest("rates", experiments=7), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+
+    def killed(record: Record, ledger: Ledger, repo: Repo) -> Record:
+        if record.is_keep or not pool.in_flight():
+            return settle(record, ledger, repo)
+        monkeypatch.setattr(closing, "_settle", settle)
+        pool._over.update(pool.in_flight())  # the others ended before there was a head again
+        (ledger.run_dir(record.number, 1) / ATTEMPT / closing.WEIGHTS_NAME).mkdir(parents=True)
+        raise Killed
+
+    settle = closing._settle
+    monkeypatch.setattr(closing, "_settle", killed)
+    after_a_kill(Night(state, setup, Rates(0), lambda text: None))
+    ours = setup.ledger.records()
+    assert [r.number for r in ours if r.settled is None] == []
+    assert [*setup.ledger.runs_dir.glob(f"*/run-*/*/{closing.WEIGHTS_NAME}")] == []
 
 
 def test_a_baseline_goes_on_where_a_head_was_killed_before_it_had_started_a_run(setup: Setup) -> None:
