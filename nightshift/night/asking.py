@@ -55,6 +55,8 @@ def ask(
     setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
     with wait_for(what):
         proposal = proposer.propose(context, setup.is_stopping)
+    if proposal.cause is None and proposal.source in [other.source for other in waiting]:
+        proposal = replace(proposal, cause="this config waits for its turn already. Change train.toml.")
     return replace(proposal, base=base, proposer=proposer.name)
 
 

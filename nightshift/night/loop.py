@@ -1,9 +1,8 @@
 """The overnight loop: propose, run_experiment, record; stoppable at any time, resumable after any end.
 
-One `_step` does one thing and leaves its result on disk, so a night that was killed between or within
-steps goes on with the same command: a proposal waits in night.json until the ledger has decided it, and runs that
-outlived their head are adopted. Experiments run side by side, one in each slot of the pool, and are decided in the
-order in which they end; train.toml is the incumbent's all the time.
+One `_step` does one thing and leaves its result on disk, so a night that was killed anywhere goes on with the same
+command: a proposal waits in night.json until it is decided, and runs that outlived their head are adopted. They run
+side by side, one in each slot of the pool, and are decided as they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
@@ -56,12 +55,11 @@ class Night:
         """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
         tells what others take of the machine now; `notices` go to who is not there."""
         self.state = state
-        self._interrupt = Interrupt()
+        self._interrupt = Interrupt(setup.root / STOP_NAME)
         self._setup = replace(setup, is_stopping=self._is_stopping)
         self._proposer, self._pauses, self._look = proposer, pauses, look
         self._herald = Herald(tell, setup, notices or Notices(None, setup.reporter.note))
         self._num_failures, self._proposal_seconds = 0, 0.0  # of machinery, in a row; of the last proposal
-        self._stop_file = setup.root / STOP_NAME
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
         # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
@@ -99,6 +97,10 @@ class Night:
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
             self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
+        before = self._interrupt.signs
+        while self._setup.clock() < self._goes_on_at and self._interrupt.signs == before:
+            self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
+            self._herald.look()
         return None
 
     def _step(self) -> Stop | None:
@@ -125,9 +127,9 @@ class Night:
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
         self._herald.tell_news(self.state)
-        setup, began, before = self._setup, self._setup.clock(), (self._interrupt.asked, self._stop_file.exists())
+        setup, began, before = self._setup, self._setup.clock(), self._interrupt.signs
         due = [next_run(record, setup) for record in setup.in_flight]
-        while (self._interrupt.asked, self._stop_file.exists()) == before:
+        while self._interrupt.signs == before:
             setup.wait()
             self._herald.look()
             is_queued = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
@@ -176,7 +178,7 @@ class Night:
         """Why nothing new is to be begun; what is in flight is waited for."""
         if self._over or self._interrupt.asked:
             return self._over or Stop("stopped by Ctrl-C")
-        if self._stop_file.exists():
+        if self._interrupt.has_file:
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
         if (branch := self._setup.repo.head().branch) != self.state.branch:
@@ -196,11 +198,11 @@ class Night:
 
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
-        setup, waiting, began = self._setup, self._waiting(), self._setup.clock()
-        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, waiting)
+        setup, began = self._setup, self._setup.clock()
+        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, self._waiting())
         self._proposal_seconds = setup.clock() - began
         self._pay(proposal)
-        self._is_stop_new = self._stop_file.exists() and not self._proposer.is_walled
+        self._is_stop_new = self._interrupt.has_file and not self._proposer.is_walled
         if self._interrupt.asked:
             return
         learn(proposal, campaign.decided[-1], setup)
@@ -209,8 +211,6 @@ class Night:
             self._refuse(proposal, proposal.cause or "no edit")
             return
         try:
-            if proposal.source in [other.source for other in waiting]:
-                raise UsageError("this config waits for its turn already", "Change train.toml.")
             admit(parse(proposal.source), Request(base=proposal.base), setup)
         except UsageError as error:
             self._refuse(proposal, str(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,12 @@ from nightshift.night.loop import Night
 from nightshift.night.notices import Notices
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from nightshift.proposers import Context, Proposal
+from nightshift.records import Result
 from nightshift.setup import Setup
 from tests.conftest import CAMPAIGN
 from tests.stand_in_setup import SilentReporter, make_poor
-from tests.unit.test_parallel import RULES, AnyOrder
+from tests.unit.test_parallel import RULES, AnyOrder, Rates
+from tests.waiting import Clock
 
 
 class Told(Notices):
@@ -91,6 +95,35 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
     assert said == ["the summary"] * 2
     assert isinstance(setup.reporter, SilentReporter)
     assert [note for note in setup.reporter.notes if note.startswith(f"the night's last traces are not whole: {cause}")]
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup: Setup) -> None:
+    limit, (soft, hard), clock = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE), Clock()
+
+    class Pool(AnyOrder):
+        def wait(self, timeout_seconds: float) -> None:
+            super().wait(timeout_seconds)
+            clock.now += 1.0
+            if clock.now > full_at + 30.0:
+                resource.setrlimit(limit, (soft, hard))
+
+        def result(self, folder: Path) -> Result:
+            nonlocal full_at
+            if folder.parent.name == "0004" and full_at == math.inf:
+                full_at = clock.now
+                resource.setrlimit(limit, (0, hard))
+            return super().result(folder)
+
+    full_at, setup = math.inf, replace(setup, pool=Pool(num_slots=2, seed=0), clock=clock)
+    state = NightState(NightRequest("rates", experiments=6), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
+    try:
+        stop = Night(state, setup, Rates(0), lambda text: None, pauses=(60.0,) * 3, notices=Told()).run()
+    finally:
+        resource.setrlimit(limit, (soft, hard))
+    assert stop.cause == "6 experiments are done"
+    assert isinstance(setup.reporter, SilentReporter)
+    assert len([note for note in setup.reporter.notes if "-- once more in 60 s" in note]) == 1
+    assert [r.number for r in setup.ledger.records() if r.failure] == [4], "another run was lost"
 
 
 def test_a_night_that_cannot_write_from_the_start_says_so(setup: Setup) -> None:
