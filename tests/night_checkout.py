@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -102,10 +103,7 @@ def problems(root: Path) -> list[str]:
     found, repo = integrity.problems(root), Repo(root)
     decided = [r for r in records(root) if r.failure is None or r.failure == "training"]
     hashes = [r.config_hash for r in decided]
-    again = sum(
-        r.parent is not None and r.judgement is not None and r.judgement.why.startswith("the settings of")
-        for r in decided
-    )
+    again = sum(bool(re.match(r"\d{4,} again, ", r.description)) for r in decided)  # the night's own repeats
     if len(hashes) - len(set(hashes)) > again:
         found.append(f"decided twice: {sorted(h for h in set(hashes) if hashes.count(h) > 1)}")
     kept = [r for r in sorted(decided, key=lambda r: r.decided or 0) if r.status == "keep" and r.parent is not None]

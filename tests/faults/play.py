@@ -12,10 +12,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
 from nightshift.engines.prime_rl.ports import free_ports
+from nightshift.errors import EngineError
+from nightshift.pools import Submitted, job_of, verified
+from nightshift.records import Result
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
-from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault
+from tests.faults.matrix import EVENTS, IN_THE_WORLD, OVERWRITTEN, REAL, Fault
 from tests.faults.plan import Plan
 
 DISK_SIZE = "300m"  # the engine asks for 200 MB
@@ -126,16 +132,29 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
     return {0, 1, 2, number} if fault.family == "run.py killed twice" else {number}
 
 
+def _signed(root: Path, number: int) -> Result | None:
+    """What the worker of an experiment's first run signed, as it lies there; None for anything else."""
+    folder = Ledger(root).run_dir(number, 1)
+    was = msgspec.json.decode((folder / SUBMITTED_NAME).read_bytes(), type=Submitted)
+    job = job_of(folder, was)
+    try:
+        return job and verified(folder, job, was.public_key)
+    except (EngineError, FileNotFoundError):
+        return None
+
+
 def _believed(fault: Fault, root: Path) -> list[str]:
     """What is wrong with the verdict on a run whose result was forged: it must be a crash that names the file.
 
-    A job that is forged after the worker has read it changes nothing: then the score is the honest one.
+    A job that is forged after the worker has read it changes nothing, nor does what it writes its own result over a
+    moment later: then the score is the honest one.
     """
     record = scenario.readable(root)[-1]
     why = record.judgement.why if record.judgement else "no verdict"
     is_named = record.failure == "machinery" and re.search(r"/(result\.json|attempt-\d)", why)
     is_unread = fault.victim == "job of another config" and record.failure is None
-    return [] if is_named or is_unread else [f"not named: {record.status}, {why}"]
+    is_gone = fault.victim in OVERWRITTEN and record.failure is None and record.runs[0] == _signed(root, record.number)
+    return [] if is_named or is_unread or is_gone else [f"not named: {record.status}, {why}"]
 
 
 def _mounted(folder: Path) -> Path | None:

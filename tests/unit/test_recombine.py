@@ -19,7 +19,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import chosen, combine, is_drawn, made_of, next_base, start_from
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.night.pending import ablation_due
+from nightshift.night.pending import ablation_due, repeat_of
 from nightshift.night.state import NightRequest, NightState, used
 from nightshift.proposers import Proposal
 from nightshift.records import Record, Verdict
@@ -115,6 +115,14 @@ def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) ->
     assert b"# poor" in told.file(3)
     with pytest.raises(UsageError, match=r"the ideas of 0099 make no train"):
         told.file(99)
+
+
+def test_a_baseline_that_is_run_once_more_is_of_no_idea_whoever_is_the_incumbent_by_then(told: Told) -> None:
+    """Its repeat may have waited, in a night that was cut off."""
+    again = repeat_of(told.campaign.kept[0], told.campaign, "0001 again, in an idle slot", 4, told.ledger)
+    assert (again.base, again.source) == ((), BASELINE)
+    kept = told.campaign.kept[1]
+    assert repeat_of(kept, told.campaign, "0002 again, in an idle slot", 4, told.ledger).base == (2,)
 
 
 def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
