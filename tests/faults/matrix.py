@@ -57,7 +57,6 @@ IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file da
 # What a process beside run.py leaves in the folder of a run under way, to be taken for what the worker measured.
 FORGERIES = ("unsigned result", "result of an earlier run", "no result", "result as a link", "result as a folder",
              "second attempt", "first attempt", "job of another config")  # fmt: skip
-OVERWRITTEN = ("unsigned result", "result of an earlier run", "no result", "result as a link")  # by the worker's own
 EDITED = "edited result"  # which must be there
 OF_REAL_RUN = ("runs/LAST/run-1/**/weights", "runs/LAST/run-1", "runs/LAST/run-1/**/spec.json", "train.toml")
 DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")

@@ -21,7 +21,7 @@ from nightshift.pools import Submitted, job_of, verified
 from nightshift.records import Result
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
-from tests.faults.matrix import EVENTS, IN_THE_WORLD, OVERWRITTEN, REAL, Fault
+from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault
 from tests.faults.plan import Plan
 
 DISK_SIZE = "300m"  # the engine asks for 200 MB
@@ -146,15 +146,15 @@ def _signed(root: Path, number: int) -> Result | None:
 def _believed(fault: Fault, root: Path) -> list[str]:
     """What is wrong with the verdict on a run whose result was forged: it must be a crash that names the file.
 
-    A job that is forged after the worker has read it changes nothing, nor does what it writes its own result over a
-    moment later: then the score is the honest one.
+    Or it changes nothing, and the score is the honest one: of a job that the worker has read, of what it writes its own
+    result over a moment later, of a folder beside its own.
     """
     record = scenario.readable(root)[-1]
     why = record.judgement.why if record.judgement else "no verdict"
     is_named = record.failure == "machinery" and re.search(r"/(result\.json|attempt-\d)", why)
     is_unread = fault.victim == "job of another config" and record.failure is None
-    is_gone = fault.victim in OVERWRITTEN and record.failure is None and record.runs[0] == _signed(root, record.number)
-    return [] if is_named or is_unread or is_gone else [f"not named: {record.status}, {why}"]
+    is_honest = record.failure is None and record.runs[0] == _signed(root, record.number)
+    return [] if is_named or is_unread or is_honest else [f"not named: {record.status}, {why}"]
 
 
 def _mounted(folder: Path) -> Path | None:
