@@ -12,7 +12,7 @@ from functools import reduce
 from nightshift.campaign.ledger import Ledger
 from nightshift.cost import NO_BILL, Bill
 from nightshift.files import read_json
-from nightshift.records import Record
+from nightshift.records import Record, Result
 
 STATE_NAME = "night.json"  # the last night's; see night/state.py
 _HOUR = 3600.0
@@ -89,11 +89,16 @@ def _paid(night: _Night, whose: AbstractSet[tuple[str, str]], records: Iterable[
     return reduce(Bill.and_of, bills, NO_BILL)
 
 
+def own_runs(record: Record) -> tuple[Result, ...]:
+    """Those that it took over from another were made, and paid, before it: see baseline.py."""
+    return record.runs if record.baseline is None else ()
+
+
 def cost_of(records: Iterable[Record], agents: Bill | None = None) -> Spent:
     """What these experiments cost. `agents`: what all that were asked cost, where more is known than the records hold,
     which have the proposals that were taken only. Runs that an experiment took over from another are not counted."""
     records = list(records)
-    runs = [(run.total_seconds, gpus_of(r.hardware)) for r in records if r.baseline is None for run in r.runs]
+    runs = [(run.total_seconds, gpus_of(r.hardware)) for r in records for run in own_runs(r)]
     if agents is None:
         agents = reduce(Bill.plus, (record.cost for record in records), NO_BILL)
     on_gpus = [seconds * gpus for seconds, gpus in runs if gpus is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from nightshift.records import Failure, Record, Verdict
@@ -57,3 +57,9 @@ class Counts:
         ]
         whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
         return f"{whole}: {', '.join(filter(None, parts))}"
+
+
+def num_since_keep(decided: Sequence[Record]) -> int:
+    """Of decided experiments, in their order, how many came since the last keep; repeats try nothing."""
+    tried = [r for r in decided if r.is_keep or r.status == Verdict.CRASH or (r.judgement and r.judgement.delta)]
+    return next((i for i, r in enumerate(reversed(tried)) if r.is_keep), len(tried))

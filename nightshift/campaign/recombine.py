@@ -54,9 +54,9 @@ def chosen(campaign: Campaign, rng: np.random.Generator | None) -> frozenset[int
 
 def made_of(campaign: Campaign, record: Record) -> frozenset[int] | None:
     """The ideas of a decided config, its own with them; None where one of them is forgotten."""
+    if record.parent is None:  # the baseline
+        return frozenset()
     own = campaign.ideas.get(record.number)
-    if record.number in [kept.number for kept in campaign.kept[:1]]:
-        return frozenset()  # the baseline
     if own is None or record.base is None or not is_set(campaign.ideas, record.base):
         return None
     return frozenset(record.base) - own.replaced | {record.number}

@@ -66,7 +66,8 @@ def ablation_due(state: NightState, setup: Setup, campaign: Campaign) -> Proposa
     if len(campaign.decided) % ABLATION_EVERY or any(text.startswith(ABLATION) for text in texts):
         return None
     found = ablation(campaign, setup.ledger.stored_config, setup.engine.validate)
-    known = {*(record.config_hash for record in latest), *(_hash(pending.source or b"") for pending in state.pending)}
+    waiting_too = {_hash(pending.source or b"") for pending in state.pending}
+    known = waiting_too.union(record.config_hash for record in setup.in_flight)
     if found is None or found[1].hash in known:  # it would be refused, again and again
         return None
     return Proposal(found[1].source, found[2], base=found[0])

@@ -15,6 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from nightshift.campaign import counts
 from nightshift.campaign.cost import STATE_NAME, Paid
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
@@ -22,7 +23,7 @@ from nightshift.cost import NO_BILL, Bill
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
-from nightshift.records import Failure, Record, Verdict
+from nightshift.records import Failure, Record
 from nightshift.request import Request
 
 STOP_NAME = "STOP"  # a file in the checkout's root
@@ -177,11 +178,8 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 
 def num_since_keep(records: Sequence[Record]) -> int:
-    """Decided experiments since the last keep; repeats try nothing."""
-    ours = [
-        r for r in decided(records) if r.is_keep or r.status == Verdict.CRASH or (r.judgement and r.judgement.delta)
-    ]
-    return next((i for i, r in enumerate(reversed(ours)) if r.is_keep), len(ours))
+    """Decided experiments since the last keep."""
+    return counts.num_since_keep(decided(records))
 
 
 def num_crashes(records: Sequence[Record]) -> int:

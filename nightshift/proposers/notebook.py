@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nightshift.campaign.counts import num_since_keep
 from nightshift.campaign.expected import expected_then
 from nightshift.campaign.standing import Z95
-from nightshift.records import Record, Verdict
+from nightshift.records import Record
 from nightshift.request import POINTS
 from nightshift.text import clean
 
@@ -108,13 +109,9 @@ def notebook(decided: Sequence[Record]) -> str:
 
 def mode(decided: Sequence[Record]) -> str:
     """What a brief asks for when so many in a row were not kept: refine, pivot, or question what they share."""
-    ideas = [r for r in decided if r.parent is not None]
-    judged = [r for r in ideas if expected_then(r) or r.status == Verdict.CRASH]  # a repeat tries nothing
-    num_discards = next((i for i, record in enumerate(reversed(judged)) if record.is_keep), len(judged))
-    if num_discards < _NUM_DISCARDS:
+    num = num_since_keep(decided)
+    if num < _NUM_DISCARDS:
         return "Refine: build on what worked."
-    if num_discards < _NUM_DISCARDS + 2:
-        return f"Pivot: {num_discards} in a row were not kept. Leave the direction of the last ones."
-    return (
-        f"Question: {num_discards} in a row were not kept. Name the assumption that they share, and test its opposite."
-    )
+    if num < _NUM_DISCARDS + 2:
+        return f"Pivot: {num} in a row were not kept. Leave the direction of the last ones."
+    return f"Question: {num} in a row were not kept. Name the assumption that they share, and test its opposite."

@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import accumulate, count
 from statistics import median
 
+from nightshift.campaign.cost import own_runs
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
 from nightshift.report.chart import Text
@@ -82,14 +83,10 @@ def split_run(run: Result, steps: Sequence[Step]) -> dict[Use, float]:
 
 def split_experiment(record: Record, steps: Sequence[Sequence[Step]]) -> dict[Use, float]:
     """The seconds of an experiment by use: its own runs, `steps` of each, and what the harness itself took."""
-    runs = [split_run(run, found) for run, found in zip(_own_runs(record), steps, strict=False)]
+    own = own_runs(record)
+    runs = [split_run(run, found) for run, found in zip(record.runs, steps, strict=True) if run in own]
     rest = (record.total_seconds or 0.0) - sum(sum(uses.values()) for uses in runs)
     return total([*runs, {Use.OTHER: rest}])
-
-
-def _own_runs(record: Record) -> tuple[Result, ...]:
-    """Those that it took over were made, and took their time, before it: see baseline.py."""
-    return record.runs if record.baseline is None else ()
 
 
 def total(parts: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
@@ -173,7 +170,7 @@ class Timeline:
 
 def timeline(records: Sequence[Record]) -> Timeline | None:
     """Of the runs that say where and when they were made; None where none does."""
-    placed = ((record, run) for record in records for run in _own_runs(record) if run.place)
+    placed = ((record, run) for record in records for run in own_runs(record) if run.place)
     runs = [(record, run, ran) for record, run in placed if (ran := span(run.began, run.total_seconds))]
     if not runs:
         return None
@@ -219,7 +216,7 @@ def timeline(records: Sequence[Record]) -> Timeline | None:
 
 def num_at_once(records: Iterable[Record]) -> int:
     """The most runs that were under way at one moment."""
-    spans = [ran for record in records for run in _own_runs(record) if (ran := span(run.began, run.total_seconds))]
+    spans = [ran for record in records for run in own_runs(record) if (ran := span(run.began, run.total_seconds))]
     ends = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     now = most = 0
     for _, change in ends:

@@ -109,6 +109,7 @@ def test_the_table_folds_and_a_link_to_a_row_unfolds_it(tab: Tab) -> None:
     tab.page.locator("#kept a.run").last.click()
     tab.page.locator("tbody.opened").wait_for()  # the browser tells of another address when it has time
     assert table.is_visible()
+    assert tab.page.locator("tbody.opened").count() == 1
 
 
 def download(tab: Tab) -> list[list[str]]:
