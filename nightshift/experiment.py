@@ -112,7 +112,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
 
 def proven(record: Record, setup: Setup) -> Record:
     """A keep once its engine has proven that the weights that stay were scored, or a crash; no other leaves any."""
-    lines: list[str | None] = [setup.rules.unlike_asked(evaluation.weights) for evaluation in record.evaluations]
+    lines: list[str | None] = []
     try:
         for index, run in enumerate(record.runs if record.is_keep else (), 1):
             folder, note = setup.ledger.attempt_dir(record, index), setup.reporter.note

@@ -109,12 +109,11 @@ class Training:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Proof of which weights were evaluated: the step they were written after, their bytes. `served_sha256`: of what a
-    server told of them, None where the policy completes from the very bytes. `averaged`: of which steps the mean."""
+    server told of them, None where the policy completes from the very bytes."""
 
     step: _Count
     sha256: str
     served_sha256: str | None = None
-    averaged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.foretelling import Foretelling
-from nightshift.records import Decoding, Weights
+from nightshift.records import Decoding
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
@@ -145,7 +145,6 @@ class Rules:
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     budget_clock: Literal["wall", "cpu"] = "wall"
     early_stop: tuple[Foretelling, ...] = ()  # in the order of their share; none: every run trains to its end
-    score_last: int = 0  # the mean of the weights of so many last steps is the final model; 0: those of the last
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
@@ -171,15 +170,6 @@ class Rules:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
         early_stop = self.early_stop if budget_seconds == self.budget_seconds else ()
         return replace(self, budget_seconds=float(budget_seconds), early_stop=early_stop)
-
-    def unlike_asked(self, weights: Weights) -> str | None:
-        """A line where the weights that were scored are not the mean that `score_last` asks for."""
-        steps = tuple(range(weights.step - self.score_last + 1, weights.step + 1))
-        if self.score_last == 0 or weights.averaged == steps:
-            return None
-        mean = ", ".join(map(str, weights.averaged))
-        of = f"the mean of steps {mean} was" if mean else "the last alone were"
-        return f"score_last = {self.score_last}: of the weights of {weights.step} steps {of} scored"
 
     @property
     def environment_names(self) -> tuple[str, ...]:

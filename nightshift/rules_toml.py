@@ -29,6 +29,7 @@ from nightshift.tasksets import Name, Table, check, check_args, taskset_rules, v
 
 MODELS = "models/"  # what lies there knows the formats of a few environments only
 ANY_MODEL = "any"
+_REMOVED = ("score_last",)  # keys of 0.2
 
 _PRIME_RL = Rules(
     name="prime-rl",
@@ -105,7 +106,6 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
-    score_last: Literal[0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20] = 0
     early_stop: bool = False
     environment: dict[str, Table] = {}
 
@@ -234,7 +234,6 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=replace(setup.decision, **measured),
-        score_last=chosen.score_last,
         early_stop=_early_stop(setup, model, declared, chosen) if chosen.early_stop else (),
     )
 
@@ -243,7 +242,7 @@ def _early_stop(setup: Rules, model: str, declared: dict[str, _Declared], chosen
     """What rewards foretell here. UsageError where that was not fitted on curves of these very rules."""
     (name, one), *others = declared.items()
     is_fitted = bool(one.early_stop) and not others and setup is _TRL_ON_CPU and model == one.models[0]
-    if not is_fitted or chosen.score_last or chosen.learning_rate_scale or chosen.table(name).args:
+    if not is_fitted or chosen.learning_rate_scale or chosen.table(name).args:
         where = f"environments = {json.dumps([*declared])}, model {model}, {setup.engine}"
         cause = f"{RULES_NAME}: early_stop = true: no recorded curves tell what rewards foretell for {where}"
         raise UsageError(cause, "Write early_stop = false.")
@@ -286,11 +285,15 @@ def _read(root: Path) -> Chosen:
 def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
     """What such a text chooses, in this checkout. UsageError for what is wrong in it."""
     try:
-        chosen = msgspec.toml.decode(rules_toml, type=Chosen)
+        tables: dict[str, Any] = msgspec.toml.decode(rules_toml)
+        removed = [name for name in _REMOVED if name in tables]
+        chosen = msgspec.convert({name: value for name, value in tables.items() if name not in removed}, Chosen)
     except (ValueError, RecursionError) as error:
-        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, score_last = 0 or 2 to 20,'
+        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80,'
         fix += " early_stop = true or false, and what the file explains."
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
+    if removed:
+        raise UsageError(f"{RULES_NAME}: {' and '.join(removed)}: gone in 0.3: delete the line")
     if len({*chosen.environments}) < len(chosen.environments):
         raise UsageError(f"{RULES_NAME}: environments = {json.dumps(chosen.environments)}: one twice", "Name it once.")
     for name, table in chosen.environment.items():

@@ -103,10 +103,8 @@ def main() -> None:
             weights = Path(spec["weights_dir"]) / "model.safetensors"
             weights.parent.mkdir(exist_ok=True)
             weights.write_text(f"{steps} {right}")
-            k = spec["score_last"]
-            averaged = list(range(steps - k + 1, steps + 1)) if k and steps >= k else []
             sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-            emit(event="weights", step=steps, sha256=sha256, averaged=averaged)
+            emit(event="weights", step=steps, sha256=sha256)
         elif command["command"] == "complete":
             texts = []
             for (message,) in command["prompts"][: -1 if fault == "short_answers" else None]:

@@ -125,12 +125,7 @@ def _make_run(pairs: Pairs, side: str, seed: int, folder: Path, setup: Setup) ->
         if changed := setup.surroundings.changed():
             raise EngineError(f"{listed(changed)} changed while it ran")
         told, note = result.evaluation, setup.reporter.note
-        lines = (
-            (setup.rules.unlike_asked(told.weights), setup.engine.prove(folder / ATTEMPT, told.weights, note))
-            if told
-            else ()
-        )
-        proof = "; ".join(filter(None, lines)) or None
+        proof = setup.engine.prove(folder / ATTEMPT, told.weights, note) if told else None
     except Interrupted:
         setup.pool.cancel([folder])
         raise

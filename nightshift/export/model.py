@@ -198,9 +198,6 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
     front = [f"base_model: {base}"] if revision and _HUB_NAME.fullmatch(base) else []
     seconds = f"{record.budget_seconds:g} s of training" if record.budget_seconds else "not recorded"
     budget = f"{rules.budget_text} of training" if rules else seconds
-    averaged = (
-        f", the mean of the weights of {len(weights.averaged)} last steps" if weights and weights.averaged else ""
-    )
     commit = next((first.commit for first in story.shown.campaign.kept), None)  # where the campaign began
     decoding = f", greedy, at most {rules.decoding.max_completion_tokens} tokens" if rules else ""
     rows = [
@@ -208,7 +205,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
         ("environments", ", ".join(record.environments)),
         ("engine", f"{record.engine}, rules {record.rules_name} {record.rules_hash}"),
         ("seed", str(evaluated.seed)),
-        ("steps", f"{weights.step if weights else 'not recorded'}{averaged}"),
+        ("steps", str(weights.step) if weights else "not recorded"),
         ("budget", budget),
         ("hardware", record.hardware),
         ("weights, sha256", weights.sha256 if weights else "not recorded"),

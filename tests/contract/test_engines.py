@@ -110,25 +110,6 @@ def test_a_run_from_open_to_close(engine: Engine, run_dir: Path) -> None:
     assert living_children() == []
 
 
-def test_the_mean_of_the_last_steps_is_the_final_policy(engine: Engine, run_dir: Path) -> None:
-    engine.rules = replace(engine.rules, score_last=3)
-    session = engine.open(settings(engine, b"max_steps = 6\n"), 7, run_dir, NEVER)
-    try:
-        assert session.train(3600.0, lambda reading: None).num_steps == 6
-        weights = session.load_final_weights()
-        assert (weights.step, weights.averaged) == (6, (4, 5, 6))
-        assert session.load_final_weights() == weights
-        if engine.name == "prime-rl":  # whose stand-in's weights say which step they are of, and its server repeats it
-            (said,) = session.complete([[{"role": "user", "content": "?"}]], Decoding(24), lambda reading: None)
-            assert said.text.startswith("weights of step 5")
-    finally:
-        session.close()
-    told = engine.prove(run_dir, weights, lambda line: None)
-    assert told is None or told.startswith("served = file: 0.0000 nats a token from the file, 0.")
-    assert not [path for path in run_dir.rglob("*") if path.name in ("recent", "mean")]
-    assert living_children() == []
-
-
 def test_a_run_ends_with_its_budget(engine: Engine, run_dir: Path) -> None:
     """On a slow machine with less than a step, which only prime-rl takes for a failure: it has nothing to evaluate."""
     readings: list[Progress] = []

@@ -422,7 +422,7 @@ def test_earlier_steps_of_a_game_complete_again(tmp_path: Path, run_dir: Path, t
             assert 0 < step < last.step == 12
     finally:
         session.close()
-    assert not (run_dir / "prime-rl" / "recent").exists()
+    assert not (run_dir / "prime-rl" / "earlier").exists()
     assert living_children() == []
 
 

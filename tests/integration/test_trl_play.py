@@ -141,7 +141,6 @@ def make_trainer(
         "settings": make_settings(batch_size=32, max_steps=max_steps, max_completion_tokens=4, opponent=opponent),
         "train_seed": 3,
         "budget_clock": "cpu",
-        "score_last": 0,
         "trained_at_once": 512,
         "sampled_at_once": 512,
         "weights_dir": str(tmp_path),

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from nightshift_arithmetic import data
-from transformers import TrainerCallback
 
 from nightshift import environments
 from tests.rules import ARITHMETIC_TRL
@@ -122,9 +121,7 @@ def make_settings(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
-    def make(
-        trained_at_once: int = 512, others: Any = (), score_last: int = 0, **changes: Any
-    ) -> tuple[Any, list[dict[str, Any]]]:
+    def make(trained_at_once: int = 512, others: Any = (), **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         rows: list[dict[str, Any]] = []
@@ -140,7 +137,6 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
                 "train_seed": 3,
                 "trained_at_once": trained_at_once,
                 "sampled_at_once": 512,
-                "score_last": score_last,
                 **places,
             },
             rows.append,
@@ -148,29 +144,6 @@ def make_trainer(trainer_module: ModuleType, tmp_path: Path) -> MakeTrainer:
         return trainer, rows
 
     return make
-
-
-@pytest.mark.parametrize(("score_last", "expected"), [(2, [2, 3]), (3, [1, 2, 3]), (4, []), (0, [])])
-def test_the_mean_of_the_last_steps(make_trainer: MakeTrainer, score_last: int, expected: list[int]) -> None:
-    import torch
-
-    trainer, _ = make_trainer(score_last=score_last, max_steps=3)
-    seen: list[Any] = []
-
-    def weights() -> Any:
-        return torch.cat([parameter.detach().flatten().clone() for parameter in trainer.model.parameters()])
-
-    class Witness(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append(weights())
-
-    trainer.add_callback(Witness)
-    trainer.train_for(600.0)
-    for _ in range(2):
-        assert trainer.average_last() == expected
-        mean = torch.stack([seen[step - 1].double() for step in expected or [3]]).mean(0)
-        assert (weights() - mean).abs().max() < 1e-6  # float32
-    assert (seen[2] - seen[1]).abs().max() > 1e-4
 
 
 def test_two_environments_are_mixed_by_their_ratio_and_told_apart(make_trainer: MakeTrainer) -> None:

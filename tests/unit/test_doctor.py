@@ -164,7 +164,7 @@ def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(place, answer)
-    [check] = [check for check in check_machine(root) if check.name == name]
+    [check] = [check for check in check_machine(root, GSM8K_PRIME_RL) if check.name == name]
     assert re.search(words, str(check)), str(check)
     assert not check.ok
     assert "Run" in str(check)
@@ -173,16 +173,16 @@ def test_each_thing_that_the_machine_lacks_is_a_line_with_its_command(
 def test_wsl_and_a_tight_disk_are_no_problems_and_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
     monkeypatch.setattr(f"{MACHINE}.free_disk_gb", lambda path: 10.0)
-    told = {check.name: str(check) for check in check_machine(root) if check.ok}
+    told = {check.name: str(check) for check in check_machine(root, GSM8K_PRIME_RL) if check.ok}
     assert "VLLM_WSL2_ENABLE_PIN_MEMORY=1 is set" in told["WSL"]
     assert "10.0 GB free; a run needs 6, a night with its kept models 26, and fewer are free" in told["disk"]
     monkeypatch.undo()
-    assert "WSL" not in {check.name for check in check_machine(root)}
+    assert "WSL" not in {check.name for check in check_machine(root, GSM8K_PRIME_RL)}
 
 
 def test_the_variables_that_doctor_says_are_set_are_set() -> None:
     [inference] = [command for command in launch_of(variant("train"), ROOT).commands if command.name == "inference"]
-    told = " ".join(map(str, check_machine(ROOT))) + inspect.getsource(machine)
+    told = " ".join(map(str, check_machine(ROOT, GSM8K_PRIME_RL))) + inspect.getsource(machine)
     named = re.findall(r"(VLLM_\w+)=(\d)", told)
     assert {name for name, _ in named} == {"VLLM_USE_FLASHINFER_SAMPLER", "VLLM_WSL2_ENABLE_PIN_MEMORY"}
     assert dict(named).items() <= inference.env.items()

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,15 +232,6 @@ def test_no_rollout_begins_with_what_older_weights_computed() -> None:
         assert launch.inference_json["vllm"]["enable_prefix_caching"] is False, name
     with pytest.raises(ConfigError, match="enable_prefix_caching"):
         parse(SHIPPED + b"enable_prefix_caching = true\n")
-
-
-def test_adapters_are_refused_where_a_mean_is_scored() -> None:
-    lora = variant("lora")
-    assert effective(lora, RULES, PROMPT_TOKENS)
-    line = lora.source.decode().split("\n").index("[trainer.model.lora]") + 1
-    with pytest.raises(ConfigError, match=rf"train\.toml:{line}: trainer\.model\.lora: .*score_last = 5\. Delete"):
-        effective(lora, replace(RULES, score_last=5), PROMPT_TOKENS)
-    assert effective(variant("train"), replace(RULES, score_last=5), PROMPT_TOKENS)
 
 
 def test_a_rollout_longer_than_the_server_s_context_is_refused_with_its_line() -> None:

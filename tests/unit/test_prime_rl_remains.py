@@ -17,13 +17,13 @@ DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
 
 def made(folder: Path) -> Path:
     """The folder of an attempt with what is heavy, and what is not."""
-    for name in ("broadcasts/step_3", "recent/step_2", "rollouts/step_3", "configs"):
+    for name in ("broadcasts/step_3", "earlier/step_2", "rollouts/step_3", "configs"):
         (folder / "prime-rl" / name).mkdir(parents=True)
     return folder
 
 
 def heavy(folder: Path) -> list[bool]:
-    return [(folder / "prime-rl" / name).is_dir() for name in ("broadcasts", "recent", "rollouts", "configs")]
+    return [(folder / "prime-rl" / name).is_dir() for name in ("broadcasts", "earlier", "rollouts", "configs")]
 
 
 @pytest.mark.parametrize("keep_all", [False, True])

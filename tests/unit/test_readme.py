@@ -293,20 +293,6 @@ def test_what_seeds_are_worth() -> None:
     assert f"a part of the {same[0]:.1f} pp may be" in told
 
 
-def test_the_mean_of_the_last_weights() -> None:
-    data, told = result("score_last"), " ".join(MEASURED.split())
-    of = {each["score_last"]: each for each in data["settings"]}
-    assert {each["seeds"] for each in of.values()} == {10}
-    less = {count: f"{-100 * each['gain']:.2f}" for count, each in of.items()}
-    assert (
-        f"over ten seeds the mean of the last 5 steps' weights scores {less[5]} pp less than the last weights" in told
-    )
-    assert (
-        f"alone, of 10 steps {less[10]}, of 20 {less[20]}; seeds differ by {100 * of[1]['sd']:.2f} pp for the" in told
-    )
-    assert f"for the last alone and {100 * of[5]['sd']:.2f} for 5 (" in told
-
-
 def test_the_ratings_of_a_game_and_what_another_would_cost() -> None:
     data, told = result("game"), " ".join((ROOT / "docs" / "environments.md").read_text(encoding="utf-8").split())
     assert f"by bootstrap over the openings, is about {data['elo_stderr_mean']:.0f}; one policy's ratings over" in told

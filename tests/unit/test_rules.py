@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from nightshift.errors import UsageError
-from nightshift.records import Weights
 from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
 from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 
@@ -225,20 +224,6 @@ def test_several_environments_share_the_score_by_their_weights() -> None:
     assert rules.hash(ROOT) != equal.hash(ROOT)
 
 
-def test_the_mean_of_the_last_steps_is_another_metric(root: Path) -> None:
-    before = rules_here(root, None, 0)
-    text = (root / "rules.toml").read_text()
-    (root / "rules.toml").write_text(text.replace("score_last = 0", "score_last = 3"))
-    after = rules_here(root, None, 0)
-    assert (before.score_last, after.score_last) == (0, 3)
-    assert after.hash(root) != before.hash(root)
-    assert before.unlike_asked(Weights(7, "f")) is None
-    assert after.unlike_asked(Weights(7, "f", averaged=(5, 6, 7))) is None
-    assert after.unlike_asked(Weights(2, "f")) == "score_last = 3: of the weights of 2 steps the last alone were scored"
-    said = after.unlike_asked(Weights(7, "f", averaged=(3, 6, 7)))
-    assert said == "score_last = 3: of the weights of 7 steps the mean of steps 3, 6, 7 was scored"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -274,9 +259,7 @@ def test_the_mean_of_the_last_steps_is_another_metric(root: Path) -> None:
         ("[environment.gsm8k]\nweight = inf", "Expected `float` <= 1000000.0"),
         ("[environment.gsm8k]\nweight = nan", "rules.toml: "),
         ("[environment.gms8k]\nweight = 2.0", 'environments/ has no "gms8k"'),
-        ("score_last = 1", "rules.toml: Invalid enum value 1 - at `$.score_last`. Write environments"),
-        ("score_last = 21", "Invalid enum value 21"),
-        ("score_last = 5.0", "Expected `int`, got `float`"),
+        ("score_last = 5", "rules.toml: score_last: gone in 0.3: delete the line"),
         (None, "rules.toml: [Errno 2] No such file"),
     ],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nightshift.engines.memory import line_in, where
+from nightshift.engines.memory import where
 from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.engines.prime_rl.presets import with_preset
 from nightshift.errors import ConfigError
@@ -46,9 +46,6 @@ def effective(config: Config, rules: Rules, prompt_tokens: int) -> dict[str, Any
     if values.get(_SAMPLER) == "standard":
         del values[_SAMPLER]  # what a source does without a curriculum (P/orchestrator/curriculum/base.py)
     if values.get(ADAPTER) is not None:
-        if rules.score_last:
-            cause = f"train.toml:{line_in(config, ADAPTER)}: {ADAPTER}: a mean of adapters is no mean of what they do"
-            raise ConfigError(f"{cause}, and rules.toml says score_last = {rules.score_last}", f"Delete {ADAPTER}.")
         # the name that C/rl.py:566 would choose
         rank, alpha = values[f"{ADAPTER}.rank"], values[f"{ADAPTER}.alpha"]
         values["orchestrator.model.lora.name"] = f"r{rank}-a{alpha}"

@@ -35,7 +35,6 @@ from nightshift.engines.prime_rl.machine import ENGINE, MIN_DRIVER, check_machin
 from nightshift.engines.prime_rl.ports import free_ports
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.proof import READER, prove
-from nightshift.engines.prime_rl.recent import num_kept
 from nightshift.engines.prime_rl.remains import sweep
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
@@ -105,7 +104,7 @@ class PrimeRlEngine:
         gpus = "; ".join(map(_describe, pair))
         found = [Check(ENGINE, "GPUs", problem, gpus) for problem in unfit or [None] * bool(pair)]
         found += [Check(ENGINE, "memory", detail=f"preset {it.rules.memory}")] * bool(pair)
-        found += check_machine(it.root, num_kept(it.rules))
+        found += check_machine(it.root, it.rules)
         return found + examine(it.installation, it.rules, it.root, pair)
 
     def check(self) -> list[str]:
@@ -219,7 +218,6 @@ class PrimeRlEngine:
             ports=free_ports(len(self.rules.environments)),
             gpu_ids=gpu_ids,
             memory=self.rules.memory,
-            score_last=self.rules.score_last,
             bin_dir=self.installation.bin_dir,
             environment=self.installation.environment(self.root, self.rules, self._environ.get("PATH", "")),
         )

@@ -20,7 +20,6 @@ from nightshift.engines.downloads import data_problem, is_whole_model
 from nightshift.engines.own_model import local_problem
 from nightshift.engines.prime_rl.copies import environment_files, environments_hash, files_of, missing
 from nightshift.engines.prime_rl.machine import ENGINE, check_machine
-from nightshift.engines.prime_rl.recent import num_kept
 from nightshift.errors import EngineError
 from nightshift.processes.gpus import Gpu
 from nightshift.rules import Rules
@@ -128,7 +127,7 @@ def problems(installation: Installation, rules: Rules, root: Path, gpus: Sequenc
 
     Takes under 0.3 s. No GPUs: it was built without CUDA, so its packages may differ from the pins.
     """
-    found = [*examine(installation, rules, root, gpus), *check_machine(root, num_kept(rules))]
+    found = [*examine(installation, rules, root, gpus), *check_machine(root, rules)]
     return [str(check.problem) for check in found if not check.ok]
 
 

@@ -72,7 +72,7 @@ class Launch:
 
     `run_dir` and `bin_dir` (of prime-rl's own environment) are absolute. `environment`: what makes a process use that
     installation: PATH, PYTHONPATH, caches (Installation.environment). `gpu_ids`: inference, trainer, perhaps the same;
-    () hides every GPU from both. `memory`: the preset that the settings were made with; `score_last`: the rules'.
+    () hides every GPU from both. `memory`: the preset that the settings were made with.
     """
 
     settings: Mapping[str, Any]
@@ -83,7 +83,6 @@ class Launch:
     bin_dir: Path
     environment: Mapping[str, str]
     memory: str = NO_CARD
-    score_last: int = 0
 
     def __post_init__(self) -> None:
         if not self.run_dir.is_absolute() or not self.bin_dir.is_absolute():
@@ -242,7 +241,6 @@ def describe(launch: Launch) -> list[str]:
         f"{', '.join(f'{n} {ports.env_server + i}' for i, n in enumerate(launch.env_servers))}, "
         f"torchrun {ports.rendezvous}",
         f"model:    {launch.served_model}",
-        *([f"scored:   the mean of the weights of the last {launch.score_last} steps"] if launch.score_last else []),
     ]
     shared = dict(set.intersection(*(set(command.env.items()) for command in launch.commands)))
     lines += [f"env:      all: {_assignments(shared)}"]

@@ -14,8 +14,10 @@ from pathlib import Path
 from nightshift.campaign.closing import MODELS_GB
 from nightshift.engines import Check
 from nightshift.engines.prime_rl.ports import free_ports
+from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
 from nightshift.files import free_disk_gb
+from nightshift.rules import Rules
 
 ENGINE = "prime-rl"
 MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
@@ -29,9 +31,9 @@ _SHM_GB = 0.5  # runs on a CPU left segments of 168 MB there; a container has 64
 _OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
 
 
-def check_machine(root: Path, num_kept: int = 0) -> list[Check]:
-    """The machine's lines of `nightshift doctor` for the checkout at `root`; `num_kept`: weights that a run keeps
-    beside the trainer's (recent.py)."""
+def check_machine(root: Path, rules: Rules) -> list[Check]:
+    """The machine's lines of `nightshift doctor` for the checkout at `root`. A self-play run keeps more weights."""
+    num_kept = CURVE_STEPS * any(environment.is_game for environment in rules.environments)
     parts = {"wheels": _wheels, "compiler": _compiler, "shared memory": _shm, "open files": _files, "ports": _ports}
     found = []
     for part, look in (*parts.items(), ("disk", lambda: _disk(root, num_kept)), ("WSL", _wsl)):

@@ -25,7 +25,8 @@ from nightshift.processes.watchdog import is_alive
 
 TRACE_NAME = "unfinished.json"
 LOOK_SECONDS = 5.0  # a look reads what every process of the run maps: thousands of lines each
-_HEAVY = ("broadcasts", "recent", "rollouts")
+EARLIER_DIR = "earlier"  # weights of earlier steps of a self-play run
+_HEAVY = ("broadcasts", EARLIER_DIR, "rollouts")
 
 
 class _Trace(msgspec.Struct):

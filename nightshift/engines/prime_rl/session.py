@@ -25,11 +25,10 @@ from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail
 from nightshift.engines.prime_rl.proof import WEIGHTS_NAME, Witness
-from nightshift.engines.prime_rl.recent import Recent
-from nightshift.engines.prime_rl.remains import Remains
+from nightshift.engines.prime_rl.remains import EARLIER_DIR, Remains
 from nightshift.engines.prime_rl.rollouts import keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.server import Server
-from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
+from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
@@ -89,7 +88,7 @@ class PrimeRlSession:
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
-        self._recent = Recent(launch, environment)
+        self._earlier = EarlierWeights(launch.broadcasts_dir, launch.prime_dir / EARLIER_DIR)
         self._remains = Remains(launch.prime_dir, keep_all, timing.clock)
         self._resources = ExitStack()
         self._resources.callback(self._server.close)
@@ -159,15 +158,15 @@ class PrimeRlSession:
             raise EngineError("there are no final weights: training did not succeed")
         folder, step = self._run_dir / WEIGHTS_NAME, self._final_step
         is_there = folder.exists()
-        source = folder if is_there else self._recent.final(step)
+        source = self._launch.broadcasts_dir / f"step_{step}"
         sha256 = check_weights(folder) if is_there else build_model_folder(source, self._base_model, folder)
         self._load(folder)
-        return Weights(step, sha256, self._witness.at_end(), self._recent.averaged)
+        return Weights(step, sha256, self._witness.at_end())
 
     @property
     def earlier(self) -> dict[int, Callable[[], None]]:
         """See Session."""
-        return {step: partial(self._load, at) for step, at in self._recent.earlier.items() if step < self._final_step}
+        return {step: partial(self._load, at) for step, at in self._earlier.folders.items() if step < self._final_step}
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
@@ -236,7 +235,8 @@ class PrimeRlSession:
         reward: float | None = None
         while True:
             now, has_news = self._clock(), self._tail.poll()
-            self._recent.look(max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9)))
+            if self._launch.is_game:
+                self._earlier.look(max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9)))
             if max_steps and (self._tail.is_whole(max_steps) or self._children["trainer"].poll() == 0):
                 return Outcome.FINISHED
             self._raise_if_dead()

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
 from nightshift.files import disk_error, read_file
 
@@ -52,6 +53,36 @@ def link_weights(source: Path, target: Path) -> None:
                 (target / path.name).hardlink_to(path)
             except OSError:  # another filesystem, or one without hard links
                 shutil.copyfile(path, target / path.name)
+
+
+class EarlierWeights:
+    """The weights after a few earlier steps of a self-play run, which its Elo curve is measured with.
+
+    prime-rl's trainer deletes all but its last two steps, so the newest step is kept by hard links when each fifth of
+    the training but the first begins. `folders`: by step, in order.
+    """
+
+    def __init__(self, broadcasts: Path, folder: Path) -> None:
+        self._broadcasts, self._folder = broadcasts, folder
+        self._fifth = 0
+        self.folders: dict[int, Path] = {}
+
+    def look(self, share: float) -> None:
+        """Keep the newest published step if another fifth of the training has begun; `share` of it is over, 0 to 1."""
+        fifth = int((CURVE_STEPS + 1) * share)
+        if not self._fifth < fifth <= CURVE_STEPS:
+            return
+        last = max(self.folders, default=0)  # step 0 is the base model, which no update made
+        for step in sorted((step for step in stable_steps(self._broadcasts) if step > last), reverse=True):
+            target = self._folder / f"step_{step}"
+            try:
+                link_weights(self._broadcasts / f"step_{step}", target)
+                whole_files(target)
+            except (OSError, ValueError):  # the trainer was deleting this step
+                shutil.rmtree(target, ignore_errors=True)
+            else:
+                self._fifth, self.folders[step] = fifth, target
+                return
 
 
 def check_weights(folder: Path) -> str:

@@ -246,7 +246,6 @@ class TrlEngine:
             "root": str(self.root),
             "environments": [asdict(environment) for environment in self.rules.environments],
             "train_seed": seed,
-            "score_last": self.rules.score_last,
             "settings": dict(settings),
             "metrics_path": str(run_dir / "metrics.jsonl"),
             "weights_dir": str(run_dir / "weights"),

@@ -5,7 +5,6 @@ What differs from a bare GRPOTrainer, and why:
 - rollouts whose advantage is zero leave the batch before forward and backward, as in prime-rl;
 - several environments are mixed by their ratio, as prime-rl's sources are;
 - optimizer and schedule are those of optimizer.py;
-- the weights of the last `score_last` steps stay, on the CPU: their mean is the final policy where the rules say so;
 - training ends at a moment, not at a step: an update that would begin after it does not happen.
 """
 
@@ -15,7 +14,6 @@ import itertools
 import json
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -52,8 +50,8 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         spec: Settings,
         send: Callable[[Settings], None],
     ) -> None:
-        """Of `spec` it reads settings, train_seed, budget_clock, score_last, weights_dir, metrics_path, trained_at_once
-        and sampled_at_once; `send` tells the harness an event."""
+        """Of `spec` it reads settings, train_seed, budget_clock, weights_dir, metrics_path, trained_at_once and
+        sampled_at_once; `send` tells the harness an event."""
         settings = spec["settings"]
         self._scorers = [one.scorer for one in environments if one.scorer]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
@@ -66,7 +64,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._samples = Samples()
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
-        self._last: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=spec["score_last"])  # step, parameters
         self._started = self._ends = self._last_row = math.inf  # on the budget's clock
         prompts = [
             tokenizer.apply_chat_template(one.episode(example).ask(), tokenize=False, add_generation_prompt=True)
@@ -113,22 +110,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "training_seconds": time.monotonic() - began,
             "reward_mean": fmean(self._reward_means) if self._reward_means else None,
         }
-
-    def _weights(self) -> list[torch.Tensor]:
-        return [p.detach().to("cpu", torch.float32, copy=True) for p in self.model.parameters()]
-
-    def average_last(self) -> list[int]:
-        """Give the policy the mean, in float32, of the weights of the last `score_last` steps; the steps.
-
-        Of fewer steps there is no mean: it stays as it is, and the list is empty.
-        """
-        if len(self._last) < (self._last.maxlen or 1):
-            return []
-        steps, weights = zip(*self._last, strict=True)
-        with torch.no_grad():
-            for parameter, *earlier in zip(self.model.parameters(), *weights, strict=True):
-                parameter.copy_(sum(earlier) / len(earlier))
-        return [*steps]
 
     def _reward(
         self, completions: list[str], index: list[int], completion_ids: list[list[int]], **_: Any
@@ -259,8 +240,6 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "tokens_per_second": num_tokens / seconds,
             "train_seconds": seconds - row["generate_seconds"],
         }
-        if self._last.maxlen:
-            self._last.append((step, self._weights()))
         self._reward_means.append(row["reward_mean"])
         self._metrics_file.write(json.dumps(row) + "\n")
         self._send({"event": "step", **row})

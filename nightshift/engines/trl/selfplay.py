@@ -111,7 +111,8 @@ class SelfPlay(Trainer):
         step, max_steps = self.state.global_step, self._settings["max_steps"] or math.inf
         fifth = int(5 * max((self._clock() - self._started) / (self._ends - self._started), step / max_steps))
         if self._fifth < fifth < 5:
-            self._fifth, self.earlier[step] = fifth, self._weights()
+            weights = [p.detach().to("cpu", torch.float32, copy=True) for p in self.model.parameters()]
+            self._fifth, self.earlier[step] = fifth, weights
 
     def _score(self, text: str, index: int) -> float:
         """Of the next episode that was played: rewards are asked for in their order."""

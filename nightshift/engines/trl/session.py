@@ -49,7 +49,6 @@ class Trained(msgspec.Struct, tag_field="event", tag="trained"):
 class FinalWeights(msgspec.Struct, tag_field="event", tag="weights"):
     step: int
     sha256: str
-    averaged: tuple[int, ...] = ()
 
 
 class Completions(msgspec.Struct, tag_field="event", tag="completions"):
@@ -133,7 +132,7 @@ class TrlSession:
     def load_final_weights(self) -> Weights:
         """Have the trainer write its final policy and load what completes from that very file."""
         events = self._events({"command": "load_final_weights"})
-        return next(Weights(e.step, e.sha256, averaged=e.averaged) for e in events if isinstance(e, FinalWeights))
+        return next(Weights(e.step, e.sha256) for e in events if isinstance(e, FinalWeights))
 
     def complete(
         self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback

@@ -93,7 +93,6 @@ class Trainer:
 
         from nightshift.files import sync_folder
 
-        averaged = self._trainer.average_last()
         model, step = self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.state.global_step
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise ValueError(f"the weights after step {step} are not finite")
@@ -111,7 +110,7 @@ class Trainer:
         self._policy, self._said = self._load_policy(str(final)), {}
         with (final / "model.safetensors").open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._send({"event": "weights", "step": step, "sha256": digest, "averaged": averaged})
+        self._send({"event": "weights", "step": step, "sha256": digest})
 
     def _load_step(self, step: int) -> None:
         import torch

@@ -1,0 +1,87 @@
+"""The earlier weights of a self-play run: real files and real links, beside a trainer that publishes and deletes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nightshift.engines.prime_rl.weights import EarlierWeights, check_weights
+from tests.unit.test_prime_rl_weights import TRAIN, full
+
+
+@pytest.fixture
+def broadcasts(tmp_path: Path) -> Path:
+    folder = tmp_path / "broadcasts"
+    folder.mkdir()
+    return folder
+
+
+def publish(broadcasts: Path, step: int) -> Path:
+    """As prime-rl's trainer does: the files, then STABLE; then step N-2 is deleted."""
+    folder = broadcasts / f"step_{step}"
+    folder.mkdir()
+    save_file({"a.weight": torch.full((4, 8), float(step))}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "STABLE").touch()
+    shutil.rmtree(broadcasts / f"step_{step - 2}", ignore_errors=True)
+    return folder
+
+
+def kept(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "earlier").iterdir())
+
+
+def test_one_step_of_each_fifth_but_the_first_is_kept(broadcasts: Path, tmp_path: Path) -> None:
+    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
+    for step in range(21):
+        publish(broadcasts, step)
+        earlier.look(step / 20)
+    assert list(earlier.folders) == [4, 8, 12, 16]
+    assert kept(tmp_path) == sorted(f"step_{step}" for step in (4, 8, 12, 16))
+    for step, folder in earlier.folders.items():
+        assert torch.equal(load_file(folder / "model.safetensors")["a.weight"], torch.full((4, 8), float(step)))
+
+
+def test_weights_are_links_where_the_filesystem_has_them(broadcasts: Path, tmp_path: Path) -> None:
+    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
+    folder = publish(broadcasts, 3)
+    earlier.look(0.25)
+    assert (earlier.folders[3] / "model.safetensors").samefile(folder / "model.safetensors")
+
+
+def test_a_step_that_is_being_deleted_is_passed_over(broadcasts: Path, tmp_path: Path) -> None:
+    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
+    publish(broadcasts, 4)
+    (publish(broadcasts, 5) / "model.safetensors").unlink()
+    earlier.look(0.25)
+    assert list(earlier.folders) == [4]
+    assert kept(tmp_path) == ["step_4"]
+
+
+def test_the_base_model_is_no_step(broadcasts: Path, tmp_path: Path) -> None:
+    earlier = EarlierWeights(broadcasts, tmp_path / "earlier")
+    publish(broadcasts, 0)
+    earlier.look(0.3)
+    assert earlier.folders == {}
+    publish(broadcasts, 1)
+    earlier.look(0.35)
+    assert list(earlier.folders) == [1]
+
+
+def test_looking_while_the_trainer_publishes_and_deletes(broadcasts: Path, tmp_path: Path) -> None:
+    source = full(tmp_path / "source")
+    whole = check_weights(source)
+    argv = [sys.executable, "-I", "-c", TRAIN, broadcasts, source / "model.safetensors"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        for index in range(60):
+            earlier = EarlierWeights(broadcasts, tmp_path / f"earlier-{index}")
+            earlier.look(0.5)
+            assert [check_weights(folder) for folder in earlier.folders.values()] in ([whole], [])
+        trainer.kill()
