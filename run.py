@@ -21,7 +21,7 @@ import click
 
 from nightshift.command import run
 from nightshift.engines import ENGINES
-from nightshift.flags import FOLDER, moment, refuse_max_runs, use_prime_rl
+from nightshift.flags import FOLDER, use_prime_rl
 from nightshift.request import Request, prediction_in
 from nightshift.shell import Command
 
@@ -33,8 +33,6 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--engine", type=click.Choice(ENGINES), help="Default: prime-rl on two GPUs, else trl.")
 @click.option("--gpus", help="prime-rl: GPU to serve, GPU to train: 2,3, or 0,0. trl: one. See docs/gpus.md.")
 @click.option("--prime-rl", type=FOLDER, callback=use_prime_rl, help="prime-rl: its checkout, as prepare.py has it.")
-@click.option("--max-runs", hidden=True, expose_value=False, callback=refuse_max_runs)
-@click.option("--until", callback=moment, help="HH:MM or ISO time: no second run of a baseline that would end later.")
 @click.option("--budget-seconds", type=float, help="Another training budget: other rules, so a fresh baseline.")
 @click.option("--again", is_flag=True, help="Repeat a config that was already decided, with new seeds.")
 @click.option("--detach", is_flag=True, help="Return once it runs; then: uv run nightshift wait --timeout 100.")

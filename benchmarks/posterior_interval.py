@@ -2,7 +2,7 @@
 
     uv run benchmarks/posterior_interval.py --campaigns 750
 
-The world is the default one of docs/history/decision-rule.md, section 2, without its interaction of configs and
+The world is the default one of simulated_nights.py, without its interaction of configs and
 examples: 1,319 examples, ideas that help, are neutral or harm, 40 experiments after the baseline.
 nightshift/campaign/decision.py decides on the scores of every example, as in a real campaign.
 """

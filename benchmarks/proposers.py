@@ -2,7 +2,6 @@
 
     uv run --group dev benchmarks/proposers.py                 about three hours of one core; goes on where it stopped
     uv run --group dev benchmarks/proposers.py --early-stop    the same nights with runs that stop when hopeless
-    uv run --group dev benchmarks/proposers.py --ablations     with a set of known ideas every tenth time
 
 Everything but the run is a night's own: the drawn set, the proposer with its search space, train.toml, the verdict. All
 proposers meet the same landscapes (landscapes.py) and the same noise.
@@ -25,7 +24,7 @@ from machine import RESULTS, machine, table, write_result
 from stopping import Stopping
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.recombine import ABLATION_EVERY, ablation, next_base
+from nightshift.campaign.recombine import next_base
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.proposers import Context
@@ -59,7 +58,6 @@ def play(
     seed: int,
     num_experiments: int,
     stopping: Stopping | None = None,
-    ablates: bool = False,
 ) -> dict[str, Any]:
     """One night, as long as so many whole runs: true gain of the incumbent in pp, and what its proposals were like."""
     rng, ledger, campaign = np.random.default_rng((seed, 7)), MemoryLedger(), Campaign()
@@ -93,13 +91,8 @@ def play(
         else:
             used = (time_used + 1) / num_experiments
             base, made_from = next_base(campaign, used, ledger.stored_config, engine().validate)
-            is_due = ablates and len(campaign.decided) % ABLATION_EVERY == 0
-            if is_due and (known := ablation(campaign, ledger.stored_config, engine().validate)):
-                base, config, _ = known
-                made_from = config
-            else:
-                context = Context(number, incumbent, made_from.source, base, campaign, its_rules, ledger, used_keys())  # type: ignore[arg-type]
-                config = _proposed(proposer, context, campaign)
+            context = Context(number, incumbent, made_from.source, base, campaign, its_rules, ledger, used_keys())  # type: ignore[arg-type]
+            config = _proposed(proposer, context, campaign)
         ledger.sources[number] = config.source
         runs = tuple(run(config, place) for place in ((0, 1) if incumbent is None else (number,)))
         changes = tuple(change.line for change in diff(made_from, config)) if made_from else ()
@@ -195,12 +188,10 @@ def _record(
     )
 
 
-def _night(
-    landscape: str, proposer: str, seed: int, num_experiments: int, stops: bool, ablates: bool
-) -> dict[str, Any]:
+def _night(landscape: str, proposer: str, seed: int, num_experiments: int, stops: bool) -> dict[str, Any]:
     made, stopping = LANDSCAPES[landscape](seed), Stopping(seed) if stops else None
     began = time.process_time()
-    night = play(made, SearchProposer(proposer, seed), seed, num_experiments, stopping, ablates)
+    night = play(made, SearchProposer(proposer, seed), seed, num_experiments, stopping)
     return {
         "landscape": landscape,
         "proposer": proposer,
@@ -253,7 +244,6 @@ def summary(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @click.option("--landscapes", default=",".join(LANDSCAPES), show_default=True)
 @click.option("--experiments", default=NUM_EXPERIMENTS, show_default=True)
 @click.option("--early-stop", is_flag=True, help="Stop runs that are hopeless; needs results/early_stop.json.")
-@click.option("--ablations", is_flag=True, help="Every tenth experiment is a set of known ideas.")
 @click.option("--output", type=click.Path(path_type=Path))
 def main(
     nights: int,
@@ -262,13 +252,12 @@ def main(
     landscapes: str,
     experiments: int,
     early_stop: bool,
-    ablations: bool,
     output: Path | None,
 ) -> None:
     """Play what is missing, print, write."""
-    name = {(True, False): "early_stop_nights", (False, True): "ablations"}.get((early_stop, ablations), "proposers")
+    name = "early_stop_nights" if early_stop else "proposers"
     output = output or RESULTS / f"{name}.json"
-    flag = " --early-stop" * early_stop + " --ablations" * ablations
+    flag = " --early-stop" * early_stop
     kind, command = machine(), f"uv run --group dev benchmarks/proposers.py --experiments {experiments}{flag}"
     old = json.loads(output.read_text()) if output.exists() else {}
     rows: list[dict[str, Any]] = old.get("rows", []) if old.get("command") == command else []
@@ -277,7 +266,7 @@ def main(
         for landscape in landscapes.split(","):
             for name in proposers.split(","):
                 if (landscape, name, seed) not in done:
-                    rows.append(_night(landscape, name, seed, experiments, early_stop, ablations))
+                    rows.append(_night(landscape, name, seed, experiments, early_stop))
                     click.echo({k: v for k, v in rows[-1].items() if k != "used_percent"}, err=True)
         write_result(output, command, {"emulator_explains": forest()[1], "summary": summary(rows), "rows": rows}, kind)
     columns = {"landscape": "<10", "proposer": "<9", "nights": ">7", "gain": ">7.2f", "stderr": ">7.2f"}

@@ -1,7 +1,5 @@
 """Campaigns that never trained anything: worlds of ideas, and a clock.
 
-The model of docs/history/decision-rule.md, section 2.
-
 A world says how good ideas are, how noisy runs are and how long they take; `simulate` plays many campaigns
 of one rule in it at once. Scores are fractions 0..1, times are seconds.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from nightshift.campaign.agreed import baseline_of, differences
@@ -35,12 +35,9 @@ def num_baseline_runs(setup: Setup) -> int:
     return max(setup.rules.decision.baseline_runs, min(setup.pool.num_slots, MAX_BASELINE_RUNS))
 
 
-def wants_another_run(record: Record, request: Request, setup: Setup) -> bool:
-    """True for a baseline that has fewer runs than the rules want, while there is time for one more."""
-    if record.parent is not None or len(record.runs) >= num_baseline_runs(setup) or setup.is_stopping():
-        return False
-    end = setup.now() + timedelta(seconds=record.runs[-1].total_seconds)
-    return request.until is None or end <= request.until
+def wants_another_run(record: Record, setup: Setup) -> bool:
+    """True for a baseline that has fewer runs than the rules want."""
+    return record.parent is None and len(record.runs) < num_baseline_runs(setup) and not setup.is_stopping()
 
 
 def require_packaged(setup: Setup) -> None:

@@ -45,7 +45,7 @@ def run_experiment(request: Request, setup: Setup) -> Record:
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md
-        while (done := collect(record.number, request, setup)) is None:
+        while (done := collect(record.number, setup)) is None:
             setup.wait()  # a worker makes 6 and 7; collect is 8 and 9
         return done
     except Interrupted as error:
@@ -82,7 +82,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     return record
 
 
-def collect(number: int, request: Request, setup: Setup) -> Record | None:
+def collect(number: int, setup: Setup) -> Record | None:
     """The closed record of an experiment whose runs have all ended; None while one is in flight."""
     record = setup.ledger.record(number)
     if record.status != STARTED:
@@ -95,7 +95,7 @@ def collect(number: int, request: Request, setup: Setup) -> Record | None:
         record = replace(record, runs=(*record.runs, result), hardware=record.hardware or result.hardware)
         failure = _failure(record, setup)
         is_more_in_flight = number in setup.experiments_in_flight()
-        if failure is None and (is_more_in_flight or wants_another_run(record, request, setup)):
+        if failure is None and (is_more_in_flight or wants_another_run(record, setup)):
             with setup.ledger.lock():
                 setup.ledger.write(record)  # an interruption loses the run in flight only
             if not is_more_in_flight:

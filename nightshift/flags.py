@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,31 +40,6 @@ def num_slots(ctx: click.Context, param: click.Parameter, value: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,2}", value):
         raise click.BadParameter(f"{value!r} is no number of runs. Write 1 to 999, or auto.")
     return int(value)
-
-
-def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """HH:MM (the next one, local time) or an ISO 8601 time, as an aware one in UTC."""
-    if value is None:
-        return None
-    now = datetime.now().astimezone()
-    try:
-        if len(value) == len("HH:MM"):
-            found = datetime.combine(now, datetime.strptime(value, "%H:%M").time()).astimezone()
-            found += timedelta(days=found <= now)
-        else:
-            found = datetime.fromisoformat(value).astimezone()
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time. Write 07:30 or 2026-11-21T07:30.") from None
-    if found <= now:
-        raise click.BadParameter(f"{value!r} is over.")
-    return found.astimezone(UTC)
-
-
-def refuse_max_runs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """--max-runs of version 0.1.0."""
-    if value is not None:
-        fix = "Leave it out; to repeat a config as an experiment of its own: --again."
-        raise click.UsageError(f"--max-runs {value} is gone: an experiment is one run. {fix}")
 
 
 def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:

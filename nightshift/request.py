@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from nightshift.cost import Cost
@@ -33,7 +32,6 @@ class Request:
     engine: str | None = None
     gpus: str | None = None
     prime_rl: Path | None = None
-    until: datetime | None = None
     budget_seconds: float | None = None
     again: bool = False
     keep_all: bool = False

@@ -1,7 +1,7 @@
 """Runs that others took much of the machine from: said, believed less, and made again by a night.
 
 A wall-clock budget lets such a run make fewer steps; in recorded nights half of the budget cost 3.6 pp where ideas
-scatter by 8 (docs/history/decision-rule.md). So the noise of a run grows by the share that was taken, on that scale:
+scatter by 8. So the noise of a run grows by the share that was taken, on that scale:
 its variance by (share x prior_sd)^2.
 """
 

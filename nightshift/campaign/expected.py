@@ -44,7 +44,7 @@ def expected(campaign: Campaign, record: Record) -> Expected | None:
         return then
     made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
     made_from = made_from if record.base is None else frozenset(record.base)
-    is_known_set = record.base is not None and not record.diff  # an ablation, or one run again: no idea of its own
+    is_known_set = record.base is not None and not record.diff  # one run again: no idea of its own
     if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
         return campaign.last_expected.get(record.number, then)
     ideas = made_from if own is None else made_from - own.replaced | {record.number}

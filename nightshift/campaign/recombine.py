@@ -2,7 +2,7 @@
 
 A night draws the set from what is believed of the effects, so that ideas meet each other and a doubtful one is measured
 again, in or out, at no extra run: Thompson sampling. Towards the end it takes what is expected to be best instead, for
-only a config that was run can become the incumbent. docs/history/effects-of-ideas.md has what that gains.
+only a config that was run can become the incumbent.
 An idea is the keys that an experiment set, with its values; whichever file comes out is written, shown to the proposer
 and hashed before anything runs.
 """
@@ -24,10 +24,6 @@ from nightshift.train_toml.edit import ABSENT, set_values
 
 DRAWN_UNTIL = 0.87  # of a night; 0.92 gains as much, 0.80 a little less
 GREEDY_EVERY = 3  # experiments of a night without an end
-
-ABLATION = "ablation"
-ABLATION_EVERY = 10  # experiments
-_DOUBTFUL, _NEAR = 1.0, -0.5  # sd of an effect above 0: a kept idea below, a discarded one above
 
 _FIX = "Start from the incumbent's: git checkout train.toml."
 
@@ -92,32 +88,6 @@ def next_base(
         ideas = campaign.ideas_of(campaign.incumbent)
         config = combine(campaign, ideas, stored)
     return tuple(sorted(ideas)), config
-
-
-def ablation(
-    campaign: Campaign, stored: Stored, check: Callable[[Config], object]
-) -> tuple[tuple[int, ...], Config, str] | None:
-    """A set of known ideas that is worth a run of its own, as its ideas, its config and why: the incumbent without a
-    kept idea that may not matter any more, or with two near misses that never met. None where there is none, or it was
-    tried already."""
-    assert campaign.incumbent is not None
-    assert campaign.belief is not None
-    own = campaign.ideas_of(campaign.incumbent)
-    z = dict(zip(map(int, campaign.belief.ideas[1:]), map(float, campaign.belief.effect_z[1:]), strict=True))
-    doubtful = sorted((number for number in own if z[number] < _DOUBTFUL), key=z.__getitem__)
-    near = sorted((number for number in z.keys() - own if z[number] > _NEAR), key=z.__getitem__)[-2:]
-    sets = [(own - {each}, f"without the idea of {each:04d}, which may not matter any more") for each in doubtful[:1]]
-    if len(near) == 2:
-        sets.append((own.union(near), f"with the near misses of {near[0]:04d} and {near[1]:04d} together"))
-    for ideas, why in sets:
-        try:
-            config = combine(campaign, frozenset(ideas), stored)
-            check(config)
-        except UsageError:
-            continue
-        if campaign.tried(config.hash) is None:
-            return tuple(sorted(ideas)), config, f"{ABLATION}: {campaign.incumbent.number:04d} {why}"
-    return None
 
 
 def start_from(

@@ -23,7 +23,7 @@ from nightshift.night.asking import ask, learn, unpriced
 from nightshift.night.herald import Herald
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.notices import Notices
-from nightshift.night.pending import ablation_due, attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
+from nightshift.night.pending import attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
 from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, is_spent, run_seconds, save, stop_rule
 from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
@@ -108,7 +108,7 @@ class Night:
         setup, pool = self._setup, self._setup.pool
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         for number in sorted(setup.experiments_in_flight()):
-            if (record := collect(number, Request(until=self.state.deadline), setup)) is not None:
+            if (record := collect(number, setup)) is not None:
                 self._conclude(record)
                 return None
         stop, num_free = self._why_stop(), max(pool.num_slots - len(pool.in_flight()), 0)
@@ -154,8 +154,6 @@ class Night:
         elif num_free > 1 and self._proposal_seconds * self._setup.pool.num_slots > run_seconds(self._own(), math.inf):
             last = max(self._setup.ledger.numbers())
             self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
-        elif known := ablation_due(self.state, self._setup, campaign):
-            self._update(pending=(*self.state.pending, known))
         else:
             self._propose(campaign, incumbent)
         return True
@@ -251,7 +249,7 @@ class Night:
 
     def _start(self, pending: Proposal) -> None:
         try:
-            record = start(request_of(pending, self.state, self._own()), parse(pending.source or b""), self._setup)
+            record = start(request_of(pending, self._own()), parse(pending.source or b""), self._setup)
         except UsageError as error:
             self._refuse(pending, str(error))
             return

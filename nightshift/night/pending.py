@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.recombine import ABLATION, ABLATION_EVERY, ablation, base_of
+from nightshift.campaign.recombine import base_of
 from nightshift.experiment import withdraw
 from nightshift.night.state import NightState, decided
 from nightshift.pools.survivors import survivors
@@ -59,20 +59,6 @@ def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
-def ablation_due(state: NightState, setup: Setup, campaign: Campaign) -> Proposal | None:
-    """Every tenth experiment a set of known ideas, which needs no proposer; None where it is not due."""
-    latest = (*setup.in_flight, *campaign.decided[1 - ABLATION_EVERY :])
-    texts = (*(pending.hypothesis for pending in state.pending), *(record.description for record in latest))
-    if len(campaign.decided) % ABLATION_EVERY or any(text.startswith(ABLATION) for text in texts):
-        return None
-    found = ablation(campaign, setup.ledger.stored_config, setup.engine.validate)
-    waiting_too = {_hash(pending.source or b"") for pending in state.pending}
-    known = waiting_too.union(record.config_hash for record in setup.in_flight)
-    if found is None or found[1].hash in known:  # it would be refused, again and again
-        return None
-    return Proposal(found[1].source, found[2], base=found[0])
-
-
 def adopt(state: NightState, setup: Setup) -> set[str]:
     """Take over what an earlier head of this night left running, or finished; the workers' names."""
     alive = survivors(setup.ledger, state.first)
@@ -90,11 +76,10 @@ def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: 
     return Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
 
 
-def request_of(pending: Proposal, state: NightState, own: Sequence[Record]) -> Request:
+def request_of(pending: Proposal, own: Sequence[Record]) -> Request:
     """What its experiment is asked for. The first that runs a proposal has its cost: that is paid once."""
     return Request(
         pending.hypothesis,
-        until=state.deadline,
         again=pending.repeats is not None,
         proposer=pending.proposer,
         prediction=pending.prediction,

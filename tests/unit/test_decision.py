@@ -71,7 +71,6 @@ def test_a_tie_with_the_parent_is_no_keep(rules: DecisionRules) -> None:
 
 @BOTH
 def test_a_lucky_score_is_shrunk_to_the_tested_value(rules: DecisionRules) -> None:
-    # docs/history/decision-rule.md, section 7 step 7: "after a 51.0 on 47.5 the tested m was 49.1".
     assert 100 * after(0.51, rules=rules).mean == pytest.approx(49.1, abs=0.25)
 
 

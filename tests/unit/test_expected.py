@@ -70,7 +70,7 @@ def test_a_campaign_is_the_fold_of_its_steps() -> None:
     assert reduce(Campaign.step, last.decided, Campaign()).last_expected == last.last_expected
 
 
-def test_what_is_believed_of_an_ablation_moves_too() -> None:
+def test_what_is_believed_of_a_set_of_known_ideas_moves_too() -> None:
     """A set of known ideas has no idea of its own: what is believed of it is what is believed of its ideas."""
     last = fold("tpe-0")[-1]
     # The incumbent without any idea: the baseline's set.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -404,11 +403,6 @@ def test_a_campaign_stays_on_its_rules_and_on_its_harness(setup: Setup) -> None:
     with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
         run(setup)
     assert len(setup.ledger.numbers()) == 1
-
-
-def test_until_bounds_the_runs_of_a_baseline(setup: Setup) -> None:
-    commit(setup, GOOD)
-    assert len(run(setup, until=datetime.now(UTC) + timedelta(seconds=0.05)).runs) == 1
 
 
 def test_one_model_of_a_keep_stays_and_nothing_of_a_discard_after_the_next_start_at_last(setup: Setup) -> None:

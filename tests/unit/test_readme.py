@@ -26,7 +26,6 @@ import readme  # noqa: E402
 from budget_clock import CLOCKS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-KEEP_WARM = (ROOT / "docs" / "keep-warm.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 USING = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
 TASKS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
@@ -107,27 +106,6 @@ def test_the_worlds_of_the_rule() -> None:
     assert f"holds in {none} % of nights**; in every other world of the command in {low} to {high} %" in RULE
     page = (ROOT / "nightshift" / "report" / "templates" / "report.html.j2").read_text(encoding="utf-8")
     assert f"held the truth in {low} to {high} % of cases, but in {none} % where no idea helps" in page
-
-
-def test_what_drawing_gains() -> None:
-    """docs/history/effects-of-ideas.md: the table, and the bar that was set before."""
-    page = (ROOT / "docs" / "history" / "effects-of-ideas.md").read_text(encoding="utf-8")
-    data, (drawn, by_hand) = result("decision_rules"), ("ours", "ours, on the incumbent")
-    gains, leads, intervals = data["gains"], data["ours_minus"][by_hand], data["interval"]
-    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
-    worlds = [world for world in gains[drawn] if world in rows]
-    assert len(worlds) == 14
-    for world in worlds:
-        lead = f"{leads[world]['mean']:+.2f} ± {leads[world]['stderr']:.2f}"
-        told = [f"{gains[rule][world]:.2f}" for rule in (by_hand, drawn)] + [lead]
-        told += [f"{intervals[rule][world]['bias']:+.2f}" for rule in (by_hand, drawn)]
-        told += [f"{100 * intervals[rule][world]['coverage']:.1f}" for rule in (by_hand, drawn)]
-        assert rows[world] == f"| {world} | {' | '.join(told)} |"
-    bar = ["default", "hard", "helpful 10%", "seed sd 2", "decay", "N(-4, 2)", "N(-12, 6)"]
-    assert f"{100 * leads['default']['mean'] / gains[by_hand]['default']:+.0f} %; at worst" in page
-    assert leads["default"]["mean"] > 0.1 * gains[by_hand]["default"]
-    assert all(leads[world]["mean"] > -2 * leads[world]["stderr"] for world in bar)
-    assert max(intervals[drawn][world]["bias"] for world in bar) < 0.7
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
@@ -238,19 +216,6 @@ def test_where_the_time_goes() -> None:
     row = row_of("where_the_time_goes", f"share of an experiment that is training, {data['budget_seconds']:.0f} s")
     share = f"{100 * data['shares']['training']:.0f} %"
     assert row == f"{share}; {start} s start the trainer, {score} s score 1,000 problems"
-    for name in ("start-up of the trainer", "training", "evaluation", "harness"):
-        (line,) = (line for line in KEEP_WARM.splitlines() if line.startswith(f"| {name}"))
-        assert line.endswith(f"| {seconds[name]:.1f} | {100 * data['shares'][name]:.1f} % |")
-    for name in ("import", "model", "trainer"):
-        part = data["start"][name]
-        assert f"| {part:.1f} | {100 * part / seconds['all']:.1f} % |\n" in KEEP_WARM
-    assert f"{data['start']['memory_mb']:.0f} MB of memory" in KEEP_WARM
-    assert f"no more: {100 * data['warm_parent_saves_at_most']:.1f} % of the time" in KEEP_WARM
-
-
-def test_rewards_per_second() -> None:
-    paths = [f"{path['rewards_per_second']:.1f}" for path in result("rollouts")["rollouts"]]
-    assert re.findall(r"[\d.]+\d", row_of("rollouts", "rewards per second")) == paths
 
 
 @pytest.mark.parametrize(
@@ -366,19 +331,15 @@ def test_what_stopping_early_would_save_and_lose() -> None:
     assert f"with an error of {errors[0]} and {errors[1]} pp" in told
 
 
-def test_what_stops_and_ablations_change_in_simulated_nights() -> None:
-    told = " ".join(MEASURED.split())
+def test_what_stops_change_in_simulated_nights() -> None:
     without = {(r["landscape"], r["proposer"], r["night"]): r["gain"] for r in result("proposers")["rows"]}
-    for name in ("early_stop_nights", "ablations"):
+    for name in ("early_stop_nights",):
         nights: dict[tuple[str, str], list[Any]] = {}
         for row in result(name)["rows"]:
             nights.setdefault((row["landscape"], row["proposer"]), []).append(row)
         for (landscape, proposer), own in nights.items():
             more = [r["gain"] - without[landscape, proposer, r["night"]] for r in own]
             mean, stderr = statistics.mean(more), statistics.stdev(more) / len(more) ** 0.5
-            if name == "ablations":
-                assert f"{proposer} in the {landscape} {mean:+.2f} pp (standard error {stderr:.2f})" in told
-                continue
             stopped, num = (sum(r[of] for r in own) for of in ("stopped", "experiments"))
             gain = statistics.mean(r["gain"] for r in own)
             line = f"| {landscape} | {proposer} | {len(own)} | {gain:.2f} | {mean:+.2f} | {stderr:.2f} |"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import chosen, combine, is_drawn, made_of, next_base, start_from
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.night.pending import ablation_due, repeat_of
+from nightshift.night.pending import repeat_of
 from nightshift.night.state import NightRequest, NightState, used
-from nightshift.proposers import Proposal
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, diff, parse
 from nightshift.train_toml.edit import ABSENT, set_values
@@ -206,25 +204,6 @@ def test_a_removed_key_is_an_idea_too(told: Told) -> None:
     told.tell({BATCH: ABSENT}, 0.59, base=[])
     assert told.campaign.ideas[5].keys == {BATCH}
     assert b"batch_size" not in told.file(2, 5)
-
-
-def test_a_set_that_is_in_flight_or_waits_is_not_due_once_more(told: Told) -> None:
-    """It would be refused at once, as often as a slot is free, and end the night."""
-    told.tell({CLIP: 0.7}, 0.57, base=[])
-    while len(told.campaign.decided) < 10:
-        told.tell({BATCH: 64 * told.ledger.next_number()}, 0.20, base=[])
-
-    def due(in_flight: Sequence[Record] = (), pending: Sequence[Proposal] = ()) -> Proposal | None:
-        engine, state = SimpleNamespace(validate=lambda config: None), NightState(NightRequest("tpe"), "", "", NOW, 1)
-        setup = SimpleNamespace(in_flight=tuple(in_flight), ledger=told.ledger, engine=engine)
-        return ablation_due(replace(state, pending=tuple(pending)), setup, told.campaign)  # type: ignore[arg-type]
-
-    found = due()
-    assert found
-    assert found.source
-    assert due([a_record(config_hash=parse(found.source).hash)]) is None
-    assert due(pending=[Proposal(found.source, "an agent's own")]) is None
-    assert due([a_record(config_hash="another")], [Proposal(BASELINE, "another")]) == found
 
 
 def test_a_night_draws_until_it_ends_and_without_an_end_two_times_of_three() -> None:
