@@ -19,7 +19,7 @@ from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.live import TerminalReporter
 from nightshift.night.loop import Night
-from nightshift.night.notices import Notices
+from nightshift.night.notify import Notifier
 from nightshift.night.pending import adopt
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.pools.survivors import end_jobs, survivors
@@ -40,7 +40,7 @@ def night(root: Path, request: NightRequest, notify: str | None = None) -> int:
     Interrupted where it was stopped now.
     """
     ledger = Ledger(root)
-    with closing(TerminalReporter()) as reporter, Notices(notify, reporter.note) as notices, ledger.head():
+    with closing(TerminalReporter()) as reporter, Notifier(notify, reporter.note) as notifier, ledger.head():
         old = load(ledger)
         alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
         # First of all: they may still write. What this night left running on purpose is adopted below.
@@ -57,7 +57,7 @@ def night(root: Path, request: NightRequest, notify: str | None = None) -> int:
         else:
             end_jobs(ledger)
         end_leftovers(root, reporter.note, adopted)
-        stop = Night(state, setup, proposer, console.print_text, notices=notices).run()
+        stop = Night(state, setup, proposer, console.print_text, notifier=notifier).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
 

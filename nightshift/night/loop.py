@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
-from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.asking import ask, learn, unpriced
-from nightshift.night.herald import Herald
 from nightshift.night.interrupt import Interrupt
-from nightshift.night.notices import Notices
+from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.pending import attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
 from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, is_spent, run_seconds, save, stop_rule
+from nightshift.night.text import message, write_summary
 from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
 from nightshift.proposers import Proposal, Proposer
@@ -50,15 +51,17 @@ class Night:
         tell: Callable[[str], None],
         pauses: tuple[float, ...] = PAUSES,
         look: Callable[[], Load] = taken_now,
-        notices: Notices | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         """`tell` gets the summary after every experiment and at the end; news goes to the setup's reporter. `look`
-        tells what others take of the machine now; `notices` go to who is not there."""
+        tells what others take of the machine now."""
         self.state = state
         self._interrupt = Interrupt(setup.root / STOP_NAME)
         self._setup = replace(setup, is_stopping=self._is_stopping)
         self._proposer, self._pauses, self._look = proposer, pauses, look
-        self._herald = Herald(tell, setup, notices or Notices(None, setup.reporter.note))
+        self._tell, self._notifier = tell, notifier or Notifier(None, setup.reporter.note)
+        self._has_news = self._is_end_sent = False  # since the last summary; of the notification
+        self._failure_causes = list[str]()  # of infrastructure failures in a row
         self._num_failures, self._proposal_seconds = 0, 0.0  # of machinery, in a row; of the last proposal
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
@@ -83,7 +86,7 @@ class Night:
                 self._close(Stop(str(error), is_planned=False))
                 raise
             except Exception as error:  # a disk that is full from the start, a bug: who sleeps is to know of it
-                self._herald.over(self.state, f"{type(error).__name__}: {error}")
+                self._send_end(f"{type(error).__name__}: {error}")
                 raise
             finally:
                 cancel(self._setup)
@@ -93,14 +96,15 @@ class Night:
             return self._step()
         except (EngineError, OSError) as error:
             self._num_failures += 1
-            self._herald.failed(str(error), self._num_failures, self.state)
+            self._failure_causes = [*(self._failure_causes if self._num_failures > 1 else ()), str(error)]
+            if is_second(self._failure_causes):
+                self._send(REPEATED_CRASH, str(error))
             if self._num_failures > len(self._pauses):
                 return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
             self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
         before = self._interrupt.signs
         while self._setup.clock() < self._goes_on_at and self._interrupt.signs == before:
             self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
-            self._herald.look()
         return None
 
     def _step(self) -> Stop | None:
@@ -126,12 +130,11 @@ class Night:
 
     def _wait(self, is_stopping: bool) -> None:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
-        self._herald.tell_news(self.state)
+        self._tell_news()
         setup, began, before = self._setup, self._setup.clock(), self._interrupt.signs
         due = [next_run(record, setup) for record in setup.in_flight]
         while self._interrupt.signs == before:
             setup.wait()
-            self._herald.look()
             is_queued = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
             if is_queued or not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
                 return
@@ -141,7 +144,7 @@ class Night:
         if num_free and (waiting := self._waiting()):
             self._start(waiting[0])
             return True
-        self._herald.tell_news(self.state)  # a page takes a second: not before what waits was started
+        self._tell_news()  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
@@ -218,7 +221,6 @@ class Night:
 
     def _is_stopping(self) -> bool:
         """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
-        self._herald.look()
         self._setup.tell()
         return self._interrupt.asked
 
@@ -262,7 +264,9 @@ class Night:
             self._setup.engine.prepare_at_start(self._setup.reporter.note)
         lost = [p for p in undecided(self.state, self._own()) if record in attempts(p, self._own())]
         self._tidy()
-        self._herald.concluded(record, self.state)
+        self._has_news = True
+        if (event := event_of(record, self._own())) is not None:
+            self._send(event, record.judgement.why if record.judgement else "", record)
         for pending in lost:
             num_tries = sum(r.failure is Failure.MACHINERY for r in attempts(pending, self._own()))
             if num_tries >= MAX_TRIES and record.judgement:
@@ -278,15 +282,42 @@ class Night:
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
         """The last traces of the night, each though another cannot be left; `cut_off`: why its runs were, if so.
-        It can be gone on with where `stop` is None, of which no notice tells."""
+        It can be gone on with where `stop` is None, which sends no notification."""
         try:
             if cut_off is not None:
                 interrupt(cut_off, self._setup)
         finally:
             cause = None if stop is None else stop.cause
-            self._herald.leave(lambda: self._update(cause=cause), self._tidy, lambda: self._herald.tell(self.state))
+            traces: tuple[Callable[[], None], ...] = (
+                partial(self._update, cause=cause),
+                self._tidy,
+                self._write_summary,
+            )
+            for write in traces:
+                try:
+                    write()
+                except (NightshiftError, OSError) as error:
+                    self._setup.reporter.note(f"the night's last traces are not whole: {error}")
             if cause is not None:
-                self._herald.over(self.state, cause)
+                self._send_end(cause)
+
+    def _tell_news(self) -> None:
+        """Print the summary if an experiment has ended since the last one; it takes a second."""
+        if self._has_news:
+            self._write_summary()
+        self._has_news = False
+
+    def _write_summary(self) -> None:
+        self._tell(write_summary(self.state, self._setup))
+
+    def _send(self, event: str, why: str, record: Record | None = None) -> None:
+        self._notifier.send(event, message(event, self.state, self._setup, why, record))
+
+    def _send_end(self, cause: str) -> None:
+        """Notify of the end once: a full disk does not prevent it."""
+        if not self._is_end_sent:
+            self._send(END, cause)
+            self._is_end_sent = True
 
     def _update(self, **changes: Any) -> None:
         """Change the state, on disk too."""

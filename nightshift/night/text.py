@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import cost_of
 from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import expected
-from nightshift.errors import Interrupted
+from nightshift.campaign.expected import expected, expected_then
+from nightshift.errors import Interrupted, NightshiftError
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, num_since_keep
 from nightshift.proposers.notebook import NOTEBOOK_NAME, notebook
@@ -18,6 +20,7 @@ from nightshift.setup import Setup
 from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
+MESSAGE_VERSION = 1  # of what --notify gets
 _NUM_SHOWN = 5
 _MAX_DESCRIPTION = 160
 
@@ -92,3 +95,27 @@ def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
     if asked.max_cost is not None:
         parts.append(f"at ${asked.max_cost:,.2f} of the agents' own figures")
     return ", or ".join([*parts, f"file {STOP_NAME}, or Ctrl-C"])
+
+
+def message(event: str, state: NightState, setup: Setup, why: str, record: Record | None = None) -> dict[str, Any]:
+    """What a notification tells (`--notify`). `counts` is None where records cannot be read, which is noted."""
+    counts = None
+    try:
+        own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
+        counts = Counts.of(own, {each.number for each in campaign.taken_back})
+    except Interrupted:
+        raise
+    except (NightshiftError, OSError, ValueError) as error:
+        setup.reporter.note(f"a notification without counts: {error}")
+    then = expected_then(record) if record is not None else None
+    return {
+        "version": MESSAGE_VERSION,
+        "event": event,
+        "campaign": state.branch,
+        "experiment": None if record is None else record.number,
+        "verdict": None if record is None else record.status,
+        "expected_then": None if then is None else then.mean,
+        "why": clean(why),
+        "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
+        "page": str((setup.ledger.runs_dir / "report.html").absolute()),
+    }

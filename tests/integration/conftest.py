@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.night_checkout import furnish, leftovers
-from tests.notice_commands import notice_folder
+from tests.notify_commands import notify_folder
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def root(checkout: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the commands of notices lie, and what they heard."""
-    with notice_folder(tmp_path, monkeypatch) as made:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the stand-in commands of --notify lie, and what they got."""
+    with notify_folder(tmp_path) as made:
         yield made

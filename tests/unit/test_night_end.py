@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.night import herald
-from nightshift.night.herald import Herald
+from nightshift.night import loop
 from nightshift.night.loop import Night
-from nightshift.night.notices import Notices
+from nightshift.night.notify import Notifier
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
 from nightshift.proposers import Context, Proposal
 from nightshift.records import Result
@@ -27,16 +26,12 @@ from tests.unit.test_parallel import RULES, AnyOrder, Rates
 from tests.waiting import Clock
 
 
-class Told(Notices):
+class Told(Notifier):
     """A stand-in for a person with a phone."""
 
     def __init__(self) -> None:
         super().__init__(None, lambda text: None)
         self.messages = list[dict[str, Any]]()
-        self.num_looks = 0
-
-    def look(self) -> None:
-        self.num_looks += 1
 
     def send(self, event: str, message: Mapping[str, Any]) -> None:
         assert message["event"] == event
@@ -63,7 +58,7 @@ class Acting:
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(herald, "write_summary", lambda state, setup: "the summary")  # a page takes a second
+    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "the summary")  # a page takes a second
     made = make_poor(checkout, RULES, monkeypatch)
     return replace(made, pool=AnyOrder(num_slots=1, seed=0))
 
@@ -71,7 +66,7 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 def night(setup: Setup, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
     state = NightState(NightRequest("acting"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     told, said = Told(), list[str]()
-    return Night(state, setup, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notices=told), told, said
+    return Night(state, setup, Acting(act), said.append, pauses=(0.0, 0.0, 0.0), notifier=told), told, said
 
 
 def refuse_the_state(setup: Setup) -> None:
@@ -117,7 +112,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
     full_at, setup = math.inf, replace(setup, pool=Pool(num_slots=2, seed=0), clock=clock)
     state = NightState(NightRequest("rates", experiments=6), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     try:
-        stop = Night(state, setup, Rates(0), lambda text: None, pauses=(60.0,) * 3, notices=Told()).run()
+        stop = Night(state, setup, Rates(0), lambda text: None, pauses=(60.0,) * 3, notifier=Told()).run()
     finally:
         resource.setrlimit(limit, (soft, hard))
     assert stop.cause == "6 experiments are done"
@@ -143,7 +138,7 @@ def test_a_summary_that_cannot_be_written_takes_no_notice_with_it(
     def refused(state: NightState, setup: Setup) -> str:
         raise OSError(28, "No space left on device")
 
-    made, told, _ = night(setup, lambda: monkeypatch.setattr(herald, "write_summary", refused))
+    made, told, _ = night(setup, lambda: monkeypatch.setattr(loop, "write_summary", refused))
     stop = made.run()
     assert told.events == [("end", stop.cause)]
     assert isinstance(setup.reporter, SilentReporter)
@@ -182,31 +177,30 @@ def test_a_bug_is_told_and_a_reboot_which_the_same_command_goes_on_after_is_not(
     assert json.loads((setup.ledger.runs_dir / STATE_NAME).read_text())["cause"] is None
 
 
-def test_the_machinerys_second_failure_of_one_cause_is_told_and_no_other(setup: Setup) -> None:
-    told = Told()
-    made = Herald(lambda text: None, setup, told)
-    state = NightState(NightRequest("acting"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    rows = ["busy", "the disk is full", "the disk is full", "the disk is full"], ["the disk is full"], ["busy", "gone"]
-    for row in (*rows, ["port 2048", "port 2049"]):
-        for number, cause in enumerate(row, 1):
-            made.failed(cause, number, state)
-    assert told.events == [("repeated crash", "the disk is full"), ("repeated crash", "port 2049")]
-
-
-def test_notices_and_the_runs_in_flight_are_looked_after_while_an_agent_is_at_work(
+def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, shown = list[int](), list[object]()
+    causes = ["busy", "port 2048", "port 2049", "port 2050"]
+    made, told, _ = night(setup, lambda: None)
+
+    def fail() -> None:
+        raise EngineError(causes.pop(0))
+
+    monkeypatch.setattr(made, "_step", fail)
+    stop = made.run()
+    assert stop.cause == "the machinery failed 4 times in a row: port 2050"
+    assert told.events == [("repeated crash", "port 2049"), ("end", stop.cause)]
+
+
+def test_the_runs_in_flight_are_shown_while_an_agent_is_at_work(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[object]()
 
     def think() -> None:
-        looks.append(told.num_looks)
         monkeypatch.setattr(setup.reporter, "show", shown.append)
         assert not made._proposer.is_stopping()  # type: ignore[attr-defined]
-        looks.append(told.num_looks)
         raise UsageError("enough")
 
-    made, told, _ = night(setup, think)
+    made, _, _ = night(setup, think)
     with pytest.raises(UsageError, match="enough"):
         made.run()
-    assert looks[1] == looks[0] + 1
     assert shown == [{}]  # none is in flight here

@@ -15,7 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cost import NO_BILL, Bill, Cost
 from nightshift.errors import UsageError
 from nightshift.night import state as states
-from nightshift.night.herald import event_of
+from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
 from nightshift.night.text import summary
 from nightshift.proposers import Proposal

@@ -16,7 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError, UsageError
 from nightshift.experiment import admit, require_ready
 from nightshift.git.repo import Repo
-from nightshift.night import herald
+from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
@@ -105,7 +105,7 @@ class Rates:
 
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(herald, "write_summary", lambda state, setup: "")  # a page for each takes a second
+    monkeypatch.setattr(loop, "write_summary", lambda state, setup: "")  # a page for each takes a second
     return make_poor(checkout, RULES, monkeypatch)
 
 

@@ -7,24 +7,20 @@ import os
 import shlex
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-from nightshift.night.notices import Notices
 from nightshift.processes.watchdog import is_alive
-from tests.waiting import wait_for
 
 # Each notes its process id, so that a test knows that it ran and is gone.
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
 folder, kind = sys.argv[1:]
-message = json.load(sys.stdin)
+message = None if kind == "deaf" else json.load(sys.stdin)
 with open(f"{folder}/heard", "a") as file:
     file.write(json.dumps([os.getpid(), message, os.environ.get("STAND_IN_TOKEN"), os.getcwd()]) + chr(10))
 if kind == "fails":
@@ -47,22 +43,19 @@ if kind == "waits":
 
 
 @contextmanager
-def notice_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the stand-in command lies and writes; when it is over nothing of a notice is left."""
-    folder, temporary = tmp_path / "notices", tmp_path / "temporary"
+def notify_folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the stand-in command lies and writes; at the end nothing that it started is left."""
+    folder = tmp_path / "notify"
     folder.mkdir()
-    temporary.mkdir(exist_ok=True)
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    (folder / "notice.py").write_text(SCRIPT)
+    (folder / "notify.py").write_text(SCRIPT)
     yield folder
-    assert list(temporary.glob("nightshift-notice-*")) == []
     for pid in pids(folder):
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
 
 
 def command(folder: Path, kind: str) -> str:
-    return shlex.join([sys.executable, str(folder / "notice.py"), str(folder), kind])
+    return shlex.join([sys.executable, str(folder / "notify.py"), str(folder), kind])
 
 
 def heard(folder: Path) -> list[Any]:
@@ -77,11 +70,3 @@ def pids(folder: Path) -> list[int]:
 
 def left(folder: Path) -> list[int]:
     return [pid for pid in pids(folder) if psutil.pid_exists(pid) and is_alive(psutil.Process(pid))]
-
-
-def until_quiet(notices: Notices) -> None:
-    def is_quiet() -> bool:
-        notices.look()
-        return notices._running is None
-
-    wait_for(is_quiet)

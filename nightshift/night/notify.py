@@ -1,0 +1,210 @@
+"""`nightshift night --notify COMMAND`: run your command at a keep, at a crash that repeats, and at the end.
+
+The command gets one JSON object on stdin. It runs in a thread, one at a time, and can neither stop nor delay a night: a
+failure is a line of news. The command is not stored: a resumed night runs the command of its own flag, or none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from nightshift.errors import Interrupted, UsageError
+from nightshift.files import as_json
+from nightshift.night.state import by_end
+from nightshift.processes import leftovers
+from nightshift.processes.watchdog import MARKER_NAME, ProcessTree
+from nightshift.records import Failure, Record, Verdict
+from nightshift.text import clean
+from nightshift.waiting import waiting
+
+KEEP, REPEATED_CRASH, END = "keep", "repeated crash", "end"
+LIMIT_SECONDS = 30.0  # of one run of the command
+GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+MAX_WAITING = 4  # notifications
+_LASTING = (REPEATED_CRASH, END)  # events that are worth a wait when the night is over
+_STOPPING_SECONDS = 3.0  # for the last notification after Ctrl-C
+_POLL_SECONDS = 0.05
+_SAMPLE_SECONDS = 1.0  # between two looks at the command's processes
+_READ_BYTES = 64 * 1024  # a poll: a command that floods is slowed down
+_KEPT_BYTES = 2_000  # of the command's output, for an error message
+
+
+class Notifier:
+    """Sends the notifications of one night. Use it as a context manager: on leaving, the last one is waited for."""
+
+    def __init__(self, command: str | None, note: Callable[[str], None], limit_seconds: float = LIMIT_SECONDS) -> None:
+        """`command` None: nothing is sent. `note` takes a line of news. UsageError if the program does not exist."""
+        self._words = words_of(command) if command is not None else ()
+        self._note, self._limit_seconds = note, limit_seconds
+        self._queue: Queue[tuple[str, bytes] | None] = Queue()
+        self._running: str | None = None  # the event whose command runs now
+        self._cancelled = Event()
+        self._thread = Thread(target=self._work, name="notify", daemon=True)
+
+    def send(self, event: str, message: Mapping[str, Any]) -> None:
+        """Queue a notification and return at once. The oldest is dropped when too many wait."""
+        if not self._words:
+            return
+        while self._queue.qsize() >= MAX_WAITING:
+            with suppress(Empty):
+                dropped = self._queue.get_nowait()
+                if dropped is not None:
+                    self._drop(dropped[0], f"{MAX_WAITING} others wait")
+        self._queue.put((event, as_json(message)))
+
+    def __enter__(self) -> Notifier:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the notification of the end, or else of the repeated crash, for a bounded time. Drop the others and
+        leave no process."""
+        queued = []
+        with suppress(Empty):
+            while (item := self._queue.get_nowait()) is not None:
+                queued.append(item)
+        last = [item for item in queued if item[0] in _LASTING][-1:]
+        for item in queued:
+            if item not in last:
+                self._drop(item[0], "the night is over")
+        for item in last:
+            self._queue.put(item)
+        self._queue.put(None)
+        at_most_seconds = 2 * (self._limit_seconds + GRACE_SECONDS)
+        if isinstance(error, Interrupted):
+            at_most_seconds = _STOPPING_SECONDS
+        elif not last and self._running not in _LASTING:
+            at_most_seconds = 0.0
+        try:
+            with waiting("waiting for the last notification of the night", at_most_seconds):
+                self._thread.join(at_most_seconds)
+        finally:
+            self._cancelled.set()
+            self._thread.join(4 * GRACE_SECONDS)
+
+    def _work(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has to answer signals
+        while (item := self._queue.get()) is not None:
+            self._running, message = item
+            if self._cancelled.is_set():
+                self._drop(self._running, "there was no time left for it")
+            elif problem := run(self._words, message, self._limit_seconds, self._cancelled):
+                self._note(f"--notify: the notification of {self._running} failed: {problem}")
+            self._running = None
+
+    def _drop(self, event: str, why: str) -> None:
+        self._note(f"--notify: the notification of {event} is dropped: {why}")
+
+
+def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: Event) -> str | None:
+    """Run the command with `message` on stdin, then end every process that it started.
+
+    Returns what went wrong in one line, or None.
+    """
+    marker = f"notify-{uuid.uuid4().hex}"
+    environment = {**os.environ, MARKER_NAME: marker, **leftovers.mark()}
+    try:
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C in the terminal is not for the command
+        )
+    except (OSError, ValueError) as error:
+        return str(error)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    tree = ProcessTree(None, lambda process: False)
+    tree.markers.add(marker)
+    tree.seen.add(psutil.Process(child.pid))
+    output, problem = b"", None
+    try:
+        with suppress(BrokenPipeError):  # the command does not read its stdin
+            child.stdin.write(message)  # a few kilobytes: a pipe holds them, read or not
+            child.stdin.close()
+        os.set_blocking(child.stdout.fileno(), False)
+        ends_at, sample_at = time.monotonic() + limit_seconds, 0.0
+        while child.poll() is None and problem is None:
+            output = (output + _read(child.stdout.fileno()))[-_KEPT_BYTES:]
+            if time.monotonic() >= sample_at:
+                tree.sample()
+                sample_at = time.monotonic() + _SAMPLE_SECONDS
+            if cancelled.is_set():
+                problem = "the night is over: ended"
+            elif time.monotonic() >= ends_at:
+                problem = f"no end after {limit_seconds:g} s: ended"
+        output = (output + _read(child.stdout.fileno()))[-_KEPT_BYTES:]
+        if problem is None and child.returncode != 0:
+            problem = f"exit code {child.returncode}"
+    finally:
+        left = tree.end(GRACE_SECONDS)
+        child.stdout.close()
+        child.wait()
+    if left:
+        problem = f"could not be ended: {', '.join(left)}"
+    if problem is None:
+        return None
+    lines = [clean(line, 200) for line in output.decode(errors="replace").splitlines()]
+    last_words = next((line for line in reversed(lines) if line), "")
+    return f"{problem}; its last words: {last_words}" if last_words else problem
+
+
+def _read(descriptor: int) -> bytes:
+    """Up to _READ_BYTES of output, after a short wait."""
+    ready, _, _ = select.select([descriptor], [], [], _POLL_SECONDS)
+    if not ready:
+        return b""
+    time.sleep(_POLL_SECONDS)  # a flood, or a closed pipe, which is always ready
+    try:
+        return os.read(descriptor, _READ_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+def words_of(command: str) -> tuple[str, ...]:
+    """The words of a command, with the program's absolute path; no shell is used. UsageError without such a program."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--notify {command!r} is no command ({error})", "Close its quotes.") from None
+    program = shutil.which(words[0]) if words else None
+    if program is None:
+        cause = f"--notify {command!r}: no program {words[0] if words else ''!r} on PATH"
+        raise UsageError(cause, "Install it, give its path, or leave --notify out.")
+    return (str(Path(program).absolute()), *words[1:])
+
+
+def event_of(record: Record, own: Sequence[Record]) -> str | None:
+    """The event of a closed experiment: KEEP, REPEATED_CRASH, or None. `own`: the closed experiments of the night."""
+    if record.is_keep:
+        return KEEP if record.parent is not None else None
+    ended = [r for r in by_end(own) if r.failure is not Failure.INTERRUPTED][-3:]
+    causes = [r.judgement.why if r.judgement and r.status == Verdict.CRASH else None for r in ended]
+    return REPEATED_CRASH if is_second(causes) and ended[-1].number == record.number else None
+
+
+def is_second(causes: Sequence[str | None]) -> bool:
+    """True if the last cause is the second in a row that is the same, numbers aside. None: no crash."""
+    plain = [None if cause is None else re.sub(r"\d+", "#", cause) for cause in causes[-3:]]
+    return len(plain) > 1 and plain[-1] == plain[-2] is not None and plain[-3:-2] != plain[-1:]
