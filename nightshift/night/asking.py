@@ -70,7 +70,7 @@ def learn(proposal: Proposal, last: Record, setup: Setup) -> None:
 def unpriced(proposer: Proposer, proposal: Proposal, max_cost: float | None) -> str | None:
     """What to tell a person who gave `max_cost` dollars, where it is not known what this proposal cost."""
     cost = proposal.cost
-    if max_cost is None or (cost is not None and cost.tells("dollars")):
+    if max_cost is None or (cost is not None and cost.is_whole("dollars")):
         return None
     told = f"{proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
     return f"--max-cost {max_cost:g}: {told}, so this rule cannot hold; others stop it"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from nightshift import console
 from nightshift.campaign.closing import resume
-from nightshift.campaign.cost import paid_until
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, UsageError
 from nightshift.experiment import require_ready
@@ -102,8 +101,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
         head = setup.repo.start_campaign(tag)
         setup.reporter.note(f"{where} is no campaign: created {head.branch} and switched to it; no file was changed")
     started, first = now.isoformat(timespec="seconds"), setup.ledger.next_number()
-    earlier = paid_until(first, setup.ledger) if old is not None else ()
-    return NightState(request, head.branch, setup.rules_hash, started, first, earlier=earlier)
+    return NightState(request, head.branch, setup.rules_hash, started, first)
 
 
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:

@@ -17,6 +17,7 @@ from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import STARTED
+from nightshift.cost import Cost, log_proposal
 from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
 from nightshift.experiment import admit, collect, interrupt, start
 from nightshift.git.repo import CONFIG_NAME
@@ -24,7 +25,17 @@ from nightshift.night.asking import ask, learn, unpriced
 from nightshift.night.interrupt import Interrupt
 from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.pending import attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
-from nightshift.night.state import STOP_NAME, NightState, Stop, is_full, is_spent, run_seconds, save, stop_rule
+from nightshift.night.state import (
+    STOP_NAME,
+    NightState,
+    Stop,
+    is_full,
+    is_spent,
+    night_cost,
+    run_seconds,
+    save,
+    stop_rule,
+)
 from nightshift.night.text import message, write_summary
 from nightshift.night.working_file import place
 from nightshift.processes.load import taken_now
@@ -149,7 +160,7 @@ class Night:
         if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
         num_open = len(self._setup.in_flight) + len(self._waiting())
-        if is_full(self.state, self._own(), num_open) or is_spent(self.state):
+        if is_full(self.state, self._own(), num_open) or is_spent(self.state, self._cost()):
             return False
         busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
         if busy and busy.number not in repeated and self._look().taken < BUSY:
@@ -185,7 +196,7 @@ class Night:
         if (branch := self._setup.repo.head().branch) != self.state.branch:
             return Stop(f"the checkout moved from {self.state.branch} to {branch or 'a detached HEAD'}", False)
         seconds = run_seconds(self._own(), self._setup.rules.budget_seconds)
-        return stop_rule(self.state, self._own(), self._setup.now(), seconds)
+        return stop_rule(self.state, self._own(), self._setup.now(), seconds, self._cost())
 
     def _baseline(self) -> bool:
         """Have train.toml wait as the campaign's first; False where that crashed already."""
@@ -226,7 +237,9 @@ class Night:
 
     def _pay(self, proposal: Proposal) -> None:
         """Count what was asked for, whether it is taken or not."""
-        self._update(bill=self.state.bill.plus(proposal.cost))
+        if proposal.cost is not None:
+            night = (self.state.branch, self.state.rules_hash, self.state.started)
+            log_proposal(self._setup.ledger.runs_dir, *night, proposal.cost)
         if not self._is_unpriced_told and (news := unpriced(self._proposer, proposal, self.state.request.max_cost)):
             self._is_unpriced_told = True
             self._setup.reporter.note(news)
@@ -323,6 +336,10 @@ class Night:
         """Change the state, on disk too."""
         self.state = replace(self.state, **changes)
         save(self._setup.ledger, self.state)
+
+    def _cost(self) -> Cost:
+        """What all proposals of this night cost."""
+        return night_cost(self.state, self._setup.ledger)
 
     def _own(self) -> list[Record]:
         """The closed experiments of this night."""

@@ -16,10 +16,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from nightshift.campaign import counts
-from nightshift.campaign.cost import STATE_NAME, Paid
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.version_1 import FINISH
-from nightshift.cost import NO_BILL, Bill
+from nightshift.cost import NOTHING, Cost, proposals_cost
 from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
@@ -27,6 +26,7 @@ from nightshift.records import Failure, Record
 from nightshift.request import Request
 
 STOP_NAME = "STOP"  # a file in the checkout's root
+STATE_NAME = "night.json"  # in runs/
 STATE_VERSION = 2
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
 
@@ -81,8 +81,6 @@ class NightState:
     pending: tuple[Proposal, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    bill: Bill = NO_BILL  # of all its proposals, refused or not
-    earlier: tuple[Paid, ...] = ()  # of the nights before, by campaign
     cause: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
     version: int = STATE_VERSION
@@ -144,6 +142,11 @@ class _Head:
     cause: str | None
 
 
+def night_cost(state: NightState, ledger: Ledger) -> Cost:
+    """What all proposals of a night cost, refused or not."""
+    return proposals_cost(ledger.runs_dir, state.branch, state.rules_hash, state.started)
+
+
 def decided(records: Sequence[Record]) -> list[Record]:
     """Those that count as experiments, in their order: not interrupted, not ended by broken machinery."""
     return sorted((record for record in records if record.decided is not None), key=lambda r: r.decided or 0)
@@ -165,10 +168,10 @@ def is_full(state: NightState, own: Sequence[Record], num_open: int) -> bool:
     return asked is not None and len(decided(own)) + num_open >= asked
 
 
-def is_spent(state: NightState) -> bool:
-    """Whether the proposals, as their agents tell, have cost all the dollars that there were."""
-    most, paid = state.request.max_cost, state.bill.total.dollars
-    return most is not None and paid is not None and paid >= most
+def is_spent(state: NightState, cost: Cost) -> bool:
+    """True if the night's proposals have cost --max-cost, by their agents' own figures."""
+    most = state.request.max_cost
+    return most is not None and cost.dollars is not None and cost.dollars >= most
 
 
 def run_seconds(own: Sequence[Record], at_first: float) -> float:
@@ -193,10 +196,13 @@ def by_end(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=lambda r: datetime.fromisoformat(r.started).timestamp() + (r.total_seconds or 0.0))
 
 
-def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_seconds: float) -> Stop | None:
+def stop_rule(
+    state: NightState, own: Sequence[Record], now: datetime, run_seconds: float, cost: Cost = NOTHING
+) -> Stop | None:
     """The first rule that says that nothing new is to be begun; None to go on.
 
-    `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take.
+    `own`: the night's closed experiments; `run_seconds`: what the next run is expected to take; `cost`: of all
+    proposals of the night.
     """
     asked, num_without = state.request, num_since_keep(own)
     if asked.experiments is not None and len(decided(own)) >= asked.experiments:
@@ -205,9 +211,8 @@ def stop_rule(state: NightState, own: Sequence[Record], now: datetime, run_secon
         return Stop(f"{asked.hours:g} hours are over, or too short for another run of {run_seconds:.0f} s")
     if asked.plateau is not None and num_without > asked.plateau:
         return Stop(f"plateau: nothing kept in {num_without} experiments, the last of them in a new direction")
-    if is_spent(state) and not state.pending:  # what is paid for is run
-        least = "" if state.bill.num_priced == state.bill.num_proposals else "at least "
-        return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {least}${state.bill.total.dollars:,.2f}")
+    if is_spent(state, cost) and not state.pending:  # what is paid for is run
+        return Stop(f"--max-cost {asked.max_cost:g}: its proposals cost {cost.dollars_text}")
     if num_crashes(own) >= MAX_CRASHES:
         why = own[-1].judgement.why if own[-1].judgement else ""
         return Stop(f"{num_crashes(own)} crashes in a row, the last one: {why}", is_planned=False)

@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import cost_of
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.expected import expected, expected_then
+from nightshift.cost import NOTHING, Cost, runs_cost
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.files import write_atomically
-from nightshift.night.state import STOP_NAME, NightState, decided, num_since_keep
+from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
 from nightshift.proposers.notebook import NOTEBOOK_NAME, notebook
 from nightshift.records import Record
 from nightshift.setup import Setup
@@ -30,7 +30,8 @@ def write_summary(state: NightState, setup: Setup) -> str:
     from nightshift.report.page import write_report  # jinja2 and matplotlib load with the first page
 
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
-    text = summary(state, own, campaign, setup.now(), setup.ledger.chain.head)
+    cost = night_cost(state, setup.ledger) + runs_cost(own)
+    text = summary(state, own, campaign, setup.now(), setup.ledger.chain.head, cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:
@@ -42,15 +43,17 @@ def write_summary(state: NightState, setup: Setup) -> str:
     return text
 
 
-def summary(state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, chain: str) -> str:
-    """The night in a dozen lines of plain text. `chain`: its head."""
+def summary(
+    state: NightState, own: Sequence[Record], campaign: Campaign, now: datetime, chain: str, cost: Cost = NOTHING
+) -> str:
+    """The night in a dozen lines of plain text. `chain`: its head; `cost`: of its proposals and runs."""
     counts = Counts.of(own, {record.number for record in campaign.taken_back})
     hours = (now - datetime.fromisoformat(state.started)).total_seconds() / 3600
     lines = [
         f"night:        {state.request.agent} on {state.branch}",
         f"since:        {local(datetime.fromisoformat(state.started))} ({hours:.1f} h)",
         f"counted:      {counts}",
-        f"cost:         {cost_of(own, state.bill)}",
+        f"cost:         {cost}",
     ]
     if campaign.incumbent is not None and campaign.standing is not None:
         said = clean(campaign.incumbent.description, _MAX_DESCRIPTION)

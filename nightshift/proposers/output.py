@@ -11,7 +11,7 @@ Read are the JSON formats that the presets ask for, whatever the program is call
                  (the cached ones too), `tool`, `candidates` and `thoughts`; `stream-json` ends with their sums
 
 The text is hostile: of a bounded end of it only what is a sane number is believed, and what is absent is None. Sane
-numbers may add up to more than one may be: then the largest stands for the sum, and what is above it is `untold`.
+numbers may add up to more than one may be: then the largest stands for the sum, and is said as "at least".
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _at_most(told: Cost) -> Cost:
     """A sum of several, held at what one may tell."""
     tokens_in, tokens_out = (None if n is None else min(n, MAX_TOKENS) for n in (told.tokens_in, told.tokens_out))
     held = Cost(tokens_in, tokens_out, None if told.dollars is None else min(told.dollars, MAX_DOLLARS))
-    untold = [f for f in FIGURES if f in told.untold or getattr(held, f) != getattr(told, f)]
-    return replace(held, untold=tuple(untold))
+    at_least = [f for f in FIGURES if f in told.at_least or getattr(held, f) != getattr(told, f)]
+    return replace(held, at_least=tuple(at_least))
 
 
 def _objects(output: str) -> Iterator[Mapping[str, Any]]:

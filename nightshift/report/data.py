@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import Spent, cost_of, spent
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import fold_sound
@@ -23,6 +22,7 @@ from nightshift.campaign.standing import Z95, Standing
 from nightshift.certify import certificate
 from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
 from nightshift.certify.transfer import Transfer, made
+from nightshift.cost import Cost, campaign_cost, runs_cost
 from nightshift.errors import UsageError
 from nightshift.records import Failure, Record, Verdict
 from nightshift.train_toml.config import Change, changes_of
@@ -127,7 +127,7 @@ class Morning:
     certificate: Certificate | None
     obsolete: str | None
     campaign: Campaign  # what is believed of it
-    cost: Spent
+    cost: Cost
     transfers: tuple[Transfer, ...]  # of this branch
     notes: tuple[str, ...]
 
@@ -245,11 +245,11 @@ def counted(count: int, noun: str = "experiment") -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
-def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Spent, list[str]]:
+def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Cost, list[str]]:
     try:
-        return spent(ledger, records), []
+        return campaign_cost(ledger.runs_dir, records), []
     except UsageError as error:
-        return cost_of(records), [f"What refused proposals cost is not counted: {error.cause}."]
+        return runs_cost(records), [f"What proposals cost is not counted: {error.cause}."]
 
 
 def _certificate(runs_dir: Path) -> tuple[Certificate | None, list[str]]:

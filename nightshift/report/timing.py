@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import accumulate, count
 from statistics import median
 
-from nightshift.campaign.cost import own_runs
+from nightshift.cost import own_runs
 from nightshift.metrics import Step
 from nightshift.records import Record, Result
 from nightshift.report.chart import Text

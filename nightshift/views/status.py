@@ -9,10 +9,10 @@ from typing import Literal
 
 import psutil
 
-from nightshift.campaign.cost import Spent, spent
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.cost import Cost, campaign_cost
 from nightshift.night.state import NightState, decided, load
 from nightshift.night.text import next_stop
 from nightshift.pools.survivors import alive
@@ -56,7 +56,7 @@ class Status(View, kw_only=True, tag="status"):
     branch: str | None
     rules: str | None
     counted: Counts
-    cost: Spent
+    cost: Cost
     others: int
     incumbent: Experiment | None
     incumbent_score: float | None
@@ -83,7 +83,7 @@ def status(ledger: Ledger, now: datetime) -> Status:
         branch=whose[0] or None,
         rules=whose[1] or None,
         counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
-        cost=spent(ledger, sound),
+        cost=campaign_cost(ledger.runs_dir, sound),
         others=len(records) - len(ours),
         incumbent=told([incumbent], campaign)[0] if incumbent else None,
         incumbent_score=standing.incumbent if standing else None,

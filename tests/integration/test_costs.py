@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.night.state import load
+from nightshift.night.state import load, night_cost
 from tests.agent_outputs import CLAUDE, CODEX, GEMINI
 from tests.night_checkout import nightshift, problems, records, start, whole_night
 from tests.stand_ins import fault
@@ -67,19 +67,20 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     state = load(Ledger(root))
     assert state is not None
     assert state.cause == "--max-cost 1: its proposals cost at least $1.20"
-    assert (state.bill.num_proposals, state.bill.num_priced) == (5, 3)
-    assert state.bill.total.tokens_in == 3 * 15_512 + 26_549 + 25_939
+    cost = night_cost(state, Ledger(root))
+    assert (cost.num_proposals, cost.tokens_in) == (5, 3 * 15_512 + 26_549 + 25_939)
     assert stderr.count("told no dollars, so this rule cannot hold") == 1
-    told = "5 proposals: 0.00 h, 99,024 tokens in, 4,200 out, $1.20 (told of 3)"
+    told = "5 proposals: 0.00 h, 99,024 tokens in, 4,200 out, at least $1.20"
     assert f"h of runs; {told}\n" in stdout.rpartition("cost: ")[2]
     code, status, _ = nightshift(root, "status")
     assert code == 0
     assert told in " ".join(status.split())
-    bill = json.loads(nightshift(root, "status", "--json")[1])["cost"]["agents"]
-    assert (bill["num_proposals"], bill["num_priced"], bill["total"]["dollars"]) == (5, 3, pytest.approx(1.2))
+    told_cost = json.loads(nightshift(root, "status", "--json")[1])["cost"]
+    assert (told_cost["num_proposals"], told_cost["dollars"]) == (5, pytest.approx(1.2))
+    assert told_cost["at_least"] == ["dollars"]
     page = (root / "runs" / "report.html").read_text()
     assert f"h of runs; {told}." in page
-    assert "<dt>agents</dt><dd>$1.20<" in page
+    assert "<dt>agents</dt><dd>at least $1.20<" in page
     assert told.replace("$", "\\$") in (root / "runs" / "report.md").read_text()
 
 
@@ -138,11 +139,11 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
     both = (15_512 + 26_549, 812 + 1_590)
     assert first.cost is not None
     assert (first.cost.tokens_in, first.cost.tokens_out, first.cost.dollars) == (*both, 0.4)
-    assert first.cost.untold == ("dollars",)
+    assert first.cost.at_least == ("dollars",)
     assert second.cost is not None
     assert second.cost.dollars == pytest.approx(0.8)  # asked what came of the first, too
-    assert "2 proposals: 0.00 h, 99,634 tokens in, 5,616 out, $1.20 (told in part)" in stdout.rpartition("cost: ")[2]
-    assert "by their own figures, not all told<" in (root / "runs" / "report.html").read_text()
+    assert "2 proposals: 0.00 h, 99,634 tokens in, 5,616 out, at least $1.20" in stdout.rpartition("cost: ")[2]
+    assert "<dd>at least $1.20<small>by their own figures<" in (root / "runs" / "report.html").read_text()
 
 
 def test_what_a_night_refused_is_counted_after_the_next_one(root: Path) -> None:

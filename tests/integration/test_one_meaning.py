@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import cost_of
 from nightshift.campaign.counts import Counts
 from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Z95
 from nightshift.console import summary
+from nightshift.cost import runs_cost
 from nightshift.night.text import one_line
 from nightshift.proposers.brief import describe
 from nightshift.proposers.history import history, load_configs
@@ -139,9 +139,9 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     )
     assert f"counted:  {counts}" in status_lines(seen.ledger, NOW)
     assert str(counts).partition(": ")[2] in seen.markdown
-    assert f"cost:     {cost_of(seen.records)}" in status_lines(seen.ledger, NOW)
-    assert f"Spent: {cost_of(seen.records)}." in seen.page
-    assert f"Spent: {cost_of(seen.records)}." in seen.markdown
+    assert f"cost:     {runs_cost(seen.records)}" in status_lines(seen.ledger, NOW)
+    assert f"Spent: {runs_cost(seen.records)}." in seen.page
+    assert f"Spent: {runs_cost(seen.records)}." in seen.markdown
     for group, number in (("keep", counts.kept), ("discard", counts.discarded), ("crash", counts.crashed)):
         assert sum(row["data-group"] == group for row in seen.rows.values()) == number
 

@@ -47,7 +47,8 @@ LINE = """
     tasksets model_place
     rules
     records request
-    cost decision_rules files foretelling
+    cost decision_rules foretelling
+    files
     entry errors
     waiting
     text

@@ -12,7 +12,7 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.expected import expected
 from nightshift.campaign.ledger import Ledger
-from nightshift.cost import NO_BILL, Bill, Cost
+from nightshift.cost import NOTHING, Cost
 from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
@@ -69,25 +69,19 @@ def test_what_was_interrupted_or_broke_counts_as_nothing_decided(records: list[R
 
 
 def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_first(records: list[Record]) -> None:
-    def bill(*costs: Cost) -> Bill:
-        paid = NO_BILL
-        for cost in costs:
-            paid = paid.plus(cost)
-        return paid
-
     asked = state_of(max_cost=2.0)
-    for paid in (NO_BILL, bill(Cost(tokens_in=10**9)), bill(Cost(dollars=1.0), Cost(dollars=0.99))):
-        assert stop_rule(replace(asked, bill=paid), records, NOW, 75) is None
-    spent = replace(asked, bill=bill(Cost(dollars=1.0), Cost(), Cost(dollars=1.25)))
-    stop = stop_rule(spent, records, NOW, 75)
+    for cost in (NOTHING, Cost(tokens_in=10**9), Cost(dollars=1.0) + Cost(dollars=0.99)):
+        assert stop_rule(asked, records, NOW, 75, cost) is None
+    cost = Cost(dollars=1.0) + Cost() + Cost(dollars=1.25)
+    stop = stop_rule(asked, records, NOW, 75, cost)
     assert stop is not None
     assert (stop.cause, stop.is_planned) == ("--max-cost 2: its proposals cost at least $2.25", True)
-    told = stop_rule(replace(asked, bill=bill(Cost(dollars=2.25))), records, NOW, 75)
-    assert told is not None
-    assert told.cause == "--max-cost 2: its proposals cost $2.25"
-    assert stop_rule(replace(spent, pending=(Proposal(b"lr = 1\n"),)), records, NOW, 75) is None
-    assert "at $2.00 of the agents' own figures" in summary(spent, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
-    assert stop_rule(replace(state_of(), bill=spent.bill), records, NOW, 75) is None
+    stop = stop_rule(asked, records, NOW, 75, Cost(dollars=2.25))
+    assert stop is not None
+    assert stop.cause == "--max-cost 2: its proposals cost $2.25"
+    assert stop_rule(replace(asked, pending=(Proposal(b"lr = 1\n"),)), records, NOW, 75, cost) is None
+    assert "at $2.00 of the agents' own figures" in summary(asked, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
+    assert stop_rule(state_of(), records, NOW, 75, cost) is None
 
 
 def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]) -> None:

@@ -89,10 +89,10 @@ def test_a_sum_that_is_no_sane_number_is_held_and_what_is_above_it_said_to_be_mi
         return result(session_id=session, total_cost_usd=9_000.0, usage=usage) + "\n"
 
     cost = said(line("a") + line("b")).cost
-    assert cost == Cost(MAX_TOKENS, 2, MAX_DOLLARS, untold=("tokens_in", "dollars"))
-    assert not cost.tells("dollars")
+    assert cost == Cost(MAX_TOKENS, 2, MAX_DOLLARS, at_least=("tokens_in", "dollars"))
+    assert not cost.is_whole("dollars")
     assert said(line("a") + line("b") + line("a")).cost == cost
-    assert said(line("a")).cost.untold == ()
+    assert said(line("a")).cost.at_least == ()
 
 
 def test_claudes_total_is_of_its_process_so_far_unless_the_session_is_another() -> None:
@@ -106,7 +106,7 @@ def test_claudes_total_is_of_its_process_so_far_unless_the_session_is_another() 
 
 def test_a_program_that_tells_less_than_the_other_in_one_output_is_no_zero() -> None:
     cost = said(CLAUDE + CODEX).cost
-    assert cost == Cost(15_512 + 26_549, 812 + 1_590, 0.4, untold=("dollars",))
+    assert cost == Cost(15_512 + 26_549, 812 + 1_590, 0.4, at_least=("dollars",))
 
 
 def test_blanks_before_a_line_are_read_over_and_nothing_is_less_than_zero() -> None:
