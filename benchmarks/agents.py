@@ -34,14 +34,14 @@ sys.path.insert(0, str(ROOT))
 from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.index import fold, last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.certify import certificate  # noqa: E402
+from nightshift.certify.certify import Comparison, read_comparisons  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
 from nightshift.night.text import SUMMARY_NAME  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
 # What replay, history and the page need; curves are megabytes.
-STORED = (SUMMARY_NAME, certificate.CERTIFICATE_NAME, "[0-9]*/record.json", "[0-9]*/train.toml")
+STORED = (SUMMARY_NAME, "certify/*/comparison.json", "[0-9]*/record.json", "[0-9]*/train.toml")
 COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
 
 
@@ -64,6 +64,11 @@ def campaign_of(folder: Path) -> Campaign:
     return fold(ledger, records := ledger.records(), *last_campaign(records))
 
 
+def certificate_of(folder: Path) -> Comparison | None:
+    comparisons, _ = read_comparisons(Ledger(folder))
+    return next((comparison for comparison in reversed(comparisons) if comparison.split == "test"), None)
+
+
 def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: Sequence[str], seeds: int) -> None:
     """One night and its certificate, `budget` being a flag of both; what is done already is left as it is."""
     if not folder.exists():
@@ -76,7 +81,7 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
         done.touch()
     campaign = campaign_of(folder)
     is_found = campaign.incumbent is not None and campaign.incumbent.parent is not None
-    if is_found and certificate.read(Ledger(folder).runs_dir) is None:
+    if is_found and certificate_of(folder) is None:
         click.echo(f"{folder.name}: {seeds} fresh seeds each of baseline and incumbent", err=True)
         if nightshift(folder, "certify", "--seeds", str(seeds)) != 0:
             sys.exit(f"the certificate failed: see {folder}.log")
@@ -95,7 +100,7 @@ def store(folder: Path) -> None:
 def night(folder: Path, agent: str) -> dict[str, Any]:
     """What one night came to. `curve`: the believed gain after each experiment that was decided, pp. The certified gain
     of a night that ended with its baseline is 0: there are not two configs to compare."""
-    campaign, sealed = campaign_of(folder), certificate.read(Ledger(folder).runs_dir)
+    campaign, sealed = campaign_of(folder), certificate_of(folder)
     decided = night_state.decided(Ledger(folder).records())
     is_baseline = campaign.incumbent is None or campaign.incumbent.parent is None
     return {

@@ -12,8 +12,7 @@ import click
 
 from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
-from nightshift.cli_comparisons import certify_command, reproduce_command, transfer_command
-from nightshift.cli_exports import export_command, model_command
+from nightshift.cli_exports import export_command
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.flags import AS_JSON, FOLDER, GPUS, SLURM, Finite, constants, hexadecimal, num_slots
@@ -28,8 +27,7 @@ def commands() -> None:
     """The group of all subcommands."""
 
 
-for each in (certify_command, transfer_command, reproduce_command, export_command, model_command):
-    commands.add_command(each)
+commands.add_command(export_command)
 
 
 @commands.command()
@@ -44,6 +42,47 @@ def status(as_json: bool) -> None:
         console.print_json(encoded(status.status(ledger, now)))
     else:
         console.print_lines(status_lines(ledger, now))
+
+
+@commands.command()
+@click.option("--environment", "environments", multiple=True, help="Compare there; several joined by +. Repeatable.")
+@click.option("--budget-seconds", type=float, help="Train for so long: does the winner of a short run win a long one?")
+@click.option("--baseline", metavar="REV", help="A commit whose train.toml is the baseline. Default: the campaign's.")
+@click.option("--incumbent", metavar="REV", help="A commit whose train.toml is the incumbent. Default: the campaign's.")
+@click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; read nothing of the test split.")
+@GPUS
+@SLURM
+@AS_JSON
+def certify(
+    environments: tuple[str, ...],
+    budget_seconds: float | None,
+    baseline: str | None,
+    incumbent: str | None,
+    seeds: int | None,
+    dry_run: bool,
+    gpus: str | None,
+    slurm: Path | None,
+    as_json: bool,
+) -> None:
+    """Train baseline and incumbent afresh and compare them; the same command resumes.
+
+    Without --environment and --budget-seconds it uses the test split, and each access counts. With them it uses the
+    validation split there.
+    """
+    from nightshift.certify.certify import summary
+    from nightshift.views import encoded
+    from nightshift.views.compared import Certified, Planned
+
+    options = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
+    lines, comparisons = command.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
+    if as_json:
+        plan = Planned(command="certify", lines=tuple(lines))
+        console.print_json(encoded(plan if comparisons is None else Certified(comparisons=tuple(comparisons))))
+    elif comparisons is None:
+        console.print_lines(lines)
+    else:
+        console.print_text(summary(comparisons))
 
 
 @commands.command()

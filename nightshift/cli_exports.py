@@ -1,4 +1,4 @@
-"""The commands that carry a campaign away: export and model."""
+"""`nightshift export`: a campaign, or its model, for other programs."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from nightshift.shell import Command
 if TYPE_CHECKING:
     from nightshift.export.story import Story
 
-_FORMS = {"csv": ".csv", "optuna": ".journal", "bundle": ".tar.gz", "wandb": "-wandb", "tensorboard": "-tensorboard"}
+_FORMS = {"csv": ".csv", "optuna": ".journal", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
 _TEXTS = ("csv", "optuna")  # that go to stdout
-_BRANCH = click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
 
 
 @click.command("export", cls=Command)
 @click.option("--to", "form", type=click.Choice([*_FORMS]), required=True, help="What opens it.")
 @click.option("--output", help="File, or new folder; - writes csv or optuna to stdout. Default: in runs/export.")
-@_BRANCH
+@click.option("--branch", help="The campaign. Default: the branch checked out, else that of the last one.")
+@click.option("--experiment", type=click.IntRange(min=1), help="model: of another experiment than the incumbent.")
 @at_work("reading the records")
-def export_command(form: str, output: str | None, branch: str | None) -> None:
-    """Write a campaign as a table, an Optuna journal, offline W&B runs, TensorBoard events or a bundle to reproduce.
+def export_command(form: str, output: str | None, branch: str | None, experiment: int | None) -> None:
+    """Write a campaign as a table, an Optuna journal, offline W&B runs or TensorBoard events; or its model.
 
-    csv has a column for every key; optuna a study that optuna-dashboard opens; bundle the records, configs, certificate
-    and chain, and `nightshift reproduce` trains its winner again in another clone.
+    csv has a column for every key; optuna a study that optuna-dashboard opens; model the incumbent's weights, with a
+    card that says how they were made and what is certified of them.
     """
     from nightshift.export.story import Story
     from nightshift.git.repo import Repo
 
     root = command.process_root()
     story = Story.of(Ledger(root), branch, Repo(root).head().branch)
+    if experiment is not None and form != "model":
+        raise UsageError(f"--experiment {experiment} is for --to model", "Leave it out.")
     if output == "-":
         if form not in _TEXTS:
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        console.print_json(_bytes(form, story, root, "").decode().removesuffix("\n"))
+        console.print_json(_bytes(form, story).decode().removesuffix("\n"))
     else:
-        path = _written(form, story, root, None if output is None else Path(output))
-        console.print_lines(
-            [f"{os.fspath(path)}: {len(story.experiments)} experiments of {story.shown.branch or 'no branch'}"]
-        )
+        path = _written(form, story, root, None if output is None else Path(output), experiment)
+        what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
+        console.print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
         console.print_error(note)
 
 
-def _written(form: str, story: Story, root: Path, named: Path | None) -> Path:
+def _written(form: str, story: Story, root: Path, named: Path | None, experiment: int | None) -> Path:
     """Where it was written. In runs/export, where agents write, no link is followed; where a person says, each is."""
     path = named or root / "runs" / "export" / f"{story.tag}{_FORMS[form]}"
     if named is None and path.parent.is_symlink():
@@ -62,22 +63,23 @@ def _written(form: str, story: Story, root: Path, named: Path | None) -> Path:
         from nightshift.export.wandb_runs import write_runs
 
         return write_runs(story, path, Private(root, os.environ), is_mine=named is None)
+    if form == "model":
+        from nightshift.export.model import copy_model
+        from nightshift.export.private import Private
+
+        return copy_model(story, experiment, path, Private(root, os.environ), is_mine=named is None)
     if form == "tensorboard":
         from nightshift.export.event_files import write_events
 
         return write_events(story, path, is_mine=named is None)
-    _write(path if named is None else Path(os.path.realpath(path)), _bytes(form, story, root, path.name))
+    _write(path if named is None else Path(os.path.realpath(path)), _bytes(form, story))
     return path
 
 
-def _bytes(form: str, story: Story, root: Path, name: str) -> bytes:
-    from nightshift.export import archive, optuna_journal, private, table
+def _bytes(form: str, story: Story) -> bytes:
+    from nightshift.export import optuna_journal, table
 
-    if form == "csv":
-        return table.as_csv(story)
-    if form == "optuna":
-        return optuna_journal.as_journal(story)
-    return archive.as_archive(story, root, private.Private(root, os.environ), name)
+    return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -90,20 +92,3 @@ def _write(path: Path, data: bytes) -> None:
         write_atomically(path, data)
     except OSError as error:
         raise disk_error(error, path) from None
-
-
-@click.command("model", cls=Command)
-@click.option("--to", "target", type=click.Path(path_type=Path), required=True, help="A new folder.")
-@click.option("--experiment", type=click.IntRange(min=1), help="Another one than the incumbent.")
-@_BRANCH
-@at_work("copying the model")
-def model_command(target: Path, experiment: int | None, branch: str | None) -> None:
-    """Copy the incumbent's weights, with a card that says how they were made and what is certified of them."""
-    from nightshift.export.model import copy_model
-    from nightshift.export.private import Private
-    from nightshift.export.story import Story
-    from nightshift.git.repo import Repo
-
-    root = command.process_root()
-    story = Story.of(Ledger(root), branch, Repo(root).head().branch)
-    console.print_lines(copy_model(story, experiment, target, Private(root, os.environ)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.console import dry_run, print_error, print_json, print_lines, print_text, summary
@@ -28,6 +27,7 @@ from nightshift.train_toml.keys import KEYS, describe_keys
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
+    from nightshift.certify.certify import Comparison
     from nightshift.setup import Setup
 
 R = TypeVar("R")
@@ -144,24 +144,22 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def compare(
-    request: Request, plan: Callable[[Setup], list[str]], run: Callable[[Setup], R], dry_run: bool
-) -> tuple[list[str], R | None]:
-    """What certify, transfer and reproduce do: the plan in lines and, but for a dry run, what came of the runs, which
-    are made as the head."""
+def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[list[str], list[Comparison] | None]:
+    """The plan in lines and, but for a dry run, the comparisons. `options`: the arguments of certify.tasks."""
+    from nightshift.certify.certify import certify, tasks
+    from nightshift.processes.leftovers import end_leftovers
     from nightshift.processes.supervise import interruptible
+    from nightshift.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():
-        from nightshift.processes.leftovers import end_leftovers
-        from nightshift.setup import open_setup
-
         setup = open_setup(process_root(), request, reporter)
-        planned = plan(setup)  # what is wrong with the question is said before anything is ended or fetched
+        questions = tasks(setup, *options)  # a wrong question is refused before anything is ended
+        lines = [line for task in questions for line in task.describe()]
         if dry_run:
-            return planned, None
+            return lines, None
         with setup.ledger.head():
             end_leftovers(setup.root, reporter.note)
-            return planned, run(setup)
+            return lines, certify(tasks(setup, *options))
 
 
 def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = False) -> int:

@@ -19,8 +19,6 @@ class ExitCode(IntEnum):
     MEASURED = 0
     CRASH = 1
     USAGE = 2
-    REFUTED = 3  # reproduce measured, and the gain of the bundle does not hold
-    OPEN = 4  # reproduce measured, and that tells neither: more seeds are needed
     UNSAID = 74  # it went well, but stdout or stderr did not take all of it: EX_IOERR of sysexits.h
     INTERRUPTED = 130
 

@@ -66,4 +66,3 @@ SLURM = click.option(
     type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
     help="slurm.toml of the cluster whose jobs the runs are (docs/cluster.md).",
 )
-SEEDS = click.option("--seeds", type=click.IntRange(1, 100), help="Fresh runs of each of the two. Default: 3.")

@@ -148,7 +148,7 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
         raise UsageError(cause, "Name the model, or leave them out.")
     chosen = msgspec.structs.replace(chosen, model=placed(root, chosen.model))
     mine = [setup for setup in _SETUPS if engine in (None, setup.engine)]
-    if not mine:  # a record or a bundle said so
+    if not mine:  # a record said so
         raise UsageError(
             f"there is no engine {engine!a}", f"Say {' or '.join(dict.fromkeys(s.engine for s in _SETUPS))}."
         )

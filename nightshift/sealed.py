@@ -27,24 +27,19 @@ LOOKS_NAME = "sealed-looks.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One certificate's claim on the sealed set. `baseline` and `incumbent` are numbers of experiments.
+    """One certificate's claim on the sealed set. `baseline` and `incumbent` are hashes of their configs.
 
-    `key_sha256` is of the key that the look's head gives to its workers; "" for a look of version 1.
+    `key_sha256` is of the key that the look's head gives to its workers.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     time: str  # ISO 8601, UTC
     branch: str
     rules_hash: str
-    baseline: int
-    incumbent: int
+    baseline: str
+    incumbent: str
     num_seeds: Annotated[int, msgspec.Meta(ge=1, le=100)]
     key_sha256: str = ""
-
-    def is_same(self, other: Look) -> bool:
-        """True if the two compare the same configs under the same rules."""
-        names = ("branch", "rules_hash", "baseline", "incumbent")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 def counted_looks(runs_dir: Path) -> list[Look]:
@@ -61,13 +56,8 @@ def counted_looks(runs_dir: Path) -> list[Look]:
     return list({look.number: look for look in lines}.values())
 
 
-def folder(runs_dir: Path, look: Look) -> Path:
-    """Where the runs of a look are kept."""
-    return runs_dir / "certify" / f"{look.number:04d}"
-
-
-def count(runs_dir: Path, look: Look, key: bytes) -> Look:
-    """Count the look, or that another head goes on with the last one, and make its folder; the look as counted.
+def count(runs_dir: Path, look: Look, key: bytes) -> Path:
+    """Count the look, or that another head resumes the last one; the file that it is counted in.
 
     Raises EngineError when it cannot be written: then nothing sealed is read.
     """
@@ -76,14 +66,13 @@ def count(runs_dir: Path, look: Look, key: bytes) -> Look:
         raise ValueError(f"look {look.number} after {len(counted)} looks")
     look, path = replace(look, key_sha256=hashlib.sha256(key).hexdigest()), runs_dir / LOOKS_NAME
     try:
-        folder(runs_dir, look).mkdir(parents=True, exist_ok=True)
         with open_regular(path, "ab") as file:
             file.write(msgspec.json.encode(look) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise disk_error(error, path) from None
-    return look
+    return path
 
 
 def sealed_set(rules: Rules, root: Path, number: int | None, key: bytes) -> list[tuple[Environment, Example]]:

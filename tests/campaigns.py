@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.certify.certify import COMPARISON_NAME, Comparison
 from nightshift.decision_rules import DecisionRules
+from nightshift.files import write_json
 from nightshift.proposers import Context
 from nightshift.records import Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights, packed
 from nightshift.train_toml.config import diff, parse
@@ -136,3 +139,49 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     source, base = ledger.source(incumbent.number), frozenset[int]()
     context = Context(len(records) + 1, incumbent, source, base, told, ARITHMETIC_TRL, ledger)
     return replace(context, **changes)  # type: ignore[arg-type]
+
+
+COMPARISON = Comparison(
+    created="2026-11-21T08:00:00+00:00",
+    branch=BRANCH,
+    rules_hash="abc123",
+    split="test",
+    environments=("arithmetic",),
+    budget_seconds=60.0,
+    model="models/arithmetic-base",
+    configs={"baseline": "b", "incumbent": "i"},
+    names={"baseline": "experiment 0001", "incumbent": "experiment 0005"},
+    verdict="better",
+    level=0.025,
+    access=1,
+    baseline_score=0.66,
+    incumbent_score=0.71,
+    difference=0.05,
+    stderr=0.015,
+    df=30.0,
+    interval=(0.02, 0.08),
+    num_seeds={"baseline": 3, "incumbent": 3},
+    num_examples=1000,
+    strict_scores=None,
+    parts=(),
+    notes=(),
+    chain="abc",
+)
+
+
+def with_certificate(ledger: Ledger, comparison: Comparison) -> None:
+    """Write a comparison as `nightshift certify` does, without its runs."""
+    path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, comparison)
+    ledger.enter(path)
+
+
+def certificate_for(ledger: Ledger, **changes: Any) -> Comparison:
+    """A certificate of the campaign's baseline and incumbent."""
+    records = ledger.records()
+    campaign = Campaign.of(records, records[0].branch, records[0].rules_hash)
+    assert campaign.incumbent is not None
+    configs = {"baseline": campaign.kept[0].config_hash, "incumbent": campaign.incumbent.config_hash}
+    told = {"branch": records[0].branch, "rules_hash": records[0].rules_hash, "configs": configs}
+    return replace(COMPARISON, **(told | changes))

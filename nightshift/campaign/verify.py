@@ -24,20 +24,11 @@ from nightshift.records import Record
 LOOKS_NAME = "sealed-looks.jsonl"
 _ENTERED_FILES = (
     LOOKS_NAME,
-    "certificate.json",
-    "certify/*/certificate.json",
+    "certify/*/plan.json",
+    "certify/*/comparison.json",
     "certify/*/*/run.json",
-    "certify/*/reproduction.json",
-    "certify/*/seeds.json",
-    "reproduce/*/reproduction.json",
-    "reproduce/*/seeds.json",
-    "reproduce/*/*/run.json",
-    "transfer/*/transfer.json",
-    "transfer/*/*/run.json",
     f"*/run-*/{SUBMITTED_NAME}",
     f"certify/*/*/{SUBMITTED_NAME}",
-    f"reproduce/*/*/{SUBMITTED_NAME}",
-    f"transfer/*/*/{SUBMITTED_NAME}",
 )
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"

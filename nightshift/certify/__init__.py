@@ -1,1 +1,1 @@
-"""The certificate: baseline and incumbent trained afresh and compared on the sealed set."""
+"""Two configs, trained afresh and compared."""

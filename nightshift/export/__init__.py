@@ -1,1 +1,1 @@
-"""What is carried away of a campaign: tables, other programs' files, a bundle, the model."""
+"""A campaign, or its model, for other programs."""

@@ -1,5 +1,4 @@
-"""`nightshift model`: the weights of an experiment as a folder that transformers loads, with a card that says how they
-were made.
+"""`nightshift export --to model`: an experiment's weights as a folder that transformers loads, with a card.
 
 The folder in runs/ lies where agents write: regular files of known kinds are copied, never code, and the weights count
 only where they are, byte for byte, those that were scored.
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.closing import MODEL_NAME
+from nightshift.certify.certify import read_comparisons
 from nightshift.errors import EngineError, UsageError, listed
-from nightshift.export.archive import claim_of
 from nightshift.export.private import Private
 from nightshift.export.story import Story
 from nightshift.files import open_regular, read_file, whole_folder, write_atomically
@@ -41,21 +40,21 @@ _REWRITTEN = (
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def copy_model(story: Story, number: int | None, target: Path, private: Private) -> list[str]:
-    """Write the model of an experiment, the incumbent where `number` is None, to `target`; lines for people.
+def copy_model(story: Story, number: int | None, target: Path, private: Private, *, is_mine: bool = False) -> Path:
+    """Write the model of an experiment, the incumbent where `number` is None, to `target`; its path.
 
     The folder appears whole or not at all. UsageError where it holds something already, or the weights are gone;
     EngineError where they are not those that were scored, or what lies beside them names code or another network.
     """
     record, each = _chosen(story, number)
     source = _source(story, record)
-    with whole_folder(target, "--to DIR") as partial:
+    with whole_folder(target, "--output DIR", is_mine=is_mine) as partial:
         names = _copy(source, partial)
         _check(partial, record, source)
         unverified = _unlike_the_base(partial, names, story, record)
         text = card(story, record, each, unverified, private)
         write_atomically(partial / CARD_NAME, text.encode(errors="replace"))
-    return [f"model:    experiment {record.number:04d}, {len(names)} files and a card, in {target}"]
+    return target
 
 
 def _chosen(story: Story, number: int | None) -> tuple[Record, Experiment]:
@@ -240,12 +239,23 @@ def _doubts(unverified: list[str]) -> list[str]:
 
 def certified(story: Story, record: Record) -> str:
     """What is certified, with its interval; else that nothing is, and what is believed."""
-    claim, best = claim_of(story), story.shown.campaign.incumbent
-    if best is None or best.number != record.number or claim is None:
+    campaign = story.shown.campaign
+    best, standing = campaign.incumbent, campaign.standing
+    if best is None or best.number != record.number or best is campaign.kept[0] or standing is None:
         return "Not certified: it is not the incumbent of a campaign with a gain."
-    if claim.source == "certified":
-        return f"Certified: its config gains {claim}, by fresh runs of both on sealed examples."
-    return f"Not certified. Believed of its config: {claim}; no fresh seed and no sealed example confirmed it."
+    for comparison in reversed(read_comparisons(story.ledger)[0]):
+        is_it = (comparison.branch, comparison.rules_hash) == (record.branch, record.rules_hash)
+        if is_it and comparison.split == "test" and comparison.configs["incumbent"] == record.config_hash:
+            gain = _gain(comparison.difference, comparison.interval)
+            verdict = comparison.verdict
+            return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."
+    gain = _gain(standing.difference, standing.difference_interval)
+    return f"Not certified. Believed of its config: {gain}; no fresh seed and no sealed example confirmed it."
+
+
+def _gain(difference: float, interval: tuple[float, float]) -> str:
+    low, high = (100 * min(max(end, -1.0), 1.0) for end in interval)
+    return f"{100 * difference:+.1f} pp over the baseline, 95 % interval {low:+.1f} to {high:+.1f} pp"
 
 
 def _indented(story: Story, record: Record) -> list[str]:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign
@@ -19,9 +18,7 @@ from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Z95, Standing
-from nightshift.certify import certificate
-from nightshift.certify.certificate import CERTIFICATE_NAME, Certificate
-from nightshift.certify.transfer import Transfer, made
+from nightshift.certify.certify import Comparison, read_comparisons
 from nightshift.cost import Cost, campaign_cost, runs_cost
 from nightshift.errors import UsageError
 from nightshift.records import Failure, Record, Verdict
@@ -124,11 +121,11 @@ class Morning:
     environments: tuple[str, ...]  # names
     standing: Standing | None  # what is believed now; None before the baseline
     experiments: tuple[Experiment, ...]
-    certificate: Certificate | None
+    certificate: Comparison | None
     obsolete: str | None
     campaign: Campaign  # what is believed of it
     cost: Cost
-    transfers: tuple[Transfer, ...]  # of this branch
+    elsewhere: tuple[Comparison, ...]  # of this branch, on validation splits
     notes: tuple[str, ...]
 
     @property
@@ -224,8 +221,9 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         for r in shown
     )
     cost, unpaid = _cost(ledger, shown)
-    certified, unread = _certificate(ledger.runs_dir)
-    obsolete = _obsolete(certified, branch, rules_hash, experiments) if certified else None
+    comparisons, unread = read_comparisons(ledger)
+    certified = next((c for c in reversed(comparisons) if c.split == "test"), None)
+    obsolete = _obsolete(certified, branch, rules_hash, campaign) if certified else None
     return Morning(
         branch,
         shown[-1].environments if shown else (),
@@ -235,7 +233,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         obsolete,
         campaign,
         cost,
-        tuple(answer for answer in made(ledger) if answer.branch == branch),
+        tuple(c for c in comparisons if c.split == "validation" and c.branch == branch),
         (*notes, *unpaid, *unread),
     )
 
@@ -252,28 +250,14 @@ def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Cost, list[str]]:
         return runs_cost(records), [f"What proposals cost is not counted: {error.cause}."]
 
 
-def _certificate(runs_dir: Path) -> tuple[Certificate | None, list[str]]:
-    try:
-        found = certificate.read(runs_dir)
-        is_sound = found is None or bool(span(found.created) and found.num_seeds.keys() >= {"baseline", "incumbent"})
-    except UsageError:
-        is_sound = False
-    return (found, []) if is_sound else (None, [f"{CERTIFICATE_NAME} is damaged: not shown."])
-
-
-def _obsolete(found: Certificate, branch: str, rules_hash: str, experiments: Sequence[Experiment]) -> str | None:
-    if found.branch != branch:
-        return f"it is of branch {found.branch}"
-    if found.rules_hash != rules_hash:
-        return f"it was made under other rules ({found.rules_hash})"
-    created = span(found.created)
-    for e in experiments:
-        ran, judgement = span(e.record.started, e.record.total_seconds), e.record.judgement
-        if ran and created and ran[0] > created[0]:
-            if e.is_kept:
-                return f"experiment {e.number:04d} was kept after it"
-            if judgement and judgement.taken_back_to is not None:
-                return f"experiment {e.number:04d} took a keep back after it"
+def _obsolete(certified: Comparison, branch: str, rules_hash: str, campaign: Campaign) -> str | None:
+    if certified.branch != branch:
+        return f"it is of branch {certified.branch}"
+    if certified.rules_hash != rules_hash:
+        return f"it was made under other rules ({certified.rules_hash})"
+    wanted = [record.config_hash for record in (*campaign.kept[:1], campaign.incumbent) if record is not None]
+    if wanted != [certified.configs[side] for side in ("baseline", "incumbent")]:
+        return f"it compares {certified.names['incumbent']} with {certified.names['baseline']}"
     return None
 
 

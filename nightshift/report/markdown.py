@@ -12,9 +12,9 @@ from nightshift.report.text import (
     certificate_line,
     cut,
     duration,
+    elsewhere_lines,
     plus_minus,
     score,
-    transfer_lines,
     verdict,
     visible,
 )
@@ -28,7 +28,7 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
     """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    for line in (certificate_line(morning), *transfer_lines(morning)):
+    for line in (certificate_line(morning), *elsewhere_lines(morning)):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None

@@ -134,7 +134,7 @@ def _environment() -> jinja2.Environment:
     )
     names = (
         "score", "signed", "points", "duration", "short_number", "cut", "brief", "plus_minus", "expected", "local",
-        "half", "counts", "certificate_line", "transfer_lines",
+        "half", "counts", "certificate_line", "elsewhere_lines",
     )  # fmt: skip
     environment.filters |= {name: getattr(text, name) for name in names}
     environment.filters |= {"n": _coordinate, "path": _path, "plain": _plain, "belied": belied, "counted": counted}

@@ -28,7 +28,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from nightshift.campaign.ledger import RECORD_NAME, Ledger
-from nightshift.certify.certificate import CERTIFICATE_NAME
 from nightshift.errors import Interrupted, NightshiftError, UsageError
 from nightshift.git.repo import Repo
 from nightshift.processes.supervise import interruptible
@@ -89,7 +88,7 @@ def _state(ledger: Ledger) -> str:
     """Of every file that a record or a certificate is in: its size and when it was written."""
     records = (f"{ledger.runs_dir}/{number:04d}/{RECORD_NAME}" for number in ledger.numbers())
     digest = hashlib.sha256()
-    for path in (*records, f"{ledger.runs_dir}/{CERTIFICATE_NAME}", os.fspath(ledger.chain.path)):
+    for path in (*records, os.fspath(ledger.chain.path)):  # a certificate enters the chain, too
         with suppress(OSError):
             status = os.stat(path)  # noqa: PTH116  a Path for each of thousands takes as long as the asking
             digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))

@@ -13,6 +13,7 @@ from nightshift import text
 from nightshift.campaign.expected import Expected
 from nightshift.campaign.form import compare
 from nightshift.campaign.standing import Z95
+from nightshift.certify.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
@@ -79,10 +80,9 @@ def _believed(morning: Morning, change: str, sentence: str) -> Headline:
         sentence += " The interval includes no gain at all."
     if morning.certificate and not morning.obsolete:
         certified = points(morning.certificate.difference)
-        least, most = morning.certificate.interval
-        if least > 0:
+        if morning.certificate.verdict == "better":
             return Headline(f"Better, certified: {certified}", sentence, "good")
-        if most < 0:
+        if morning.certificate.verdict == "worse":
             return Headline(f"Worse, certified: {certified}", sentence, "bad")
         if low > 0:
             return Headline(f"Believed better, not certified: {change}", sentence, "open")
@@ -108,34 +108,34 @@ def counts(morning: Morning) -> list[tuple[str, int, str, str]]:
 
 
 def certificate_line(morning: Morning) -> str:
-    """One sentence: what the sealed set says of baseline and incumbent."""
+    """One sentence: what the test split says of baseline and incumbent."""
     if (c := morning.certificate) is None:
-        return "Not certified yet: no fresh seed and no sealed example has confirmed it (uv run nightshift certify)."
-    strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
-    apart = "".join(f"; {d.environment} alone {points(d.difference)}, {_span(d.interval)}" for d in c.environments)
+        return "Not certified yet: no fresh seed and no test example has confirmed it (uv run nightshift certify)."
     seeds = (c.num_seeds["baseline"], c.num_seeds["incumbent"])
     told = "1 fresh seed each" if seeds == (1, 1) else f"{seeds[0]} and {seeds[1]} fresh seeds"
     line = (
-        f"Certified on {counted(c.num_examples, 'sealed example')} with {told}: "
-        f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, "
-        f"{points(c.difference)}, 95 % interval {_span(c.interval)}{strict}{apart}. "
-        f"The sealed set was opened {counted(c.sealed_looks, 'time')}."
+        f"Certified on {counted(c.num_examples, 'test example')} with {told}: {_measured(c)}: {c.verdict}, at level "
+        f"{c.level:.3g}. It was access {c.access} to the test split by this campaign."
     )
     return f"Not of this incumbent: {morning.obsolete}. {line}" if morning.obsolete else line
 
 
-def transfer_lines(morning: Morning) -> list[str]:
-    """A sentence for each question that was asked of the campaign's incumbents elsewhere."""
-    lines = []
-    for a in morning.transfers:
-        models = f" Two models: {a.model} there, {a.model_here} here." if a.model != a.model_here else ""
-        lines.append(
-            f"Elsewhere: {a.to}, {a.budget_seconds:g} s of training: {a.verdict}, experiment {a.incumbent:04d} "
-            f"{points(a.difference)} over the baseline, 95 % interval {_span(a.interval)}; here "
-            f"{points(a.here)}, {_span(a.here_interval)} (believed).{models}"
-            + "".join(f" {note[:1].upper()}{note[1:]}." for note in a.notes)
-        )
-    return lines
+def elsewhere_lines(morning: Morning) -> list[str]:
+    """A sentence for each comparison on another environment, or with another budget."""
+    return [
+        f"Elsewhere: {'+'.join(c.environments)}, {c.budget_seconds:g} s of training, {c.model}: {c.verdict}, "
+        f"{c.names['incumbent']} against {c.names['baseline']}: {_measured(c)}."
+        + "".join(f" {note[:1].upper()}{note[1:]}." for note in c.notes)
+        for c in morning.elsewhere
+    ]
+
+
+def _measured(c: Comparison) -> str:
+    """`0.500 -> 0.600, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and what else was measured."""
+    strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
+    parts = "".join(f"; {p.environment} alone {points(p.difference)}, {_span(p.interval)}" for p in c.parts)
+    change = f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, {points(c.difference)}"
+    return f"{change}, 95 % interval {_span(c.interval)}{strict}{parts}"
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -14,14 +14,12 @@ import msgspec
 
 from nightshift.views import View
 from nightshift.views.checked import Doctor, Verified
-from nightshift.views.compared import Certified, Chain, Diff, Planned, Reproduced, Transferred
+from nightshift.views.compared import Certified, Chain, Diff, Planned
 from nightshift.views.history import History, Show
 from nightshift.views.status import Status
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-VIEWS: tuple[type[View], ...] = (
-    *(Status, History, Show, Diff, Chain, Certified, Transferred, Reproduced, Planned, Verified, Doctor),
-)
+VIEWS: tuple[type[View], ...] = (*(Status, History, Show, Diff, Chain, Certified, Planned, Verified, Doctor),)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

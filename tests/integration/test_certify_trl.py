@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.certify import certificate
-from nightshift.certify.run import certify
+from nightshift.certify.certify import certify, read_comparisons, tasks
 from nightshift.experiment import run_experiment
 from nightshift.request import Request
 from nightshift.sealed import counted_looks
@@ -35,14 +34,14 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (checkout / "train.toml").write_text(CONFIG.format("3e-6"))
     assert run_experiment(Request(), setup).status == "keep"
 
-    made = certify(make_setup(checkout, RULES, monkeypatch, None), num_seeds=1)
+    (made,) = certify(tasks(make_setup(checkout, RULES, monkeypatch, None), num_seeds=1))
 
-    assert made == certificate.read(setup.ledger.runs_dir)
+    assert read_comparisons(setup.ledger) == ([made], [])
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}
     assert made.num_examples == 32
     assert made.interval[0] < made.difference < made.interval[1]
     assert 0.1 < made.baseline_score < 0.9  # the base model scores 0.43 before any training
-    assert "its prior was taken" in made.estimator
+    assert "its prior was taken" in made.notes[0]
     assert len(counted_looks(setup.ledger.runs_dir)) == 1
     weights = {path.parent.parent.name for path in setup.ledger.runs_dir.glob("certify/*/*/weights")}
     assert weights == set()

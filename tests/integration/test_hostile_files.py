@@ -42,7 +42,10 @@ FILES = (
         *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/attempt-0/result.json")),
         *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),
         *(f"{_ATTEMPT}{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
-        *(f"runs/{name}" for name in ("night.json", "certificate.json", "sealed-looks.jsonl", "agent/processes.json")),
+        *(
+            f"runs/{name}"
+            for name in ("night.json", "certify/0001/comparison.json", "sealed-looks.jsonl", "agent/processes.json")
+        ),
         *(f"runs/{name}" for name in ("report.html", "report.md", "progress.png", "night.txt", "detached.log")),
     ],
 )
@@ -82,7 +85,7 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
             [_NIGHT | {"cause": "\x1b[2J" + "x" * 100_000}],
             [_NIGHT | {"pending": [{"source": "////", "hypothesis": 1}]}],
         ],
-        "runs/certificate.json": [
+        "runs/certify/0001/comparison.json": [
             [_CERTIFICATE | {"created": "now"}],
             [_CERTIFICATE | {"interval": [-1e308, 1e308], "difference": 1e308}],
             [_CERTIFICATE | {"num_seeds": {}}],

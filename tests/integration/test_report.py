@@ -196,7 +196,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "the baseline's record gone": lambda root: (root / "runs" / "0001" / "record.json").unlink(),
     "a train.toml gone": lambda root: (root / "runs" / "0003" / "train.toml").unlink(),
     "a strange folder": lambda root: (root / "runs" / "9999").mkdir(),
-    "certificate torn": lambda root: (root / "runs" / "certificate.json").write_bytes(b"{"),
+    "certificate torn": lambda root: (
+        (root / "runs" / "certify" / "0001").mkdir(parents=True),
+        (root / "runs" / "certify" / "0001" / "comparison.json").write_bytes(b"{"),
+    ),
 }
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "nightshift"
 # folder, its neighbours. Names on one line do not import each other.
 LINE = """
     cli
-    cli_comparisons cli_exports
+    cli_exports
     command
     shell
     status
@@ -36,7 +36,6 @@ LINE = """
     evaluation health sealed watched
     engines
     campaign
-    bundle
     git
     environments
     taskset_environment
@@ -55,7 +54,7 @@ LINE = """
 """
 STEPS = [line.split() for line in LINE.split("\n") if line.strip()]
 # Only these are told of the whole set-up; what lies below is given the parts that it needs.
-USE_SETUP = {"cli", "cli_comparisons", "command", "night", "certify", "experiment", "baseline", "runs"}
+USE_SETUP = {"cli", "command", "night", "certify", "experiment", "baseline", "runs"}
 # Child processes of engines: they import nothing of nightshift but these.
 CHILDREN = {
     "engines/prime_rl/reader.py": set[str](),

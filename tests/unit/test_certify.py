@@ -10,13 +10,21 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.campaign.verify import verify
-from nightshift.certify import certificate
-from nightshift.certify.pairs import FIRST_SEED_INDEX
-from nightshift.certify.run import certify, describe, make_plan
+from nightshift.certify import certify as certifying
+from nightshift.certify.certify import (
+    COMPARISON_NAME,
+    FIRST_SEED_INDEX,
+    PLAN_NAME,
+    Comparison,
+    certify,
+    read_comparisons,
+    summary,
+    tasks,
+)
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import run_experiment
-from nightshift.records import Weights
+from nightshift.records import Load, Weights
 from nightshift.request import Request
 from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
@@ -28,9 +36,22 @@ from tests.stand_ins import NUM_SELECTION, fault, quick
 RULES = quick(ARITHMETIC_TRL)
 
 
+def certified(setup: Setup, num_seeds: int | None = None) -> Comparison:
+    """What `nightshift certify --seeds N` makes."""
+    (comparison,) = certify(tasks(setup, num_seeds))
+    return comparison
+
+
+def certificate_of(setup: Setup) -> Comparison | None:
+    comparisons, damaged = read_comparisons(setup.ledger)
+    assert damaged == []
+    return comparisons[-1] if comparisons else None
+
+
 @pytest.fixture
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """A campaign whose baseline is poor."""
+    monkeypatch.setattr("secrets.randbelow", lambda number: 0)
     setup = make_poor(checkout, RULES, monkeypatch)
     run_experiment(Request(), setup)
     return setup
@@ -53,11 +74,11 @@ def run_names(setup: Setup) -> list[str]:
 
 def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: SilentReporter) -> None:
     notebook.notes.clear()
-    made = certify(kept)
-    assert made == certificate.read(kept.ledger.runs_dir)
+    made = certified(kept)
+    assert made == certificate_of(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.num_examples == NUM_SELECTION
-    assert made.sealed_looks == 1
+    assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
     assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
     assert made.interval[0] < made.difference < made.interval[1]
     assert made.interval[0] > 0.1
@@ -76,7 +97,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
 
 def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_runs(kept: Setup) -> None:
     """The stand-in answers by a digest of the question, so its score tells which questions it was asked."""
-    certify(kept, num_seeds=1)
+    certified(kept, num_seeds=1)
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
     scores = json.loads(path.read_text())["scores"]
     assert len(scores) == NUM_SELECTION
@@ -85,7 +106,7 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
     questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
     files = [path for path in kept.ledger.runs_dir.rglob("certify/**/*") if path.is_file()]
-    names = {"certificate.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
+    names = {"plan.json", "comparison.json", "job.json", "run.json", "metrics.jsonl", "trainer.log"}
     assert {path.name for path in files} == names
     for path in files:
         assert not any(question in path.read_text() for question in questions)
@@ -98,20 +119,20 @@ def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook:
 
     notebook.on_note = interrupt
     with pytest.raises(Interrupted):
-        certify(kept)
+        certified(kept)
     assert living_children() == []
     before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
     assert len(before) == 3
-    assert certificate.read(kept.ledger.runs_dir) is None
+    assert certificate_of(kept) is None
     notebook.on_note = lambda text: None
     with pytest.raises(UsageError, match="began with 3 seeds and is not finished"):
-        certify(kept, num_seeds=5)
+        certified(kept, num_seeds=5)
     notebook.notes.clear()
-    made = certify(kept)
+    made = certified(kept)
     assert sum(": run " in note for note in notebook.notes) == 3
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert len(counted_looks(kept.ledger.runs_dir)) == made.sealed_looks == 1
+    assert len(counted_looks(kept.ledger.runs_dir)) == made.access == 1
 
 
 def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_again_is_told(
@@ -123,14 +144,14 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
 
     notebook.on_note = interrupt
     with pytest.raises(Interrupted):
-        certify(kept, num_seeds=1)
+        certified(kept, num_seeds=1)
     (made,) = kept.ledger.runs_dir.glob("certify/*/*/run.json")
     planted = made.parents[1] / "incumbent-101001" / "run.json"
     planted.parent.mkdir()
     planted.write_text(json.dumps({"side": "incumbent", "seed": 101001, "scores": [1.0] * NUM_SELECTION}))
     made.write_text(json.dumps({"side": "baseline", "seed": 101000, "scores": [0.0] * NUM_SELECTION}))
     notebook.on_note = lambda text: None
-    result = certify(kept)
+    result = certified(kept)
     assert 0 < result.baseline_score < result.incumbent_score < 1
     assert verify(kept.ledger).problems == []
     made.write_text("{}")
@@ -142,24 +163,24 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
     kept.pool.wait, wait = (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]), kept.pool.wait
     with pytest.raises(EngineError, match="no run of the baseline came through"):
-        certify(kept, num_seeds=1)
+        certified(kept, num_seeds=1)
 
 
-def test_a_second_certificate_is_a_second_look_with_other_seeds(kept: Setup) -> None:
-    certify(kept, num_seeds=1)
-    assert certify(kept, num_seeds=1).sealed_looks == 2
+def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    certified(kept, num_seeds=1)
+    monkeypatch.setattr("secrets.randbelow", lambda number: 1)
+    second = certified(kept, num_seeds=1)
+    assert (second.access, second.level) == (2, pytest.approx(0.05 / 6))
+    assert "access 2 to the test split by this campaign" in summary([second])
     assert len({name.split("-")[1] for name in run_names(kept)}) == 4
-    plan = make_plan(kept)
-    assert not plan.is_resumed
-    assert plan.look.number == 3
-    text = "\n".join(describe(plan, kept))
-    assert "2 at the sealed set so far" in text
-    assert "look 2: " in text
+    (task,) = tasks(kept)
+    assert task.done() == {}
+    assert any("3 to the test split by this campaign" in line for line in task.describe())
 
 
 def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
     fault(kept.ledger.runs_dir, "error", once=True)
-    made = certify(kept)
+    made = certified(kept)
     assert made.num_seeds == {"baseline": 2, "incumbent": 3}
     assert made.notes[0].startswith("baseline, seed 101000: crashed: loss is nan")
 
@@ -167,7 +188,7 @@ def test_a_run_that_crashes_leaves_one_seed_less(kept: Setup) -> None:
 def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReporter) -> None:
     fault(kept.ledger.runs_dir, "sigkill", once=True)
     notebook.notes.clear()
-    made = certify(kept)
+    made = certified(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
     assert made.notes == ()
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
@@ -177,33 +198,33 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
 def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
     with pytest.raises(EngineError, match=f"no run of the baseline came through: {cause}"):
-        certify(kept, num_seeds=1)
-    assert certificate.read(kept.ledger.runs_dir) is None
+        certified(kept, num_seeds=1)
+    assert certificate_of(kept) is None
     assert living_children() == []
     if name == "sigkill":  # the same look goes on once the machine is mended
         (kept.ledger.runs_dir / "stand-in.json").unlink()
-        assert certify(kept).sealed_looks == 1
+        assert certified(kept).access == 1
 
 
 def test_a_baseline_that_was_made_worse_afterwards_is_refused(kept: Setup) -> None:
     path = kept.ledger.run_dir(1) / "train.toml"
     path.write_text(path.read_text().replace(POOR, "1e-9"))
     with pytest.raises(UsageError, match=r"runs/0001/train\.toml is not what experiment 0001 ran"):
-        certify(kept)
+        certified(kept)
     assert counted_looks(kept.ledger.runs_dir) == []
 
 
 def test_what_cannot_be_certified_is_refused_and_nothing_is_counted(setup: Setup) -> None:
     with pytest.raises(UsageError, match="nothing was kept: the incumbent is the baseline"):
-        certify(setup)
+        certified(setup)
     with pytest.raises(UsageError, match=r"uses rules [0-9a-f]+ since its first experiment, this is other"):
-        certify(replace(setup, rules_hash="other"))
+        certified(replace(setup, rules_hash="other"))
     (setup.root / "prepare.py").write_text("MEASURES = 'better'\n")
     with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
-        certify(setup)
+        certified(setup)
     git(setup.root, "switch", "--quiet", "--discard-changes", "main")
     with pytest.raises(UsageError, match="branch main holds no measured campaign"):
-        certify(setup)
+        certified(setup)
     assert counted_looks(setup.ledger.runs_dir) == []
 
 
@@ -212,28 +233,76 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         data, "load", lambda split, size: load(split, size) if split != "sealed" else pytest.fail("read")
     )
-    plan = make_plan(kept)
-    lines = describe(plan, kept)
-    assert lines[0] == (
-        "certify:  experiment 0002 (incumbent) against 0001 (baseline), 3 new seeds each, 400 sealed examples"
-    )
+    (task,) = tasks(kept)
+    lines = task.describe()
+    assert lines[0] == "certify:  experiment 0002 (incumbent) against experiment 0001 (baseline)"
+    assert "runs:     3 new seeds each, 400 examples of the test split" in lines
     assert counted_looks(kept.ledger.runs_dir) == []
     assert not (kept.ledger.runs_dir / "certify").exists()
 
 
-def test_a_certificate_and_its_look_stand_in_the_chain_and_it_names_the_head(kept: Setup) -> None:
-    made = certify(kept, 1)
+def test_a_certificate_stands_in_the_chain_and_names_its_head(kept: Setup) -> None:
+    made = certified(kept, 1)
     assert made.chain
-    assert f"chain:            {made.chain}" in certificate.summary(made)
+    assert f"chain:            {made.chain}" in summary([made])
     assert verify(kept.ledger, made.chain) == verify(kept.ledger)
     assert verify(kept.ledger).problems == []
-    for name in ("certificate.json", "certify/0001/certificate.json", LOOKS_NAME):
+    for name in (f"certify/0001/{COMPARISON_NAME}", f"certify/0001/{PLAN_NAME}", LOOKS_NAME):
         path = kept.ledger.runs_dir / name
         path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
         assert f"runs/{name} was changed since line" in verify(kept.ledger).problems[-1]
         path.unlink()
         assert f"runs/{name} was deleted" in verify(kept.ledger).problems[-1]
         kept.ledger.enter(kept.ledger.run_dir(1) / "train.toml")  # another line changes nothing
+
+
+def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = kept.pool.result
+    monkeypatch.setattr(kept.pool, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
+    made = certified(kept, num_seeds=1)
+    said = [note for note in made.notes if "others took 40% of the machine while it trained" in note]
+    assert len(said) == 2
+
+
+def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Setup) -> None:
+    places = tasks(kept, 1, budget_seconds=2.0)
+    (answer,) = certify(places)
+    assert (answer.split, answer.access, answer.level) == ("validation", None, 0.05)
+    assert answer.budget_seconds == 2.0
+    assert counted_looks(kept.ledger.runs_dir) == []
+    assert any("the gain may be flattered" in note for note in answer.notes)
+    assert read_comparisons(kept.ledger) == ([answer], [])
+    assert certified(kept, 1).access == 1, "what was compared elsewhere is no access"
+
+
+def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(
+    kept: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        tasks(kept, environments=["nowhere"])
+    monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
+    with pytest.raises(UsageError, match="--environment arithmetic is the campaign's own"):
+        tasks(kept, environments=["arithmetic"])
+
+
+def test_two_commits_are_compared(kept: Setup) -> None:
+    revisions = {"baseline": "HEAD~1", "incumbent": "HEAD"}
+    (answer,) = certify(tasks(kept, 1, revisions=revisions))
+    assert answer.names == revisions
+    assert (answer.split, answer.access) == ("test", 1)
+    assert answer.difference > 0
+    with pytest.raises(UsageError, match="both commits have the same train"):
+        tasks(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
+    with pytest.raises(UsageError, match="--incumbent 1234567: no train"):
+        tasks(kept, revisions={"baseline": "HEAD", "incumbent": "1234567"})
+
+
+def test_a_damaged_comparison_is_named_and_the_others_are_read(kept: Setup) -> None:
+    made = certified(kept, 1)
+    folder = kept.ledger.runs_dir / "certify" / "0002"
+    folder.mkdir()
+    (folder / COMPARISON_NAME).write_text("{")
+    assert read_comparisons(kept.ledger) == ([made], [f"runs/certify/0002/{COMPARISON_NAME} is damaged: not shown."])
 
 
 def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_again(
@@ -249,11 +318,11 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
         return "served = file: 0.0010 from it, 0.1000 from the start weights"
 
     monkeypatch.setattr(TrlEngine, "prove", prove)
-    made = certify(kept, num_seeds=1)
+    made = certified(kept, num_seeds=1)
     assert len(seen) == 3
     assert seen[0] == seen[2]
     assert any("not the config's fault: the server did not serve the file: 0.1 from" in note for note in notebook.notes)
     told = [f"{side}, seed {name.rpartition('-')[2]}: served = file: 0.0010 from it, 0.1000 from the start weights"
             for side, name in (("incumbent", seen[1]), ("baseline", seen[2]))]  # fmt: skip
-    assert sorted(made.notes) == sorted(told)
+    assert sorted(note for note in made.notes if "served" in note) == sorted(told)
     assert not list(kept.ledger.runs_dir.glob("certify/**/weights"))

@@ -27,7 +27,7 @@ from nightshift.records import Judgement, Record, Verdict
 from nightshift.sealed import Look
 from tests.campaigns import a_record, a_result, campaign
 
-LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", 1, 2, 3)
+LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", "b", "i", 3)
 
 
 @pytest.fixture
@@ -38,9 +38,10 @@ def ledger(tmp_path: Path) -> Ledger:
     for number in (1, 2):
         sealed.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
         ledger.enter(ledger.runs_dir / sealed.LOOKS_NAME)
-    for folder in (ledger.runs_dir, ledger.runs_dir / "certify" / "0001"):
-        (folder / "certificate.json").write_text('{"difference":0.01}\n')
-        ledger.enter(folder / "certificate.json")
+    path = ledger.runs_dir / "certify" / "0001" / "comparison.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"difference":0.01}\n')
+    ledger.enter(path)
     assert verify(ledger).problems == verify(ledger).notes == []
     return ledger
 
@@ -165,14 +166,15 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "a look less": (a_look_less, "sealed-looks.jsonl was changed"),
     "no looks": (lambda x: (x.runs_dir / sealed.LOOKS_NAME).unlink(), "sealed-looks.jsonl was deleted"),
     "another certificate": (
-        lambda x: (x.runs_dir / "certificate.json").write_text('{"difference":0.1}\n'), "certificate.json was changed"
+        lambda x: (x.runs_dir / "certify/0001/comparison.json").write_text('{"difference":0.1}\n'),
+        "comparison.json was changed",
     ),
     "no certificate": (
-        lambda x: shutil.rmtree(x.runs_dir / "certify" / "0001"), "certify/0001/certificate.json was deleted"
+        lambda x: shutil.rmtree(x.runs_dir / "certify" / "0001"), "certify/0001/comparison.json was deleted"
     ),
     "a certificate more": (
         lambda x: shutil.copytree(x.runs_dir / "certify" / "0001", x.runs_dir / "certify" / "0009"),
-        "certify/0009/certificate.json is not in the chain",
+        "certify/0009/comparison.json is not in the chain",
     ),
     "a line changed": (lambda x: reorder(x, lambda o: [*o[:2], o[2].replace(b"a", b"b"), *o[3:]]), "line 3"),
     "a line deleted": (lambda x: reorder(x, lambda o: [*o[:3], *o[4:]]), "before line 4 of the chain 1 are missing"),

@@ -19,7 +19,7 @@ from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.replay import replay
 from nightshift.campaign.results import columns, row
-from nightshift.certify.pairs import FreshRun, _differences
+from nightshift.certify.certify import FreshRun, Task, _parts
 from nightshift.console import summary
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
@@ -29,7 +29,6 @@ from nightshift.evaluation import evaluate
 from nightshift.records import Completion, Evaluation, Judgement, Part, Record, Result, Verdict, packed
 from nightshift.rules import Rules
 from nightshift.rules_toml import Chosen, rules_of
-from nightshift.setup import Setup
 from nightshift.train_toml.config import parse
 from tests.campaigns import a_record, a_result
 from tests.rules import ARITHMETIC_TRL, ROOT
@@ -214,19 +213,14 @@ def test_a_certificate_has_a_row_for_each() -> None:
         return FreshRun(side, seed, (*first, *second), "e", parts=parts)
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
-    runs = {
-        "baseline": [sealed("baseline", 1, low, high)],
-        "incumbent": [sealed("incumbent", 2, high, high)],
-    }
-    setup = cast(Setup, SimpleNamespace(rules=ARITHMETIC_TRL))
-    one, other = _differences(runs, setup)
+    sides = [[sealed("baseline", 1, low, high)], [sealed("incumbent", 2, high, high)]]
+    task = cast(Task, SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL)))
+    one, other = _parts(task, sides)
     assert (one.environment, one.baseline_score, one.incumbent_score) == ("a", 0.25, 0.5)
     assert one.difference == pytest.approx(0.25)
     assert one.interval[0] < 0.25 < one.interval[1]
     assert other.difference == 0.0
-    assert "uncorrected" in str(one)
-    single = {side: [FreshRun(side, 1, tuple(low), "e")] for side in runs}
-    assert _differences(single, setup) == ()
+    assert _parts(task, [[FreshRun(side, 1, tuple(low), "e")] for side in ("baseline", "incumbent")]) == ()
 
 
 def test_training_takes_the_environments_by_their_ratio() -> None:

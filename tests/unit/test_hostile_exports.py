@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,17 +20,12 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import column_of, columns, figures
 from nightshift.cli import commands
 from nightshift.errors import EngineError, UsageError
-from nightshift.export.archive import as_archive
 from nightshift.export.optuna_journal import as_journal
-from nightshift.export.private import Private
 from nightshift.export.story import Story, scores
 from nightshift.export.table import as_csv
 from nightshift.files import whole_folder
-from nightshift.git.repo import Repo
 from nightshift.records import Part
-from nightshift.rules_toml import chosen_in, rules_here, rules_of
 from tests.campaigns import a_record, a_result
-from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +81,7 @@ def test_texts_go_to_stdout_alone(ledger: Ledger) -> None:
     assert done.exit_code == 0
     assert done.stdout == as_csv(Story.of(ledger, BRANCH, BRANCH)).decode()
     assert all(json.loads(line) for line in export("optuna", "--output", "-").stdout.splitlines())
-    for form in ("bundle", "wandb", "tensorboard"):
+    for form in ("model", "wandb", "tensorboard"):
         done = export(form, "--output", "-")
         assert (done.exit_code, done.stdout) == (2, "")
         assert f"{form} is no text" in done.stderr
@@ -140,55 +132,6 @@ def test_absurd_numbers_of_a_record_are_damage_and_no_traceback(ledger: Ledger, 
     story = Story.of(fresh, BRANCH, BRANCH)
     assert as_csv(story)
     assert as_journal(story)
-    assert as_archive(story, tmp_path, Private(tmp_path, {}), "x.tar.gz")
-
-
-def test_a_record_that_no_manifest_takes_is_one_line(tmp_path: Path) -> None:
-    ledger = build(tmp_path / "it", 2, num_examples=20, with_files=False, engine="../evil")
-    with pytest.raises(UsageError, match=r"a record cannot be put into a bundle: .*engine"):
-        as_archive(Story.of(ledger, BRANCH, BRANCH), tmp_path, Private(tmp_path, {}), "x.tar.gz")
-
-
-@pytest.mark.parametrize(("name", "most"), [("MAX_BYTES", 1_000), ("MAX_FILES", 3)])
-def test_a_bundle_that_nobody_would_read_is_not_written(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
-) -> None:
-    monkeypatch.setattr(f"nightshift.export.archive.{name}", most)
-    with pytest.raises(UsageError, match=r"files of .* bytes are too many for a bundle"):
-        as_archive(Story.of(ledger, BRANCH, BRANCH), tmp_path, Private(tmp_path, {}), "x.tar.gz")
-
-
-def test_the_rules_that_the_campaign_ran_by_are_found(tmp_path: Path) -> None:
-    root = tmp_path / "it"
-    root.mkdir()
-    for name in ("environments", "models"):
-        (root / name).symlink_to(ROOT / name)
-    (root / ".gitignore").write_text("runs/\nresults.tsv\nenvironments\nmodels\n")
-    (root / "rules.toml").write_text(committed := "environments = []\n")
-    (root / "train.toml").write_text("max_steps = 3\n")
-    commit_all(root, BRANCH)
-    (root / "rules.toml").write_text(lying := 'environments = ["countdown"]\n')
-    commit, rules = Repo(root).head().commit, rules_here(root, "trl", 0)
-    here = rules_of(root, chosen_in(root, committed.encode()), "trl", 0)
-    for ran_by, budget, said in ((here, 60.0, committed), (rules, 60.0, lying), (here, 90.0, committed)):
-        shutil.rmtree(root / "runs", ignore_errors=True)
-        rules_hash = ran_by.with_budget(budget).hash(root)
-        changes = {"commit": commit, "rules_hash": rules_hash, "budget_seconds": budget, "engine": "trl"}
-        ledger = build(root, 2, num_examples=20, with_files=False, **changes)
-        with mock.patch("nightshift.export.archive.num_gpus", return_value=0):
-            data = as_archive(Story.of(ledger, BRANCH, BRANCH), root, Private(root, {}), "x.tar.gz")
-        whole = gzip.decompress(data).decode(errors="replace")
-        assert said in whole
-        assert ("rules.toml is none that" in whole) == (said is lying)
-        assert "this machine has other rules" not in whole
-
-
-def test_rules_that_no_commit_has_are_left_out_with_a_note(ledger: Ledger, tmp_path: Path) -> None:
-    root = tmp_path / "it"
-    (root / "rules.toml").write_text("environments = []\n")
-    commit_all(root, BRANCH)
-    data = as_archive(Story.of(ledger, BRANCH, BRANCH), root, Private(root, {}), "x.tar.gz")
-    assert b"rules.toml is left out: the commit where the campaign began has none" in gzip.decompress(data)
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

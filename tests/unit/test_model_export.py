@@ -1,4 +1,4 @@
-"""`nightshift model`: what is copied of a folder that anybody may have written, and that transformers loads it."""
+"""`export --to model`: what is copied of a folder that anybody may have written, and that transformers loads it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from nightshift.bundle import Claim
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.export import model
 from nightshift.export.model import copy_model
 from nightshift.export.private import Private
 from nightshift.export.story import Story
 from nightshift.pools import announce
 from nightshift.records import Record, Weights
 from nightshift.worker import Job
-from tests.campaigns import BRANCH, campaign
+from tests.campaigns import BRANCH, campaign, certificate_for, with_certificate
 from tests.rules import ARITHMETIC_TRL
 
 BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"
@@ -57,7 +55,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return ledger
 
 
-def exported(ledger: Ledger, target: Path, number: int | None = None) -> list[str]:
+def exported(ledger: Ledger, target: Path, number: int | None = None) -> Path:
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
     return copy_model(story, number, target, Private(ledger.tsv_path.parent, {}))
 
@@ -75,8 +73,7 @@ def test_the_incumbents_model_is_loaded_by_transformers_and_answers(ledger: Ledg
 
 
 def test_the_card_says_how_it_was_made_and_that_nothing_was_certified(ledger: Ledger, tmp_path: Path) -> None:
-    lines = exported(ledger, tmp_path / "out")
-    assert lines[0].startswith("model:    experiment 0002, ")
+    assert exported(ledger, tmp_path / "out") == tmp_path / "out"
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
         "Experiment 0002", "models/arithmetic-base", "| environments | arithmetic |", "| seed | 1001 |",
@@ -148,15 +145,12 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
     assert [folder.exists() for folder in (left, living, other)] == [False, True, True]
 
 
-def test_the_card_of_what_is_certified_has_its_interval(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim = Claim(source="certified", difference=0.25, interval=(0.1, 0.4), num_seeds=3)
-    monkeypatch.setattr(model, "claim_of", lambda story: claim)
+def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
+    with_certificate(ledger, certificate_for(ledger, difference=0.25, interval=(0.1, 0.4)))
     exported(ledger, tmp_path / "best")
     exported(ledger, tmp_path / "first", 1)
     assert (
-        "Certified: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
+        "Certified, better: its config gains +25.0 pp over the baseline, 95 % interval +10.0 to +40.0 pp"
         in (tmp_path / "best" / "README.md").read_text()
     )
     assert "Not certified: it is not the incumbent" in (tmp_path / "first" / "README.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.certify.certify import COMPARISON_NAME
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
@@ -22,10 +22,10 @@ from nightshift.report.data import Morning, gather
 from nightshift.report.diff import kept_chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.panels import key_panels
-from nightshift.report.text import certificate_line, duration, headline, points, score, visible
+from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
 from nightshift.status import status_lines
-from tests.campaigns import BRANCH, a_record, a_result, judged, stored
+from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, stored, with_certificate
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]
@@ -132,30 +132,20 @@ def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) 
 # The certificate
 
 
-def certificate(**changes: Any) -> dict[str, Any]:
-    return {
-        "version": 1, "created": "2026-11-21T08:00:00+00:00", "branch": BRANCH, "rules_hash": "abc123",
-        "baseline_score": 0.66, "incumbent_score": 0.71, "difference": 0.05, "interval": [0.02, 0.08],
-        "num_seeds": {"baseline": 3, "incumbent": 3}, "num_examples": 1000, "estimator": "paired", "sealed_looks": 2,
-        "notes": [],
-    } | changes  # fmt: skip
-
-
-def certified_line(root: Path, data: object) -> tuple[str, tuple[str, ...]]:
+def certified_line(root: Path, **changes: Any) -> str:
     ledger = stored(root, judged(STORY))
-    (ledger.runs_dir / "certificate.json").write_text(data if isinstance(data, str) else json.dumps(data))
-    found = gather(ledger, None, BRANCH)
-    return certificate_line(found), found.notes
+    with_certificate(ledger, certificate_for(ledger, **changes))
+    return certificate_line(gather(ledger, None, BRANCH))
 
 
-def test_a_certificate_is_told_with_its_interval_and_its_looks(tmp_path: Path) -> None:
-    line, _ = certified_line(tmp_path, certificate())
-    assert line.startswith("Certified on 1,000 sealed examples with 3 and 3 fresh seeds: 0.660")
-    assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp" in line
-    assert "opened 2 times" in line
+def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_path: Path) -> None:
+    line = certified_line(tmp_path, access=2, level=0.05 / 6)
+    assert line.startswith("Certified on 1,000 test examples with 3 and 3 fresh seeds: 0.660")
+    assert "+5.0 pp, 95 % interval +2.0 to +8.0 pp: better, at level 0.00833." in line
+    assert "It was access 2 to the test split by this campaign." in line
     assert "strict" not in line
-    line, _ = certified_line(tmp_path / "strict", certificate(strict_scores=[0.61, 0.7]))
-    assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700. The sealed set" in line
+    line = certified_line(tmp_path / "strict", strict_scores=(0.61, 0.7))
+    assert "to +8.0 pp; strict 0.610 \N{RIGHTWARDS ARROW} 0.700: better" in line
 
 
 @pytest.mark.parametrize(
@@ -163,35 +153,35 @@ def test_a_certificate_is_told_with_its_interval_and_its_looks(tmp_path: Path) -
     [
         ({"branch": "autoresearch/other"}, "branch autoresearch/other"),
         ({"rules_hash": "fff"}, "other rules"),
-        ({"created": "2026-11-19T08:00:00+00:00"}, "was kept after it"),
+        ({"configs": {"baseline": "b", "incumbent": "i"}}, "it compares experiment 0005 with experiment 0001"),
     ],
 )
 def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    line, _ = certified_line(tmp_path, certificate(**changes))
+    line = certified_line(tmp_path, **changes)
     assert line.startswith("Not of this incumbent")
     assert reason in line
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        "{torn",
-        "[]",
-        {},
-        certificate(version=99),
-        certificate(difference="much"),
-        certificate(difference=float("nan")),
-        certificate(interval=[1]),
-        certificate(num_seeds=[3, 3]),
-        certificate(num_seeds={}),
-        certificate(created="yesterday"),
-        certificate(created="2026-11-21T08:00:00"),
-    ],
-)
-def test_a_damaged_certificate_certifies_nothing(tmp_path: Path, data: object) -> None:
-    line, notes = certified_line(tmp_path, data)
-    assert line.startswith("Not certified yet")
-    assert any("certificate.json is damaged" in note for note in notes)
+@pytest.mark.parametrize("data", ["{torn", "[]", "{}", '{"difference": NaN}'])
+def test_a_damaged_certificate_is_named_and_certifies_nothing(tmp_path: Path, data: str) -> None:
+    ledger = stored(tmp_path, judged(STORY))
+    path = ledger.runs_dir / "certify" / "0001" / COMPARISON_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text(data)
+    found = gather(ledger, None, BRANCH)
+    assert certificate_line(found).startswith("Not certified yet")
+    assert "runs/certify/0001/comparison.json is damaged: not shown." in found.notes
+
+
+def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> None:
+    ledger = stored(tmp_path, judged(STORY))
+    elsewhere = certificate_for(ledger, split="validation", environments=("countdown",), access=None, notes=("a note",))
+    with_certificate(ledger, elsewhere)
+    found = gather(ledger, None, BRANCH)
+    assert certificate_line(found).startswith("Not certified yet")
+    [line] = elsewhere_lines(found)
+    assert line.startswith("Elsewhere: countdown, 60 s of training, models/arithmetic-base: better, experiment 0005")
+    assert line.endswith(" A note.")
 
 
 # Keys

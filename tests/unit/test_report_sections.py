@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,40 +28,39 @@ from nightshift.report.settings import settings
 from nightshift.report.slices import shown_examples
 from nightshift.report.timing import timeline
 from tests.browsing import NOW
-from tests.campaigns import BRANCH, judged, stored
+from tests.campaigns import BRANCH, certificate_for, judged, stored, with_certificate
 from tests.stand_in_campaign import build
-from tests.unit.test_report_data import STORY, certificate, crash
+from tests.unit.test_report_data import STORY, crash
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "campaigns" / "tpe-0"
 
 
-def morning(root: Path, records: list[Record], told: dict[str, object] | None = None) -> Morning:
+def morning(root: Path, records: list[Record], **certified: Any) -> Morning:
     ledger = stored(root, records)
-    if told is not None:
-        (ledger.runs_dir / "certificate.json").write_text(json.dumps(told))
+    if certified:
+        with_certificate(ledger, certificate_for(ledger, **certified))
     return gather(ledger, None, BRANCH)
 
 
 # The headline beside the certificate
 
-LATE = "2027-01-01T00:00:00+00:00"  # after the last keep
 SURE, UNSURE = [*STORY[:1], [0.72, 0.73]], [*STORY[:1], [0.56]]
 
 
 @pytest.mark.parametrize(
-    ("scores", "interval", "title", "tone"),
+    ("scores", "verdict", "title", "tone"),
     [
-        (UNSURE, [0.02, 0.08], "Better, certified: +5.0 pp", "good"),
-        (UNSURE, [-0.02, 0.08], "Perhaps better", "open"),
-        (SURE, [0.02, 0.08], "Better, certified: +5.0 pp", "good"),
-        (SURE, [-0.02, 0.08], "Believed better, not certified", "open"),
-        (SURE, [-0.08, -0.02], "Worse, certified", "bad"),
+        (UNSURE, "better", "Better, certified: +5.0 pp", "good"),
+        (UNSURE, "not told apart", "Perhaps better", "open"),
+        (SURE, "better", "Better, certified: +5.0 pp", "good"),
+        (SURE, "not told apart", "Believed better, not certified", "open"),
+        (SURE, "worse", "Worse, certified", "bad"),
     ],
 )
 def test_the_headline_does_not_contradict_the_certificate(
-    tmp_path: Path, scores: list[list[float]], interval: list[float], title: str, tone: str
+    tmp_path: Path, scores: list[list[float]], verdict: str, title: str, tone: str
 ) -> None:
-    found = morning(tmp_path, judged(scores), certificate(created=LATE, interval=interval))
+    found = morning(tmp_path, judged(scores), verdict=verdict)
     assert found.obsolete is None
     line = text.headline(found)
     assert line.title.startswith(title)
@@ -68,7 +68,7 @@ def test_the_headline_does_not_contradict_the_certificate(
 
 
 def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
-    found = morning(tmp_path, judged(SURE), certificate(created=LATE, branch="autoresearch/other"))
+    found = morning(tmp_path, judged(SURE), branch="autoresearch/other")
     assert text.headline(found).title.startswith("Better: 0.5")
 
 

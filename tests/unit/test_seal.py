@@ -31,7 +31,7 @@ def watched(checkout: Path) -> Checkout:
         (ledger.run_dir(1) / "run-1" / name).write_text("{}\n")
     ledger.close(record)
     (ledger.runs_dir / "certify").mkdir()
-    for name in ("sealed-looks.jsonl", "certify/certificate.json", "night.json"):
+    for name in ("sealed-looks.jsonl", "certify/comparison.json", "night.json"):
         (ledger.runs_dir / name).write_text("{}\n")
     (checkout / ".env").write_text("A=1\n")
     (checkout / "mine.toml").write_text("mine = 1\n")
@@ -95,8 +95,8 @@ STOPS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an old evaluation": ("runs/0001/run-1/attempt-0/evaluation.jsonl", rewrite_in_secret),
     "an attempt": ("runs/0001/run-1/attempt-1/result.json", write),
     "looks at the sealed set": ("runs/sealed-looks.jsonl", Path.unlink),
-    "a certificate": ("runs/certify/certificate.json", rewrite_in_secret),
-    "another certificate": ("runs/certify/2/certificate.json", write),
+    "a certificate": ("runs/certify/comparison.json", rewrite_in_secret),
+    "another certificate": ("runs/certify/2/comparison.json", write),
     "a record twice": ("runs/00001/record.json", write),
     "a record in other digits": ("runs/\u0660\u0660\u0660\u0662/record.json", write),
     "a number that is taken": ("runs/0002", Path.mkdir),

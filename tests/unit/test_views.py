@@ -20,23 +20,15 @@ from nightshift.campaign.counts import Counts
 from nightshift.campaign.expected import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.certify.certificate import Certificate
-from nightshift.certify.reproduce import Reproduction
-from nightshift.certify.transfer import Transfer
 from nightshift.cli import commands
 from nightshift.records import Failure, Judgement, Verdict
 from nightshift.views import compared, encoded, schemas
-from tests.campaigns import a_record
+from tests.campaigns import COMPARISON, a_record
 from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
 from tests.terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
-COMPARISON: dict[str, Any] = {
-    "created": "2026-11-23T00:00:00+00:00", "branch": "autoresearch/x", "rules_hash": "abc", "baseline_score": 0.5,
-    "incumbent_score": 0.6, "difference": 0.1, "interval": (0.05, 0.15), "num_seeds": {"baseline": 3, "incumbent": 3},
-    "num_examples": 100, "estimator": "as it says", "strict_scores": None, "stderr": 0.02, "df": 4.0,
-}  # fmt: skip
 
 
 def furnished(root: Path, branch: str) -> Path:
@@ -202,26 +194,15 @@ def test_verify_and_doctor(root: Path) -> None:
 
 
 def test_comparisons_have_their_shapes() -> None:
-    transfer = Transfer(
-        **COMPARISON, verdict="transfers", to="countdown", budget_seconds=60.0, model="a", model_here="b",
-        incumbent=7, here=0.05, here_interval=(0.01, 0.09),
-    )  # fmt: skip
-    reproduction = Reproduction(
-        **COMPARISON, bundle_sha256="0" * 64, incumbent=7, source="believed", claimed=0.1,
-        claimed_interval=(0.0, 0.2), is_inside=False, answer="open",
-    )  # fmt: skip
-    found = checked(encoded(compared.certified(Certificate(**COMPARISON, sealed_looks=2, chain="abc"))))
-    assert (found["kind"], found["sealed_looks"], found["comparison"]["verdict"]) == ("certify", 2, "better")
-    found = checked(encoded(compared.transferred([transfer])))
-    assert found["answers"][0]["comparison"]["interval"] == [0.05, 0.15]
-    assert checked(encoded(compared.reproduced(reproduction)))["answer"] == "open"
+    found = checked(encoded(compared.Certified(comparisons=(COMPARISON,))))
+    assert (found["kind"], found["comparisons"][0]["verdict"]) == ("certify", "better")
     assert checked(encoded(compared.Planned(command="certify", lines=("time: 1 min",))))["kind"] == "plan"
 
 
 def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm() -> None:
-    no_number = Certificate(**COMPARISON | {"stderr": float("nan"), "branch": "\udc80"}, sealed_looks=1)
-    found = checked(encoded(compared.certified(no_number)))
-    assert found["comparison"]["stderr"] is None
+    no_number = replace(COMPARISON, stderr=float("nan"), branch="\udc80")
+    plain = json.loads(encoded(compared.Certified(comparisons=(no_number,))))
+    assert plain["comparisons"][0]["stderr"] is None
 
 
 def test_a_narrow_terminal_gets_the_same_line(recorded: Path) -> None:

@@ -1,21 +1,15 @@
-"""The certificate's estimator: what its interval covers, what it says where little was measured, its file."""
+"""The estimator of certificates: what its interval covers, what it says where little was measured, its verdicts."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift.certify import certificate
-from nightshift.certify.certificate import Certificate, estimate, t_probability, t_quantile
+from nightshift.certify.estimate import Estimate, estimate, level_of_access, t_probability, t_quantile, verdicts
 from nightshift.decision_rules import DecisionRules
-from nightshift.errors import UsageError
-from nightshift.files import write_json
 
 RULES = DecisionRules()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half
@@ -54,7 +48,7 @@ COVERED = [
 
 
 @pytest.mark.parametrize(("num_runs", "n", "seed_sd", "within", "between"), COVERED)
-def test_the_interval_covers_the_truth_in_93_to_97_percent(
+def test_the_interval_covers_the_truth_in_93_percent_at_least(
     num_runs: tuple[int, int], n: int, seed_sd: float, within: float, between: float
 ) -> None:
     """1,000 repetitions; both configs are equally good, so the truth is 0 exactly. Standard error 0.7 %."""
@@ -63,7 +57,7 @@ def test_the_interval_covers_the_truth_in_93_to_97_percent(
     for _ in range(1000):
         low, high = estimate(*draw(rng, num_runs, n, seed_sd, within, between), RULES).interval
         covered += low <= 0 <= high
-    assert 0.93 <= covered / 1000 <= 0.97
+    assert covered / 1000 >= 0.93
 
 
 def test_with_one_seed_each_the_interval_covers_if_the_prior_is_right() -> None:
@@ -124,22 +118,6 @@ def test_t_quantile_ends_in_the_normal() -> None:
     assert t_quantile(0.975, 1e9) == pytest.approx(1.959964, abs=1e-5)
 
 
-MADE = Certificate(
-    created="2026-11-21T00:00:00+00:00",
-    branch="autoresearch/x",
-    rules_hash="abc",
-    baseline_score=0.5,
-    incumbent_score=0.52,
-    difference=0.02,
-    interval=(-0.01, 0.05),
-    num_seeds={"baseline": 3, "incumbent": 2},
-    num_examples=1319,
-    estimator="as it says",
-    sealed_looks=2,
-    notes=("one crashed",),
-)
-
-
 @pytest.mark.parametrize(
     ("t", "df", "p"), [(2.228139, 10, 0.05), (-1.959964, 1e9, 0.05), (0.0, 3, 1.0), (63.657, 1, 0.01)]
 )
@@ -147,27 +125,49 @@ def test_the_chance_of_a_t_as_large(t: float, df: float, p: float) -> None:
     assert t_probability(t, df) == pytest.approx(p, abs=1e-5)
 
 
-def test_the_file_is_read_back_and_has_the_promised_fields(tmp_path: Path) -> None:
-    write_json(tmp_path / certificate.CERTIFICATE_NAME, MADE)
-    assert certificate.read(tmp_path) == MADE
-    data = json.loads((tmp_path / "certificate.json").read_text())
-    assert data["version"] == 1
-    assert data["interval"] == [-0.01, 0.05]
-    assert data["num_seeds"] == {"baseline": 3, "incumbent": 2}
+def test_a_spread_of_seeds_that_came_out_small_is_not_known_better_for_that() -> None:
+    """Where R is below E / n the difference's variance is that of the examples, with few degrees of freedom."""
+    rng = np.random.default_rng(3)
+    while True:
+        baseline, incumbent = draw(rng, (3, 3), 400, 0.0, 0.85, 0.8)
+        means = [side.mean(axis=1) for side in (baseline, incumbent)]
+        r = sum(((mean - mean.mean()) ** 2).sum() for mean in means) / 4
+        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip((baseline, incumbent), means, strict=True)]
+        e = sum((one**2).sum() for one in rest) / (4 * 399)
+        if 0 < r < e / 400:
+            break
+    result = estimate(baseline, incumbent, RULES)
+    v = (incumbent.mean(axis=0) - baseline.mean(axis=0)).var(ddof=1)
+    assert result.stderr**2 == pytest.approx(v / 400)
+    assert result.df == pytest.approx((v / 400) ** 2 / ((2 / 3 * e / 400) ** 2 / 4 + (v / 400) ** 2 / 399))
 
 
-def test_no_file_is_no_certificate_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    assert certificate.read(tmp_path) is None
-    for text in ("", "[]", '{"version": 2}', '{"version": 1}', '{"version": 1, "interval": 3}'):
-        (tmp_path / "certificate.json").write_text(text)
-        with pytest.raises(UsageError, match=r"certificate\.json is damaged"):
-            certificate.read(tmp_path)
+def test_the_levels_of_all_accesses_of_a_campaign_add_up_to_5_percent() -> None:
+    levels = [level_of_access(number) for number in range(1, 10_001)]
+    assert levels[:3] == pytest.approx([0.025, 0.05 / 6, 0.05 / 12])
+    assert sum(levels) == pytest.approx(0.05, abs=1e-5)
+
+
+def an_estimate(p_value: float, sign: int = 1) -> Estimate:
+    difference = sign * t_quantile(1 - p_value / 2, 20) * 0.01
+    return Estimate(difference, 0.01, 20, (difference - 0.02, difference + 0.02))
 
 
 @pytest.mark.parametrize(
-    ("interval", "verdict"), [((0.01, 0.03), "better"), ((-0.01, 0.03), "not told apart"), ((-0.03, -0.01), "worse")]
+    ("p_values", "expected"),
+    [
+        ([0.049], ["better"]),
+        ([0.051], ["not told apart"]),
+        ([0.03, 0.03], ["not told apart"] * 2),  # the first has to be below 0.025
+        ([0.02, 0.03], ["better", "better"]),
+        ([0.04, 0.02, 0.001], ["better", "better", "better"]),
+        ([0.04, 0.03, 0.001], ["not told apart", "not told apart", "better"]),
+    ],
 )
-def test_the_summary_says_what_the_interval_says(interval: tuple[float, float], verdict: str) -> None:
-    text = certificate.summary(replace(MADE, interval=interval))
-    assert f"verdict:          {verdict}\n" in text
-    assert "note:             one crashed" in text
+def test_several_questions_are_corrected_by_holm(p_values: list[float], expected: list[str]) -> None:
+    assert verdicts([an_estimate(p) for p in p_values], 0.05) == expected
+
+
+def test_what_is_worse_is_called_so_and_no_difference_is_none() -> None:
+    assert verdicts([an_estimate(0.01, -1)], 0.05) == ["worse"]
+    assert verdicts([Estimate(0.0, 0.0, 4, (0.0, 0.0))], 0.05) == ["not told apart"]

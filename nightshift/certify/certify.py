@@ -1,0 +1,560 @@
+"""`nightshift certify`: train two configs afresh, with seeds that no experiment had, and compare them.
+
+    nightshift certify                                   baseline and incumbent, on the test split
+    nightshift certify --environment countdown           elsewhere, on that environment's validation split
+    nightshift certify --budget-seconds 600              with another budget, on the validation split
+    nightshift certify --baseline REV --incumbent REV    train.toml of two commits
+
+Runs alternate (baseline, incumbent, incumbent, baseline, ...), so that a machine that slows down slows both. What a
+comparison measures is written to runs/certify/NNNN/plan.json before its first run, and finished runs stay: the same
+command resumes after an interruption. Of the test split no text is kept: runs/ is where agents read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from nightshift.baseline import require_packaged
+from nightshift.campaign.agreed import baseline_of, require_same_setup
+from nightshift.campaign.busy import BUSY
+from nightshift.campaign.composite import split, weighted
+from nightshift.campaign.ledger import Ledger
+from nightshift.certify.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
+from nightshift.engines import Effective, open_engine
+from nightshift.engines.downloads import data_problem
+from nightshift.engines.memory import on_cards
+from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
+from nightshift.experiment import require_ready
+from nightshift.files import read_json, remove_tree, write_json
+from nightshift.guard.freeze import require_clean_start
+from nightshift.metrics import METRICS_NAME
+from nightshift.processes.gpus import num_gpus
+from nightshift.records import ATTEMPT, Failure, Part
+from nightshift.rules_toml import rules_elsewhere
+from nightshift.runs import job_of, submit_job
+from nightshift.sealed import Look, count, counted_looks
+from nightshift.setup import Setup
+from nightshift.train_toml.config import Config, parse
+from nightshift.worker import KEY_BYTES, RESULT_NAME
+
+SIDES = ("baseline", "incumbent")
+DEFAULT_SEEDS, MAX_SEEDS = 3, 100
+FOLDER, PLAN_NAME, RUN_NAME, COMPARISON_NAME = "certify", "plan.json", "run.json", "comparison.json"
+FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
+_NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
+_CHOSEN_THERE = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a comparison measures: `plan.json`. `configs` are hashes of train.toml, `names` are for people."""
+
+    branch: str
+    rules_hash: str
+    split: Literal["test", "validation"]
+    configs: dict[str, str]  # by side, as the next
+    names: dict[str, str]  # `experiment 0004`, or the commit that was named
+    num_seeds: int
+    first_seed_index: int
+    access: int | None = None  # number of the test-set access, counted over the checkout
+
+    def is_same(self, other: Plan) -> bool:
+        """True if both compare the same configs in the same way."""
+        fields = ("branch", "rules_hash", "split", "configs")
+        return all(getattr(self, name) == getattr(other, name) for name in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRun:
+    """One finished run: its scores, or the `cause` why its training failed. `taken`: the share of the machine that
+    others took, 0 to 1."""
+
+    side: str
+    seed: int
+    scores: tuple[float, ...] = ()
+    examples_sha256: str = ""
+    cause: str | None = None
+    strict_score: float | None = None
+    proof: str | None = None  # whether the scored weights are those of the file
+    parts: tuple[Part, ...] = ()
+    taken: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Incumbent minus baseline on one environment of several, fractions. The interval is not corrected for several."""
+
+    environment: str
+    baseline_score: float
+    incumbent_score: float
+    difference: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1; `interval` is 95 %.
+
+    `verdict` (better, worse, not told apart) tests at `level`, the interval does not depend on it. `access`: which
+    access to the test split by this campaign it was, None on the validation split.
+    """
+
+    created: str  # ISO 8601, UTC
+    branch: str
+    rules_hash: str
+    split: Literal["test", "validation"]
+    environments: tuple[str, ...]
+    budget_seconds: float
+    model: str
+    configs: dict[str, str]
+    names: dict[str, str]
+    verdict: str
+    level: float
+    access: int | None
+    baseline_score: float
+    incumbent_score: float
+    difference: float
+    stderr: float
+    df: float
+    interval: tuple[float, float]
+    num_seeds: dict[str, int]  # runs that were evaluated, by side
+    num_examples: int
+    strict_scores: tuple[float, float] | None
+    parts: tuple[Difference, ...]  # of each environment, where there are several
+    notes: tuple[str, ...]
+    chain: str
+
+    @property
+    def estimator(self) -> str:
+        """How the interval was made, in one sentence."""
+        return (
+            "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
+            f"between examples; t with {self.df:.1f} degrees of freedom"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One comparison to make: where, of what, and in which folder."""
+
+    setup: Setup
+    plan: Plan
+    folder: Path
+    settings: Mapping[str, Mapping[str, Any]]
+    pair_seconds: float | None  # what one run of each side takes; None: unknown
+    unused_keys: tuple[str, ...] = ()  # of the incumbent, that change nothing there
+
+    @property
+    def runs(self) -> dict[str, tuple[str, int]]:
+        """Side and seed of each run, by the name of its folder."""
+        pairs = (SIDES if index % 2 == 0 else SIDES[::-1] for index in range(self.plan.num_seeds))
+        sides = [side for pair in pairs for side in pair]
+        first, rules = self.plan.first_seed_index, self.setup.rules
+        seeds = [(side, rules.seed(first + offset)) for offset, side in enumerate(sides)]
+        return {f"{side}-{seed}": (side, seed) for side, seed in seeds}
+
+    def done(self) -> dict[str, FreshRun]:
+        """Finished runs, by the name of their folder: those that the journal holds as they are."""
+        paths = [self.folder / name / RUN_NAME for name in self.runs]
+        sound = [path for path in paths if path.is_file() and self.setup.ledger.holds(path)]
+        runs = {path.parent.name: read_json(path, FreshRun, f"Make it again: rm -r {path.parent}") for path in sound}
+        return {name: run for name, run in runs.items() if run}
+
+    def describe(self) -> list[str]:
+        """The plan as lines for people."""
+        rules, plan, num_done = self.setup.rules, self.plan, len(self.done())
+        num_examples = sum(environment.num_selection for environment in rules.environments)
+        minutes = plan.num_seeds * (self.pair_seconds or 2 * rules.budget_seconds) / 60
+        lines = [
+            f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
+            f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
+            f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
+            f"time:     {'about' if self.pair_seconds else 'at least'} {minutes:.0f} min"
+            + (f", {num_done} of {2 * plan.num_seeds} runs are done" if num_done else ""),
+        ]
+        if plan.access is not None:
+            looks, number = counted_looks(self.setup.ledger.runs_dir), _access_of_campaign(self.setup, plan)
+            resumed = " (resumed)" if plan.access <= len(looks) else ""
+            level = f"better or worse is said at level {level_of_access(number):.3g}"
+            lines.append(f"access:   {number} to the test split by this campaign{resumed}; {level}")
+        return lines
+
+
+def tasks(
+    setup: Setup,
+    num_seeds: int | None = None,
+    environments: Sequence[str] = (),
+    budget_seconds: float | None = None,
+    revisions: Mapping[str, str | None] | None = None,
+) -> list[Task]:
+    """What is to be compared; nothing is run and nothing of the test split is read.
+
+    `environments`: names, several joined by +; with one of them, or a budget, it is their validation split.
+    `revisions`: by side, a commit whose train.toml takes the place of the campaign's own. UsageError if there is
+    nothing to compare, data is missing, or a config is invalid there.
+    """
+    configs, names, pair_seconds = _contenders(setup, revisions or {})
+    if not environments and budget_seconds is None:
+        return [_task(setup, "test", configs, names, num_seeds, pair_seconds)]
+    wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
+    places = [_elsewhere(setup, name, budget_seconds) for name in wanted]
+    return [_task(place, "validation", configs, names, num_seeds, None) for place in places]
+
+
+def _contenders(
+    setup: Setup, revisions: Mapping[str, str | None]
+) -> tuple[dict[str, Config], dict[str, str], float | None]:
+    """Config and name by side; the seconds of a run of each, where experiments tell it."""
+    configs, names, head = dict[str, Config](), dict[str, str](), setup.repo.head()
+    for side, revision in revisions.items():
+        if revision is not None:
+            source = setup.repo.config_at(revision)
+            if source is None:
+                raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
+            configs[side], names[side] = parse(source, f"train.toml of {revision}"), revision
+    if len(configs) == len(SIDES):
+        if configs["baseline"].hash == configs["incumbent"].hash:
+            raise UsageError("both commits have the same train.toml", "Name two that differ.")
+        return configs, names, None
+    first = baseline_of(setup.ledger.records(), head)
+    if first is None:
+        where = f"branch {head.branch}" if head.branch else "a detached HEAD"
+        raise UsageError(f"{where} holds no measured campaign", "Switch to its branch autoresearch/<tag>.")
+    require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables)
+    require_clean_start(setup.repo, head, b"", first, setup.rules)
+    incumbent = setup.campaign(head.branch).incumbent
+    if incumbent is None or (incumbent.number == first.number and not configs):
+        raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
+    records = dict(zip(SIDES, (first, incumbent), strict=True))
+    for side, record in records.items():
+        configs.setdefault(side, setup.ledger.stored_config(record))
+        names.setdefault(side, f"experiment {record.number:04d}")
+    seconds = [fmean(run.total_seconds for run in r.runs if run.evaluation) for r in records.values()]
+    return configs, names, sum(seconds)
+
+
+def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
+    """The set-up of other environments, or of another budget. UsageError for what cannot be had here."""
+    rules = rules_elsewhere(setup.root, setup.rules, names.split("+"), num_gpus(os.environ))
+    rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
+    rules = on_cards(rules, setup.root, os.environ, setup.request.gpus)
+    if rules == setup.rules:
+        raise UsageError(f"--environment {names} is the campaign's own", "Leave it out: the test split is used.")
+    if problem := data_problem(setup.root, rules):
+        raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
+    return replace(
+        setup,
+        rules=rules,
+        rules_hash=rules.hash(setup.root),
+        harness_tree=rules.harness_tree(setup.root),
+        engine=open_engine(rules, setup.root, dict(os.environ), setup.request.gpus),
+        request=replace(setup.request, budget_seconds=budget_seconds),
+    )
+
+
+def _task(
+    setup: Setup,
+    split: Literal["test", "validation"],
+    configs: Mapping[str, Config],
+    names: Mapping[str, str],
+    num_seeds: int | None,
+    pair_seconds: float | None,
+) -> Task:
+    """A new comparison, or the one that was begun and is not finished."""
+    validated = dict[str, Effective]()
+    for side, config in configs.items():
+        try:
+            validated[side] = setup.engine.validate(config)
+        except ConfigError as error:
+            raise UsageError(f"{names[side]} is invalid under {setup.rules.name}: {error.cause}", error.fix) from None
+    ledger = setup.ledger
+    plan = Plan(
+        branch=setup.repo.head().branch,
+        rules_hash=setup.rules_hash,
+        split=split,
+        configs={side: configs[side].hash for side in SIDES},
+        names=dict(names),
+        num_seeds=num_seeds or DEFAULT_SEEDS,
+        first_seed_index=FIRST_SEED_INDEX + 2 * MAX_SEEDS * secrets.randbelow(_NUM_BLOCKS),
+        access=len(counted_looks(ledger.runs_dir)) + 1 if split == "test" else None,
+    )
+    folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
+    folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
+    for begun in reversed(folders):
+        if not (begun / PLAN_NAME).is_file() or (begun / COMPARISON_NAME).exists():
+            continue
+        old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
+        if old is not None and ledger.holds(begun / PLAN_NAME) and old.is_same(plan) and _can_resume(old, setup):
+            if num_seeds not in (None, old.num_seeds):
+                cause = f"{begun} began with {old.num_seeds} seeds and is not finished"
+                fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
+                raise UsageError(cause, fix)
+            plan, folder = old, begun
+            break
+    settings = {side: effective.settings for side, effective in validated.items()}
+    return Task(setup, plan, folder, settings, pair_seconds, validated["incumbent"].unused)
+
+
+def _can_resume(plan: Plan, setup: Setup) -> bool:
+    """True if the test-set access of a plan is the last one, or was not counted yet: only then do workers get it."""
+    if plan.access is None:
+        return True
+    looks, own = counted_looks(setup.ledger.runs_dir), (plan.branch, plan.rules_hash, *plan.configs.values())
+    last = [(look.branch, look.rules_hash, look.baseline, look.incumbent) for look in looks[-1:]]
+    return plan.access == len(looks) + 1 or (plan.access == len(looks) and last == [own])
+
+
+def certify(questions: Sequence[Task]) -> list[Comparison]:
+    """Make the runs that are not done, and compare. Call as the head.
+
+    A run whose training fails leaves one seed less; a run that the infrastructure lost is tried once more. Raises
+    EngineError if no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
+    """
+    setup = questions[0].setup
+    for task in questions:
+        for line in task.describe():
+            setup.reporter.note(line)
+    require_packaged(setup)
+    measured = [(task, _make_runs(task)) for task in questions]
+    estimates = [_estimate(task, runs) for task, runs in measured]
+    # One question on the test split, or several elsewhere that are corrected together.
+    number = _access_of_campaign(setup, questions[0].plan)
+    level = LEVEL if questions[0].plan.access is None else level_of_access(number)
+    comparisons = []
+    for (task, runs), result, verdict in zip(measured, estimates, verdicts(estimates, level), strict=True):
+        comparison = _comparison(task, runs, result, verdict, level, number)
+        path = task.folder / COMPARISON_NAME  # its presence says that the comparison is finished
+        with setup.ledger.lock():
+            write_json(path, comparison)
+            setup.ledger.enter(path)
+        comparisons.append(comparison)
+    return comparisons
+
+
+def _access_of_campaign(setup: Setup, plan: Plan) -> int:
+    """Which access to the test split by its campaign a plan is, from 1."""
+    looks = counted_looks(setup.ledger.runs_dir)
+    ours = [look for look in looks if (look.branch, look.rules_hash) == (plan.branch, plan.rules_hash)]
+    return sum(look.number < (plan.access or 0) for look in ours) + 1
+
+
+def _begin(task: Task) -> None:
+    """Write the plan, and count the access to the test split before it is read."""
+    setup, plan, ledger = task.setup, task.plan, task.setup.ledger
+    task.folder.mkdir(parents=True, exist_ok=True)
+    with ledger.lock():
+        if not (task.folder / PLAN_NAME).exists():
+            write_json(task.folder / PLAN_NAME, plan)
+            ledger.enter(task.folder / PLAN_NAME)
+        if plan.access is not None:
+            setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
+            look = Look(
+                number=plan.access,
+                time=setup.now().isoformat(timespec="seconds"),
+                branch=plan.branch,
+                rules_hash=plan.rules_hash,
+                baseline=plan.configs["baseline"],
+                incumbent=plan.configs["incumbent"],
+                num_seeds=plan.num_seeds,
+            )
+            ledger.enter(count(ledger.runs_dir, look, setup.pool.look_key))
+
+
+def _make_runs(task: Task) -> list[FreshRun]:
+    """All runs that could be made."""
+    setup = task.setup
+    setup.engine.prepare_at_start(setup.reporter.note)
+    require_ready(setup)
+    _begin(task)
+    order, done = task.runs, task.done()
+    for name, (side, seed) in 2 * [*order.items()]:  # a run that the infrastructure lost is tried once more at the end
+        if name not in done:
+            setup.reporter.note(f"{side}, seed {seed}: run {len(done) + 1} of {len(order)}")
+            if (run := _make_run(task, side, seed, task.folder / name)) is not None:
+                done[name] = run
+    return list(done.values())
+
+
+def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
+    """One run, stored once it was evaluated or its training failed; None if the infrastructure failed."""
+    setup = task.setup
+    remove_tree(folder)  # of an interrupted attempt
+    folder.mkdir()
+    try:
+        submit_job(folder, job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access), setup)
+        while not setup.pool.is_over(folder):
+            setup.wait()
+        result = setup.pool.result(folder)
+        if result.training.failure is Failure.MACHINERY:
+            raise EngineError(result.training.cause or "no cause known")
+        if changed := setup.surroundings.changed():
+            raise EngineError(f"{listed(changed)} changed while it ran")
+        evaluation = result.evaluation
+        proof = setup.engine.prove(folder / ATTEMPT, evaluation.weights, setup.reporter.note) if evaluation else None
+    except Interrupted:
+        setup.pool.cancel([folder])
+        raise
+    except EngineError as error:
+        setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
+        return None
+    finally:
+        for path in folder.glob(f"{ATTEMPT}/*"):  # weights are large, and what trained may hold examples
+            if path.is_dir() or (path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log"):
+                remove_tree(path)
+    run = FreshRun(side, seed, taken=result.load.taken if result.load else None)
+    if evaluation is None:
+        run = replace(run, cause=result.training.cause or "no cause known")
+    else:
+        run = replace(
+            run,
+            scores=evaluation.example_scores,
+            examples_sha256=evaluation.examples_sha256,
+            strict_score=evaluation.strict_score,
+            proof=proof,
+            parts=evaluation.parts,
+        )
+    with setup.ledger.lock():
+        write_json(folder / RUN_NAME, run)
+        setup.ledger.enter(folder / RUN_NAME)
+    text = f"crashed: {run.cause}" if run.cause else f"{fmean(weighted(run.scores, run.parts)):.4f}"
+    setup.reporter.note(f"{side}, seed {seed}: {text}")
+    return run
+
+
+def _evaluated(runs: Iterable[FreshRun], side: str) -> list[FreshRun]:
+    return [run for run in runs if run.side == side and run.scores]
+
+
+def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
+    """The difference over all environments. EngineError if a side has no run, UsageError if the examples changed."""
+    for side in SIDES:
+        if not _evaluated(runs, side):
+            cause = next((run.cause for run in runs if run.side == side), "the machinery broke")
+            raise EngineError(f"no run of the {side} came through: {cause}", "Mend that, then repeat the command.")
+    if len({run.examples_sha256 for run in runs if run.scores}) > 1:
+        fix = f"Give it up and begin another: rm -r {task.folder}"
+        raise UsageError("the examples changed since this comparison began", fix)
+    scores = [[weighted(run.scores, run.parts) for run in _evaluated(runs, side)] for side in SIDES]
+    return estimate(scores[0], scores[1], task.setup.rules.decision)
+
+
+def _comparison(
+    task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int
+) -> Comparison:
+    setup, plan, sides = task.setup, task.plan, [_evaluated(runs, side) for side in SIDES]
+    means = [fmean(float(weighted(run.scores, run.parts).mean()) for run in side) for side in sides]
+    strict = [[run.strict_score for run in side if run.strict_score is not None] for side in sides]
+    has_strict = all(len(known) == len(side) for known, side in zip(strict, sides, strict=True))
+    return Comparison(
+        created=setup.now().isoformat(timespec="milliseconds"),
+        branch=plan.branch,
+        rules_hash=plan.rules_hash,
+        split=plan.split,
+        environments=setup.rules.environment_names,
+        budget_seconds=setup.rules.budget_seconds,
+        model=setup.rules.model,
+        configs=plan.configs,
+        names=plan.names,
+        verdict=verdict,
+        level=level,
+        access=None if plan.access is None else access,
+        baseline_score=means[0],
+        incumbent_score=means[1],
+        difference=result.difference,
+        stderr=result.stderr,
+        df=result.df,
+        interval=result.interval,
+        num_seeds={side: len(evaluated) for side, evaluated in zip(SIDES, sides, strict=True)},
+        num_examples=len(sides[0][0].scores),
+        strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
+        parts=_parts(task, sides),
+        notes=tuple(_notes(task, runs, result)),
+        chain=setup.ledger.chain.head,
+    )
+
+
+def _parts(task: Task, sides: Sequence[Sequence[FreshRun]]) -> tuple[Difference, ...]:
+    """Environment by environment, where there are several."""
+    differences = []
+    for index, part in enumerate(sides[0][0].parts):
+        scores = [[split(run.scores, run.parts)[index] for run in side] for side in sides]
+        baseline, incumbent = (fmean(map(fmean, side)) for side in scores)
+        result = estimate(scores[0], scores[1], task.setup.rules.decision)
+        differences.append(Difference(part.environment, baseline, incumbent, result.difference, result.interval))
+    return tuple(differences)
+
+
+def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
+    """What a reader should know beside the numbers."""
+    notes = [result.note] if result.note else []
+    for run in runs:
+        name = f"{run.side}, seed {run.seed}"
+        notes += [f"{name}: crashed: {run.cause}"] if run.cause else []
+        notes += [f"{name}: {run.proof}"] if run.proof else []
+        if run.taken is not None and run.taken >= BUSY:
+            notes.append(f"{name}: others took {run.taken:.0%} of the machine while it trained")
+    if num_lost := 2 * task.plan.num_seeds - len(runs):
+        notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to failures of machinery")
+    if task.unused_keys:
+        notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
+    first = baseline_of(task.setup.ledger.records(), task.setup.repo.head())
+    is_own = first is not None and not {*first.environments}.isdisjoint(task.setup.rules.environment_names)
+    if task.plan.split == "validation" and is_own:
+        notes.append(_CHOSEN_THERE)
+    return notes
+
+
+def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
+    """All comparisons that the journal holds, the latest last; and a line for each file that cannot be read."""
+    comparisons, damaged = [], []
+    for path in sorted(ledger.runs_dir.glob(f"{FOLDER}/*/{COMPARISON_NAME}")):
+        try:
+            comparison = read_json(path, Comparison, "")
+        except UsageError:
+            damaged.append(f"{path.relative_to(ledger.runs_dir.parent)} is damaged: not shown.")
+            continue
+        with suppress(OSError):
+            if comparison is not None and ledger.holds(path):
+                comparisons.append(comparison)
+    return sorted(comparisons, key=lambda comparison: comparison.created), damaged
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """The blocks that the command prints: `key: value` lines, scores as fractions."""
+    return "\n".join("---\n" + "\n".join(f"{key + ':':18}{value}" for key, value in _lines(c)) for c in comparisons)
+
+
+def _lines(c: Comparison) -> list[tuple[str, str]]:
+    parts = [
+        (f"{part.environment}_difference", f"{part.difference:+.6f} (interval_95 {_interval(part.interval)})")
+        for part in c.parts
+    ]
+    access = "" if c.access is None else f"; access {c.access} to the test split by this campaign"
+    return [
+        ("difference", f"{c.difference:+.6f}"),
+        ("interval_95", _interval(c.interval)),
+        ("verdict", f"{c.verdict} (tested at level {c.level:.3g}{access})"),
+        ("baseline_score", f"{c.baseline_score:.6f}"),
+        ("incumbent_score", f"{c.incumbent_score:.6f}"),
+        ("strict_scores", " ".join(f"{value:.6f}" for value in c.strict_scores or ())),
+        *parts,
+        ("baseline", c.names["baseline"]),
+        ("incumbent", c.names["incumbent"]),
+        ("where", f"{'+'.join(c.environments)}, {c.split} split, {c.budget_seconds:g} s of training, {c.model}"),
+        ("num_seeds", " ".join(f"{side} {number}" for side, number in c.num_seeds.items())),
+        ("num_examples", str(c.num_examples)),
+        ("estimator", c.estimator),
+        ("chain", c.chain),
+        *(("note", note) for note in c.notes),
+    ]
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:+.6f} {interval[1]:+.6f}"

@@ -1,0 +1,131 @@
+"""The difference of two configs, from fresh runs of both on the same examples, with an interval.
+
+Each config was trained m0 and m1 times, every run with a seed of its own. Runs are crossed with the same n examples:
+score[c, r, i] = mean[c] + example[c, i] + seed[c, r] + rest[c, r, i]. Then
+
+    difference = mean of the incumbent's runs - mean of the baseline's
+    variance   = V / n + k * (S - E / n),  S = max(R, E / n),  k = 1 / m0 + 1 / m1
+
+V is the sample variance over examples of the paired difference (each config's mean over its runs): what another draw
+of examples would change, and the noise of an example. R is the within-config variance of run scores, E the mean square
+of what run and example leave unexplained (two-way analysis of variance), so R - E / n is what a seed adds to all
+examples of a run. R and E are pooled over both configs. The interval takes the t quantile at Satterthwaite's (1946)
+degrees of freedom, variance^2 / ((k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2. S is never below E / n: a
+spread of few seeds that came out too small by luck does not count as known.
+
+With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config scored alike, R is the square of the
+rules' `seed_sd` with its `seed_df` degrees of freedom, E is 0, and `note` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.decision_rules import DecisionRules
+
+LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
+MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing
+
+Scores = Sequence[float] | NDArray[np.float64]  # one value an example, in the order of the split
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A difference of scores, a fraction, with its standard error, degrees of freedom and 95 % interval."""
+
+    difference: float
+    stderr: float
+    df: float
+    interval: tuple[float, float]
+    note: str = ""  # what was not measured
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of no difference."""
+        return t_probability(self.difference / self.stderr, self.df) if self.stderr else float(self.difference == 0)
+
+
+def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: DecisionRules) -> Estimate:
+    """Estimate incumbent minus baseline (formulae above). Each side needs a run, all on the same examples."""
+    sides = [np.asarray(runs, dtype=np.float64) for runs in (baseline, incumbent)]
+    n = sides[0].shape[1]
+    k = sum(1 / len(side) for side in sides)
+    paired = sides[1].mean(axis=0) - sides[0].mean(axis=0)
+    example_variance = float(paired.var(ddof=1)) / n
+    means = [side.mean(axis=1) for side in sides]
+    df = float(sum(len(side) - 1 for side in sides))
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if df >= MIN_SEED_DF and squares > 0:
+        rest = [s - m[:, None] - s.mean(axis=0) + m.mean() for s, m in zip(sides, means, strict=True)]
+        rest_variance = sum(float((r**2).sum()) for r in rest) / (df * (n - 1)) / n
+        run_variance = max(squares / df, rest_variance)
+        note = ""
+    else:
+        why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
+        note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
+        run_variance, rest_variance, df = rules.seed_sd**2, 0.0, rules.seed_df
+    variance = example_variance + k * (run_variance - rest_variance)
+    uncertainty = (k * run_variance) ** 2 / df + example_variance**2 / (n - 1)
+    effective_df = variance**2 / uncertainty if uncertainty else n - 1.0
+    stderr, difference = math.sqrt(variance), float(paired.mean())
+    half = t_quantile(0.975, effective_df) * stderr
+    return Estimate(difference, stderr, effective_df, (difference - half, difference + half), note)
+
+
+def level_of_access(number: int) -> float:
+    """The level of the k-th access to the test split by one campaign: 0.05 / (k (k + 1)), which sums to 0.05."""
+    return LEVEL / (number * (number + 1))
+
+
+def verdicts(estimates: Sequence[Estimate], level: float) -> list[str]:
+    """`better`, `worse` or `not told apart`, for questions that were asked together.
+
+    Holm's procedure (Scandinavian Journal of Statistics 6, 1979) keeps the chance of one false answer at `level`.
+    """
+    answers, is_open = ["not told apart"] * len(estimates), True
+    for rank, index in enumerate(sorted(range(len(estimates)), key=lambda index: estimates[index].p_value)):
+        is_open = is_open and estimates[index].p_value <= level / (len(estimates) - rank)
+        if is_open:
+            answers[index] = "better" if estimates[index].difference > 0 else "worse"
+    return answers
+
+
+def t_quantile(probability: float, df: float) -> float:
+    """Quantile of Student's t for `probability` in 0.5..1 and real `df` (1 or more), to about 1e-9.
+
+    With t = sqrt(df) tan(a) the density is that of cos(a)^(df - 1), smooth on a finite range: Gauss-Legendre
+    integration and bisection. scipy would be a dependency of 100 MB for this one number.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(52):  # of the bits of a float
+        angle = (low + high) / 2
+        low, high = (angle, high) if _area(angle, df) < probability - 0.5 else (low, angle)
+    return math.sqrt(_bounded(df)) * math.tan(low)
+
+
+def t_probability(t: float, df: float) -> float:
+    """Of a value as far from 0 as `t` or farther, under Student's t for real `df` (1 or more)."""
+    return max(1 - 2 * _area(math.atan(abs(t) / math.sqrt(_bounded(df))), df), 0.0)
+
+
+def _area(angle: float, df: float) -> float:
+    """Of the density from 0 to t = sqrt(df) tan(angle)."""
+    nodes, weights = _legendre()
+    df = _bounded(df)
+    total = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    return angle / 2 * float(weights @ np.cos(angle / 2 * (nodes + 1)) ** (df - 1)) / total
+
+
+def _bounded(df: float) -> float:
+    return min(max(df, 1.0), 1e6)
+
+
+@cache
+def _legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return np.polynomial.legendre.leggauss(64)
