@@ -47,7 +47,7 @@ LINE = """
     tasksets model_place
     rules
     records request
-    cost decision_rules files foretelling
+    cost decision_rules files
     entry errors
     waiting
     text

@@ -15,7 +15,7 @@ import pytest
 
 from nightshift.errors import UsageError
 from nightshift.records import Weights
-from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
+from nightshift.rules_toml import REMOVED_KEYS, Chosen, rules_elsewhere, rules_here, rules_of
 from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 
 
@@ -290,6 +290,13 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
         rules_here(tmp_path, None, 2)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", [key for key in REMOVED_KEYS if key not in Chosen.__struct_fields__])
+def test_a_removed_key_is_refused_with_its_own_fix(root: Path, key: str) -> None:
+    (root / "rules.toml").write_text(f"environments = []\n{key} = false\n")
+    with pytest.raises(UsageError, match=rf"^rules\.toml: {key}: gone in 0\.3: delete the line$"):
+        rules_here(root, None, 0)
 
 
 def test_a_tiny_model_is_not_named_again_where_the_engine_is_what_does_not_fit(root: Path) -> None:
