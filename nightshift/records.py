@@ -72,6 +72,7 @@ class Progress:
     reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
     num_done: _Count | None = None  # evaluation: examples completed
     place: str = ""  # slot or node, where there are several
+    num_with_gradient: _Count = 0  # training: of all steps so far
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
 
 

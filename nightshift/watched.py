@@ -16,6 +16,7 @@ from nightshift.metrics import NO_GRADIENT_STEPS, Step
 from nightshift.records import CURVE_POINTS, Phase, Progress
 
 _PROGRESS_SECONDS = 0.5
+_CHANCE = 1e-4  # of a row by chance; a run has some hundred rows at most
 
 
 def reporter(path: Path, place: str) -> ProgressCallback:
@@ -38,16 +39,21 @@ def reporter(path: Path, place: str) -> ProgressCallback:
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
     """Wrap `report` so that it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
 
-    A run without any gradient since its first step goes on for half of its budget: sparse rewards start late.
+    Where rewards are sparse, many steps have none by chance: the row has to be so long that the steps before it, taken
+    for independent, make it less likely than _CHANCE. A run without any gradient since its first step goes on for half
+    of its budget: sparse rewards start late.
     """
 
     def watch(reading: Progress) -> None:
         report(reading)
-        num_steps, left = reading.num_without_gradient, reading.seconds_left
-        if num_steps < NO_GRADIENT_STEPS or left is None:
+        row, left = reading.num_without_gradient, reading.seconds_left
+        if row < NO_GRADIENT_STEPS or left is None:
             return
-        if num_steps < reading.num_steps or left <= budget_seconds / 2:
-            raise NoGradient(f"no gradient in the last {num_steps} of {reading.num_steps} steps", is_config_fault=True)
+        before = reading.num_steps - row
+        share = (before - reading.num_with_gradient + 1) / (before + 2)  # without a gradient; Laplace's rule
+        is_over = share**row < _CHANCE if before else left <= budget_seconds / 2
+        if is_over:
+            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
 
     return watch
 

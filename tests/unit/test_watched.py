@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -51,7 +52,9 @@ def end_of(steps: list[Step], budget_seconds: float = 100.0) -> int | None:
     for number in range(1, len(steps) + 1):
         reading = Progress(Phase.TRAINING, number, budget_seconds - number)
         try:
-            watch(replace(reading, num_without_gradient=num_without_gradient(steps[:number])))
+            so_far = steps[:number]
+            num_with = sum(step.has_gradient is True for step in so_far)
+            watch(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without_gradient(so_far)))
         except NoGradient:
             return number
     return None
@@ -85,9 +88,18 @@ def test_ten_steps_in_a_row_end_a_run() -> None:
     assert num_without_gradient([]) == 0
 
 
+def test_sparse_rewards_are_no_reason_to_end_a_run() -> None:
+    """Of two in three steps without a gradient a row of ten is nothing: the row has to be as rare as elsewhere."""
+    random = Random(0)
+    sparse = [[ALIVE if random.random() < 1 / 3 else DEAD for _ in range(200)] for _ in range(200)]
+    assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
+    assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
+    assert 120 < (end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) or 0) <= 140
+
+
 def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:
     assert end_of([DEAD] * 100) == 50
-    assert end_of([*[DEAD] * 49, ALIVE, *[DEAD] * 50]) == 60
+    assert end_of([*[DEAD] * 49, ALIVE, *[DEAD] * 50]) is None  # its only gradient came late
     assert end_of([DEAD] * 9, budget_seconds=10.0) is None
 
 

@@ -240,7 +240,7 @@ class PrimeRlSession:
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
         """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
-        reward, without_gradient = None, 0
+        reward, num_with, num_without = None, 0, 0
         while True:
             now, has_news = self._clock(), self._tail.poll()
             self._recent.look(max((now - began) / budget_seconds, self._tail.num_steps / (max_steps or 10**9)))
@@ -252,10 +252,12 @@ class PrimeRlSession:
                     cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
                     raise EngineError(cause, fix, is_config_fault=True)
                 reward = self._tail.last_reward()
-                without_gradient = num_without_gradient(self._tail.steps(0.0))
+                steps = self._tail.steps(0.0)
+                num_with = sum(step.has_gradient is True for step in steps)
+                num_without = num_without_gradient(steps)
             left = began + budget_seconds - now
             reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward)
-            progress(replace(reading, num_without_gradient=without_gradient))
+            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
             if left <= 0:
                 return Outcome.BUDGET
             latest = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))

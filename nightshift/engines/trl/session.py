@@ -20,7 +20,6 @@ from nightshift.engines import Message, NoGradient, ProgressCallback
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.metrics import Step as Measured
-from nightshift.metrics import num_without_gradient
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 
@@ -115,7 +114,7 @@ class TrlSession:
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends; the trainer keeps the clock, this side the deadline."""
-        steps: list[Measured] = []
+        num_with = num_without = 0  # steps with a gradient, and those without since then
         is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
         try:
             self._send({"command": "train", "budget_seconds": budget_seconds})
@@ -132,10 +131,12 @@ class TrlSession:
                         return self._failed(Outcome.CRASHED, event.cause, failure)
                     case Step():
                         self._num_steps = event.step
-                        steps.append(Measured(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share))
+                        step = Measured(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
+                        num_with += step.has_gradient is True
+                        num_without = num_without + 1 if step.has_gradient is False else 0
                         reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
                         try:
-                            progress(replace(reading, num_without_gradient=num_without_gradient(steps)))
+                            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
                         except NoGradient:
                             if not is_ended:
                                 self._send({"command": "stop"})
