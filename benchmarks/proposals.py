@@ -57,7 +57,7 @@ def as_recorded_now(ledger: Ledger, record: Record, index: int) -> Result:
 def _row(ledger: Ledger, record: Record, config: Config, throughput: Throughput) -> Iterator[dict[str, Any]]:
     run = record.runs[0]
     steps = curve(ledger, record, 0)
-    if not steps or not steps[-1].time or run.forecast:  # of a run that was stopped nothing is known of its end
+    if not steps or not steps[-1].time:
         return
     planned, kind = config.get(STEPS), config.get(KIND)
     pace, is_decaying = len(steps) / steps[-1].time, kind in DECAYING and planned is not None

@@ -1,7 +1,6 @@
 """Proposers against each other without training: nights whose scores come from a landscape, decided by the real rule.
 
     uv run --group dev benchmarks/proposers.py                 about three hours of one core; goes on where it stopped
-    uv run --group dev benchmarks/proposers.py --early-stop    the same nights with runs that stop when hopeless
 
 Everything but the run is a night's own: the drawn set, the proposer with its search space, train.toml, the verdict. All
 proposers meet the same landscapes (landscapes.py) and the same noise.
@@ -21,7 +20,6 @@ import click
 import numpy as np
 from landscapes import LANDSCAPES, Landscape, engine, forest, rules, shipped, used_keys
 from machine import RESULTS, machine, table, write_result
-from stopping import Stopping
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.recombine import next_base
@@ -57,13 +55,12 @@ def play(
     proposer: SearchProposer,
     seed: int,
     num_experiments: int,
-    stopping: Stopping | None = None,
 ) -> dict[str, Any]:
     """One night, as long as so many whole runs: true gain of the incumbent in pp, and what its proposals were like."""
     rng, ledger, campaign = np.random.default_rng((seed, 7)), MemoryLedger(), Campaign()
     noise = rng.normal(0, 1, (3 * num_experiments + 2, 3))
     its_rules = replace(rules(), decision=landscape.decision)
-    truth, rows, time_used, wrong = dict[int, float](), list[dict[str, Any]](), 0.0, list[float]()
+    truth, rows = dict[int, float](), list[dict[str, Any]]()
 
     def run(config: Config, place: int) -> Result:
         true_steps = landscape.throughput.plan(config.resolved).num_steps * math.exp(0.1 * noise[place, 0])
@@ -84,12 +81,12 @@ def play(
         truth[len(ledger.sources)] = true
         return Result(1000 + place, training, evaluation)
 
-    while time_used < num_experiments and len(campaign.decided) < 3 * num_experiments:
+    while len(campaign.decided) < num_experiments:
         number, incumbent = len(campaign.decided) + 1, campaign.incumbent
         if incumbent is None:
             config, base, made_from = shipped(), None, None
         else:
-            used = (time_used + 1) / num_experiments
+            used = number / num_experiments
             base, made_from = next_base(campaign, used, ledger.stored_config, engine().validate)
             context = Context(number, incumbent, made_from.source, base, campaign, its_rules, ledger, used_keys())  # type: ignore[arg-type]
             config = _proposed(proposer, context, campaign)
@@ -98,14 +95,6 @@ def play(
         changes = tuple(change.line for change in diff(made_from, config)) if made_from else ()
         effective = engine().validate(config).settings
         record = _record(number, incumbent, config, changes, runs, base, hash_of(effective), landscape.decision)
-        time_used += 1
-        if stopping and incumbent is not None and made_from is not None:
-            parent_config = ledger.stored_config(incumbent)
-            if forecast := stopping.forecast(campaign, record, config, parent_config):
-                time_used -= 1 - forecast.share
-                gone = replace(runs[0], evaluation=None, training=replace(runs[0].training, outcome=Outcome.STOPPED))
-                record = replace(record, runs=(replace(gone, forecast=forecast),))
-                wrong.append(truth[number] - truth[incumbent.number])
         judgement = campaign.judge(record)
         campaign = campaign.step(replace(record, status=judgement.verdict, judgement=judgement))
         if changes and incumbent is not None:
@@ -121,8 +110,6 @@ def play(
         "used_percent": " ".join(f"{100 * row['used']:.0f}" for row in decaying),
         "cut_before_decay": sum(row["is_cut"] for row in decaying),
         "experiments": len(campaign.decided),
-        "stopped": len(wrong),
-        "stopped_better": sum(delta > 0 for delta in wrong),
     }
 
 
@@ -188,10 +175,9 @@ def _record(
     )
 
 
-def _night(landscape: str, proposer: str, seed: int, num_experiments: int, stops: bool) -> dict[str, Any]:
-    made, stopping = LANDSCAPES[landscape](seed), Stopping(seed) if stops else None
-    began = time.process_time()
-    night = play(made, SearchProposer(proposer, seed), seed, num_experiments, stopping)
+def _night(landscape: str, proposer: str, seed: int, num_experiments: int) -> dict[str, Any]:
+    made, began = LANDSCAPES[landscape](seed), time.process_time()
+    night = play(made, SearchProposer(proposer, seed), seed, num_experiments)
     return {
         "landscape": landscape,
         "proposer": proposer,
@@ -243,22 +229,19 @@ def summary(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @click.option("--proposers", default=",".join(PROPOSERS), show_default=True)
 @click.option("--landscapes", default=",".join(LANDSCAPES), show_default=True)
 @click.option("--experiments", default=NUM_EXPERIMENTS, show_default=True)
-@click.option("--early-stop", is_flag=True, help="Stop runs that are hopeless; needs results/early_stop.json.")
-@click.option("--output", type=click.Path(path_type=Path))
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=RESULTS / "proposers.json", help="The result as JSON."
+)
 def main(
     nights: int,
     first: int,
     proposers: str,
     landscapes: str,
     experiments: int,
-    early_stop: bool,
-    output: Path | None,
+    output: Path,
 ) -> None:
     """Play what is missing, print, write."""
-    name = "early_stop_nights" if early_stop else "proposers"
-    output = output or RESULTS / f"{name}.json"
-    flag = " --early-stop" * early_stop
-    kind, command = machine(), f"uv run --group dev benchmarks/proposers.py --experiments {experiments}{flag}"
+    kind, command = machine(), f"uv run --group dev benchmarks/proposers.py --experiments {experiments}"
     old = json.loads(output.read_text()) if output.exists() else {}
     rows: list[dict[str, Any]] = old.get("rows", []) if old.get("command") == command else []
     done = {(row["landscape"], row["proposer"], row["night"]) for row in rows}
@@ -266,7 +249,7 @@ def main(
         for landscape in landscapes.split(","):
             for name in proposers.split(","):
                 if (landscape, name, seed) not in done:
-                    rows.append(_night(landscape, name, seed, experiments, early_stop))
+                    rows.append(_night(landscape, name, seed, experiments))
                     click.echo({k: v for k, v in rows[-1].items() if k != "used_percent"}, err=True)
         write_result(output, command, {"emulator_explains": forest()[1], "summary": summary(rows), "rows": rows}, kind)
     columns = {"landscape": "<10", "proposer": "<9", "nights": ">7", "gain": ">7.2f", "stderr": ">7.2f"}

@@ -18,11 +18,12 @@ from typing import Any
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
 from nightshift.git.repo import CAMPAIGN_PREFIX, Head
-from nightshift.records import Record
+from nightshift.records import Outcome, Record
 from nightshift.text import ANSI
 
 _STANDARD_WIDTH = 80  # of what is no terminal, and of help texts
 _WIDEST = 120
+_NO_GRADIENT = f"{Outcome.NO_GRADIENT}: training ended early, because no gradient was left; its weights were scored"
 _INDENT = 4  # of what a line that is too long goes on with
 _IN_ASCII = str.maketrans({"\N{PLUS-MINUS SIGN}": "+-", "\N{MINUS SIGN}": "-", "\N{RIGHTWARDS ARROW}": "->"})
 _deaf: set[str] = set()  # stdout and stderr, once they did not take what was said
@@ -45,6 +46,7 @@ def summary(record: Record, chain: str) -> str:
         ("expected_then", _number(values["expected_then"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
+        *([("outcome", _NO_GRADIENT)] if Outcome.NO_GRADIENT in {r.training.outcome for r in record.runs} else []),
         ("why", values["why"] or ""),
         ("reward_mean", _number(values["reward_mean"], ".6f")),
         ("num_steps", _number(values["num_steps"], ".0f")),

@@ -259,8 +259,6 @@ def _failure(record: Record, setup: Setup) -> tuple[Failure, str] | None:
         return Failure.MACHINERY, f"{listed(changed)} changed while the experiment ran: it counts for nothing"
     if run.hardware not in ("", record.hardware):
         return Failure.MACHINERY, f"it was made on {run.hardware}, and the campaign on {record.hardware}"
-    if record.forecast is not None and record.parent is not None and setup.rules.early_stop:
-        return None
     if run.evaluation is None:
         return run.training.failure or Failure.MACHINERY, run.training.cause or "no cause known"
     return None

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
-    Nobody can foretell its name, and nothing is opened that lies there already. Without `sync` a loss of power may
+    Nobody can guess its name, and nothing is opened that lies there already. Without `sync` a loss of power may
     bring back what was there before; a kill does not.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")

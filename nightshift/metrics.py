@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ import msgspec
 from nightshift.files import read_rows, write_atomically
 
 METRICS_NAME, PROGRESS_NAME, SAMPLES_NAME = "metrics.jsonl", "progress.json", "rollouts.jsonl"
+NO_GRADIENT_STEPS = 10  # in a row; as many empty batches in a row end prime-rl itself
+_ALL = 1 - 1e-9  # a share that is a sum of shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Step:
     reward_std: float | None = None
     all_right_share: float | None = None  # of groups: no gradient in them
     all_wrong_share: float | None = None
+    equal_share: float | None = None  # of groups: all rewards equal, so that their advantages are 0
     completion_tokens_mean: float | None = None
     truncated_share: float | None = None
     entropy: float | None = None  # per token
@@ -45,6 +49,18 @@ class Step:
     masked_share: float | None = None  # prime-rl: tokens that the loss dropped
     error_share: float | None = None  # rollouts that failed; trl: whose reward did
     rewards: dict[str, float] | None = None  # means by environment
+
+    @property
+    def has_gradient(self) -> bool | None:
+        """Whether the rollouts of this step changed the policy; None if neither figure was measured."""
+        if self.grad_norm == 0 or (self.equal_share is not None and self.equal_share >= _ALL):
+            return False
+        return None if self.grad_norm is None and self.equal_share is None else True
+
+
+def num_without_gradient(steps: Sequence[Step]) -> int:
+    """Count the last steps in a row that had no gradient. A step that was not measured ends the row."""
+    return next((i for i, step in enumerate(reversed(steps)) if step.has_gradient is not False), len(steps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from msgspec import Meta, Raw, json
 
 from nightshift.cost import Cost
 from nightshift.decision_rules import DecisionRules, Scale
-from nightshift.foretelling import Forecast
 
 CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
 Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
@@ -28,7 +27,7 @@ class Outcome(StrEnum):
 
     FINISHED = "finished"  # max_steps reached
     BUDGET = "budget"  # the training budget was used up: the normal end
-    STOPPED = "stopped"  # hopeless long before the end, where rules.toml has early_stop
+    NO_GRADIENT = "no_gradient"  # nothing was left to learn from: the weights of that moment are scored
     DEADLINE = "deadline"  # the hard stop was reached: a crash
     CRASHED = "crashed"  # a process died, or training became impossible
     INTERRUPTED = "interrupted"  # Ctrl-C, SIGTERM, power cut
@@ -36,7 +35,7 @@ class Outcome(StrEnum):
     @property
     def is_success(self) -> bool:
         """True if the run left a policy worth evaluating."""
-        return self in (Outcome.FINISHED, Outcome.BUDGET)
+        return self in (Outcome.FINISHED, Outcome.BUDGET, Outcome.NO_GRADIENT)
 
 
 class Verdict(StrEnum):
@@ -73,6 +72,8 @@ class Progress:
     reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None  # mean of the last step, usually 0..1
     num_done: _Count | None = None  # evaluation: examples completed
     place: str = ""  # slot or node, where there are several
+    num_with_gradient: _Count = 0  # training: of all steps so far
+    num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +183,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
-    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `forecast`: of one that was hopeless,
-    stopped or, as every tenth, trained to its end all the same; `versions` of what ran; `attempt`: whose folder
-    `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
+    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
+    folder `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
 
     seed: int
     training: Training
@@ -198,7 +198,6 @@ class Result:
     attempt: int | None = 0
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
-    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +275,6 @@ class Record:
     def evaluations(self) -> list[Evaluation]:
         """Of its runs that were evaluated: one, or several of a baseline."""
         return [run.evaluation for run in self.runs if run.evaluation is not None]
-
-    @property
-    def forecast(self) -> Forecast | None:
-        """What it is decided by where its run was stopped."""
-        return next((run.forecast for run in self.runs if run.training.outcome is Outcome.STOPPED), None)
 
     @property
     def score(self) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from nightshift.cost import Cost
 from nightshift.text import clean
 
-# Percentage points, as people write them: the number is the change of the score that they foretell.
+# Percentage points, as people write them: the number is the change of the score that they predict.
 POINTS = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,6})?)(?:\s*(?:pp|percentage points?|points?)\b)", re.IGNORECASE)
 
 

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.foretelling import Foretelling
 from nightshift.records import Decoding
 
 RULES_NAME = "rules.toml"
@@ -33,7 +32,6 @@ MEASURING_CODE = (
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/composite.py",
     "nightshift/campaign/decision.py",
-    "nightshift/campaign/hopeless.py",
     "nightshift/campaign/idea.py",
     "nightshift/campaign/index.py",
     "nightshift/decision_rules.py",
@@ -41,7 +39,7 @@ MEASURING_CODE = (
     "nightshift/engines/mixture.py",
     "nightshift/environments.py",
     "nightshift/evaluation.py",
-    "nightshift/foretelling.py",
+    "nightshift/metrics.py",
     "nightshift/processes/load.py",
     "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
@@ -144,7 +142,6 @@ class Rules:
     decision: DecisionRules
     max_completion_tokens: int  # cap on training rollouts: the model's context allows no more
     budget_clock: Literal["wall", "cpu"] = "wall"
-    early_stop: tuple[Foretelling, ...] = ()  # in the order of their share; none: every run trains to its end
     learning_rate_scale: float = 1.0
     first_seed: int = 1000
     memory: str = NO_CARD  # the preset of memory that its engine keeps to: `2 x 80 GB` (engines/memory.py)
@@ -165,11 +162,10 @@ class Rules:
         return self.first_seed + index
 
     def with_budget(self, budget_seconds: float) -> Rules:
-        """The same rules under another budget: another hash, so a campaign of its own, and rewards foretell nothing."""
+        """The same rules under another budget: another hash, so a campaign of its own."""
         if not 1 <= budget_seconds <= 86_400:
             raise UsageError(f"--budget-seconds {budget_seconds:g} is out of range", "Give 1 to 86400 seconds.")
-        early_stop = self.early_stop if budget_seconds == self.budget_seconds else ()
-        return replace(self, budget_seconds=float(budget_seconds), early_stop=early_stop)
+        return replace(self, budget_seconds=float(budget_seconds))
 
     @property
     def environment_names(self) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from msgspec import Meta
 from nightshift.decision_rules import DecisionRules, Scale
 from nightshift.errors import UsageError
 from nightshift.files import read_file
-from nightshift.foretelling import Foretelling
 from nightshift.model_place import check_model, placed
 from nightshift.records import Decoding, Fraction
 from nightshift.rules import RULES_NAME, EnvironmentRules, Rules
@@ -29,7 +28,7 @@ from nightshift.tasksets import Name, Table, check, check_args, taskset_rules, v
 
 MODELS = "models/"  # what lies there knows the formats of a few environments only
 ANY_MODEL = "any"
-_REMOVED = ("score_last",)  # keys of 0.2
+_REMOVED = ("early_stop", "score_last")  # keys of 0.2
 
 _PRIME_RL = Rules(
     name="prime-rl",
@@ -91,7 +90,6 @@ class _Declared(msgspec.Struct, forbid_unknown_fields=True):
     args: dict[str, Any] = {}  # what [environment.NAME] may change of how its data is loaded
     requires: list[str] = []  # [project] dependencies
     decision: _Measured = _Measured()
-    early_stop: list[Foretelling] = []  # fitted for its own model on a CPU
 
     def accepts(self, model: str) -> bool:
         return model in self.models or (ANY_MODEL in self.models and not model.startswith(MODELS))
@@ -106,7 +104,6 @@ class Chosen(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[str, Meta(pattern=r"\A([0-9a-f]{40})?\Z")] = ""
     learning_rate_scale: Scale | None = None
     memory_gb: Literal[0, 16, 24, 48, 80] = 0
-    early_stop: bool = False
     environment: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
@@ -129,7 +126,7 @@ def rules_elsewhere(root: Path, here: Rules, names: Sequence[str], gpu_count: in
 
     UsageError as `rules_here`.
     """
-    chosen = msgspec.structs.replace(_read(root), early_stop=False)
+    chosen = _read(root)
     chosen.environments, chosen.model, chosen.revision, chosen.learning_rate_scale = list(names), "", "", None
     if all(_declared(root, name, chosen.table(name)).accepts(here.model) for name in names):
         chosen.model, chosen.revision = here.model, here.model_revision or ""
@@ -234,19 +231,7 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
         decoding=replace(setup.decoding, max_completion_tokens=answer),
         max_completion_tokens=max(longest, setup.max_completion_tokens),
         decision=replace(setup.decision, **measured),
-        early_stop=_early_stop(setup, model, declared, chosen) if chosen.early_stop else (),
     )
-
-
-def _early_stop(setup: Rules, model: str, declared: dict[str, _Declared], chosen: Chosen) -> tuple[Foretelling, ...]:
-    """What rewards foretell here. UsageError where that was not fitted on curves of these very rules."""
-    (name, one), *others = declared.items()
-    is_fitted = bool(one.early_stop) and not others and setup is _TRL_ON_CPU and model == one.models[0]
-    if not is_fitted or chosen.learning_rate_scale or chosen.table(name).args:
-        where = f"environments = {json.dumps([*declared])}, model {model}, {setup.engine}"
-        cause = f"{RULES_NAME}: early_stop = true: no recorded curves tell what rewards foretell for {where}"
-        raise UsageError(cause, "Write early_stop = false.")
-    return tuple(sorted(one.early_stop, key=lambda each: each.share))
 
 
 def _declared(root: Path, name: str, table: Table) -> _Declared:
@@ -289,8 +274,7 @@ def chosen_in(root: Path, rules_toml: bytes) -> Chosen:
         removed = [name for name in _REMOVED if name in tables]
         chosen = msgspec.convert({name: value for name, value in tables.items() if name not in removed}, Chosen)
     except (ValueError, RecursionError) as error:
-        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80,'
-        fix += " early_stop = true or false, and what the file explains."
+        fix = 'Write environments = ["name"], or [], memory_gb = 0, 16, 24, 48 or 80, and what the file explains.'
         raise UsageError(f"{RULES_NAME}: {error}", fix) from None
     if removed:
         raise UsageError(f"{RULES_NAME}: {' and '.join(removed)}: gone in 0.3: delete the line")

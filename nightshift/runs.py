@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.hopeless import is_spared, rungs
 from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.files import remove_tree
 from nightshift.records import Record
@@ -27,11 +26,7 @@ def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
-        job = replace(job, incumbent=dict(setup.engine.validate(parent).settings))
-        if setup.rules.early_stop:
-            campaign, candidate = setup.campaign(record.branch), setup.ledger.stored_config(record)
-            found = rungs(campaign, record, candidate, parent, setup.rules.early_stop)
-            job = replace(job, rungs=found, is_spared=is_spared(record))
+        job = replace(job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True)
     submit_job(run_dir, job, setup)
 
 
@@ -55,7 +50,7 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
 def next_seed(record: Record, setup: Setup) -> int:
     """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
-    used |= {run.seed for run in record.runs if run.evaluation or run.forecast}
+    used |= {run.seed for run in record.runs if run.evaluation}
     used |= {job.seed for job in setup.pool.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 

@@ -1,23 +1,22 @@
-"""A run while it trains: its progress, its rewards, and its end where they make it hopeless."""
+"""A run while it trains: its progress, its end where no gradient is left, and its reward curve."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from nightshift.engines import ProgressCallback
-from nightshift.errors import EngineError
+from nightshift.engines import NoGradient, ProgressCallback
 from nightshift.files import write_atomically
-from nightshift.foretelling import Forecast, Rung, window
-from nightshift.metrics import Step
-from nightshift.records import CURVE_POINTS, Outcome, Phase, Progress, Training
+from nightshift.metrics import NO_GRADIENT_STEPS, Step
+from nightshift.records import CURVE_POINTS, Phase, Progress
 
 _PROGRESS_SECONDS = 0.5
+_CHANCE = 1e-4  # of a row by chance; a run has some hundred rows at most
 
 
 def reporter(path: Path, place: str) -> ProgressCallback:
@@ -37,46 +36,26 @@ def reporter(path: Path, place: str) -> ProgressCallback:
     return report
 
 
-class Hopeless(EngineError):
-    """A run is not worth the rest of its time: to the engine a reason to stop."""
+def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
+    """Wrap `report` so that it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
 
+    Where rewards are sparse, many steps have none by chance: the row has to be so long that the steps before it, taken
+    for independent, make it less likely than _CHANCE. A run without any gradient since its first step goes on for half
+    of its budget: sparse rewards start late.
+    """
 
-class Watched:
-    """Reports how a run trains, and ends one that is hopeless: raises Hopeless into the engine's training."""
-
-    def __init__(self, report: ProgressCallback, budget_seconds: float, rungs: Sequence[Rung], is_spared: bool) -> None:
-        """`rungs` in the order of their time; `is_spared`: only to tell what would have been foretold."""
-        self.forecast: Forecast | None = None
-        self._report, self._budget_seconds, self._rungs, self._is_spared = report, budget_seconds, [*rungs], is_spared
-        self._steps, self._seconds = dict[int, Step](), 0.0
-        self._hopeless: Hopeless | None = None
-
-    def __call__(self, reading: Progress) -> None:
-        self._report(reading)
-        if reading.phase is not Phase.TRAINING or reading.seconds_left is None:
+    def watch(reading: Progress) -> None:
+        report(reading)
+        row, left = reading.num_without_gradient, reading.seconds_left
+        if row < NO_GRADIENT_STEPS or left is None:
             return
-        budget = self._budget_seconds
-        self._seconds = budget - reading.seconds_left
-        self._steps[reading.num_steps] = Step(reading.num_steps, self._seconds, reading.reward)
-        while self._rungs and self._seconds >= self._rungs[0].foretelling.share * budget:
-            rung = self._rungs.pop(0)
-            share = rung.foretelling.share
-            reward = window(curve(self._steps.values(), budget), share)
-            num_before = sum((step.time or 0.0) < share / 2 * budget for step in self._steps.values())
-            if self.forecast is not None or reward is None or reward >= rung.least or num_before < rung.warmup_steps:
-                continue
-            self.forecast = rung.forecast(reward)
-            if not self._is_spared:
-                cause = f"hopeless at {share:.0%} of the budget: mean reward {reward:.3f}, its parent's was"
-                self._hopeless = Hopeless(f"{cause} {rung.parent_reward:.3f}")
-                raise self._hopeless
+        before = reading.num_steps - row
+        share = (before - reading.num_with_gradient + 1) / (before + 2)  # without a gradient; Laplace's rule
+        is_over = share**row < _CHANCE if before else left <= budget_seconds / 2
+        if is_over:
+            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
 
-    def told(self, training: Training) -> Training:
-        """What training came to: of a run that was stopped that, whatever its engine made of it."""
-        if self._hopeless is None:
-            return training
-        seconds, cause = training.training_seconds or self._seconds, self._hopeless.cause
-        return replace(training, outcome=Outcome.STOPPED, training_seconds=seconds, cause=cause, failure=None)
+    return watch
 
 
 def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, ...]:

@@ -29,7 +29,6 @@ from nightshift.engines import Engine, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_json
-from nightshift.foretelling import Rung
 from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
@@ -38,7 +37,7 @@ from nightshift.records import Failure, Outcome, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
-from nightshift.watched import Watched, curve, reporter
+from nightshift.watched import curve, ending, reporter
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32  # of Ed25519, and of a look
@@ -50,10 +49,10 @@ INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline. `rungs`: what its
-    rewards have to reach, in the order of their time; `is_spared`: it trains to its end even where it is hopeless, so
-    that a night measures its wrong stops. `cores`: what it is pinned to; `layout`: of its hardware what no machine
-    tells. A worker with another rules hash, harness or hardware refuses."""
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
+    `ends_without_gradient`: training ends early when no gradient is left, never that of a baseline. `cores`: what it is
+    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
+    refuses."""
 
     rules: Rules
     rules_hash: str
@@ -67,8 +66,7 @@ class Job:
     gpus: str | None = None  # --gpus
     keep_all: bool = False
     incumbent: dict[str, Any] | None = None
-    rungs: tuple[Rung, ...] = ()
-    is_spared: bool = False
+    ends_without_gradient: bool = False
     cores: tuple[int, ...] = ()
     layout: str = ""
     outlives: bool = False  # its head
@@ -162,9 +160,8 @@ def make_run(job: Job, look_key: bytes, root: Path, attempt: Path) -> Result:
         try:
             result = replace(result, startup_seconds=time.monotonic() - opened)
             with nvml_session() as nvml, watching(Watch(engine.gpu_ids(), nvml)) as watch:
-                watched = Watched(progress, rules.budget_seconds, job.rungs, job.is_spared)
-                training = watched.told(session.train(rules.budget_seconds, watched))
-                result = replace(result, training=training, forecast=watched.forecast)
+                callback = ending(progress, rules.budget_seconds) if job.ends_without_gradient else progress
+                result = replace(result, training=session.train(rules.budget_seconds, callback))
             steps = read_steps(attempt / METRICS_NAME)
             load = replace(watch.taken(), step_seconds=_step_seconds(steps))
             result = replace(result, load=load, curve=curve(steps, rules.budget_seconds))

@@ -31,7 +31,7 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     found += [f"{r.number:04d} is open" for r in records if r.status == "started"]
     found += [f"{r.number:04d} is not settled" for r in records if r.settled is None and r.failure != "interrupted"]
     for r in records:
-        if r.status in ("keep", "discard") and not (_is_measured(r) or (r.status == "discard" and r.forecast)):
+        if r.status in ("keep", "discard") and not _is_measured(r):
             found.append(f"{r.number:04d} was decided without a whole evaluation")
     header, *rows = ledger.tsv_path.read_text().splitlines()
     if header.split("\t") != list(COLUMNS) or rows != [row(r) for r in records]:

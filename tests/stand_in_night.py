@@ -5,8 +5,8 @@ to "lr" a stand-in proposes learning rates by the number of decided experiments,
 agent's clock leaps an hour with each *.hangs-* in the folder `leaps`; the engine is broken while `breaks` exists.
 The machine is calm, whatever runs beside, but while there is `stand-in-busy` in ROOT; what others took of a run:
 Neighbours in stand_ins.py. `deadline`: of every run, in seconds. `lengths`, in seconds: of the runs that a proposer
-asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `early_stop`: what
-rewards foretell, a list of [share, growth, sd], in a budget of EARLY_STOP_SECONDS. `notify`: as the flag.
+asks for in turn, which thinks for `proposal_seconds`. `slots`: so many, however few cores there are. `notify`: as
+the flag.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift import runs, setup  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
-from nightshift.foretelling import Foretelling  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.processes.slots import own_cores  # noqa: E402
@@ -35,7 +34,6 @@ from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
-EARLY_STOP_SECONDS = 2.0
 RATES = (1e-6, 3e-5, 6e-6, 2e-6, 3e-6, 1e-5, 4e-6, 8e-7, 5e-6, 2.5e-6)
 
 
@@ -108,11 +106,6 @@ def main() -> None:
         job_of = runs.job_of
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
-    if early_stop := asked.pop("early_stop", None):
-        told, rules_here = tuple(Foretelling(*each) for each in early_stop), setup.rules_here
-        setup.rules_here = lambda *given: replace(
-            rules_here(*given), early_stop=told, budget_seconds=EARLY_STOP_SECONDS
-        )
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
     begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)

@@ -176,7 +176,7 @@ def trainer(config: dict[str, Any], orders: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         row = {"step": step, "time": time.time()}
         losses = {} if step >= at and fault == "nan" else {"loss/mean": 0.01, "loss/std": 0.02}
-        norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.5}
+        norms = {} if step >= at and fault == "nan" else {"optim/grad_norm": 0.0 if fault == "no_gradient" else 0.5}
         for values in (
             {"perf/throughput": 1000.0, "perf/peak_memory": 2.0},
             {"optim/lr": 1e-6, **norms},

@@ -6,7 +6,9 @@ noise from the seed. `stand-in.json` in the checkout's root can ask for a fault:
 "once": true}
 With {"fault": "hold"} it trains, whatever budget and max_steps say, for as long as the file is there. With {"fault":
 "collapse"} rewards lose their spread unless the temperature is 0.9 or less, and with it the policy learns less. With
-{"fault": "rewards"} they are the share that its policy would get right.
+{"fault": "rewards"} they are the share that its policy would get right. With {"fault": "no_gradient"} every group has
+reward 0, with {"fault": "late_no_gradient"} after its third step. It ends a training when a command arrives, as the
+real one does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import math
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -133,8 +136,14 @@ def train(
             step += 1
             spread = 0.4 / step**4 if collapses else 0.4
             row = {"step": step, "time": step * STEP_SECONDS, "reward_mean": reward, "reward_std": spread}
+            if fault in ("no_gradient", "late_no_gradient"):
+                lacks = fault == "no_gradient" or step > 3
+                row |= {"grad_norm": 0.0, "equal_share": 1.0, "all_wrong_share": 1.0} if lacks else {"grad_norm": 0.3}
             metrics.write(json.dumps(row) + "\n")
             emit(event="step", **row)
+            if select.select([0], [], [], 0)[0]:
+                outcome = "budget"
+                break
             if fault == "sigkill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "hang":

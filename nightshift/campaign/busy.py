@@ -44,7 +44,7 @@ def remark(record: Record) -> str | None:
 def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None:
     """The last decided experiment of a night that was busy, and whose settings it has not run again; of a baseline
     only while it is the `incumbent`."""
-    measured = [record for record in records if record.decided is not None and (record.evaluations or record.forecast)]
+    measured = [record for record in records if record.decided is not None and record.evaluations]
     hashes = [record.effective_hash for record in measured]
     for record in reversed(measured):
         if taken(record) >= BUSY and hashes.count(record.effective_hash) == 1:

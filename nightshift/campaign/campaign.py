@@ -74,7 +74,7 @@ class Campaign:
         """The belief after the record's run, see decision.py. UsageError for other examples than its parent's."""
         assert self.belief is not None
         parent = self._index_of(record.parent)
-        score, pairing, extra, is_relative = self._observed(record, parent)
+        score, pairing, extra = self._observed(record, parent)
         if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, without(record))
@@ -92,20 +92,16 @@ class Campaign:
             made_from=np.isin(numbers, [int(numbers[0]), *made_from]).astype(float),
             replaced=np.isin(numbers, replaced if is_new else ()).astype(float),
             number=record.number if is_new else UNUSED,
-            is_relative=is_relative,
         )
 
-    def _observed(self, record: Record, parent: int) -> tuple[float, Floats, float, bool]:
-        """Of a record's run the score, what the pair with its parent's says of examples, noise, and if that is of the
-        difference to the parent alone: of a run that was stopped, whose rewards foretell it."""
-        extra, forecast = extra_variance(record), record.forecast
-        if forecast is not None and self.belief is not None:
-            return forecast.delta, self.belief.pairing_variance, extra + forecast.variance, True
+    def _observed(self, record: Record, parent: int) -> tuple[float, Floats, float]:
+        """Of a record's run the score, what the pair with its parent's says of examples, and the extra variance."""
         candidate, runs = run_scores(record).mean(axis=0), run_scores(self.kept[parent])
         if len(candidate) != runs.shape[1]:
             cause = f"experiment {record.number:04d} has {len(candidate)} scores, its parent {runs.shape[1]}"
             raise UsageError(cause, without(record))
-        return float(candidate.mean()), decision.pairing(candidate, runs.mean(axis=0), len(runs)), extra, False
+        pairing = decision.pairing(candidate, runs.mean(axis=0), len(runs))
+        return float(candidate.mean()), pairing, extra_variance(record)
 
     def ideas_of(self, kept: Record) -> frozenset[int]:
         """What a kept config is made of: the numbers of the experiments that its ideas came with."""
@@ -144,9 +140,8 @@ class Campaign:
             return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
-        candidate = None if record.forecast else run_scores(record).mean(axis=0)
-        seen = f"at {record.forecast.share:.0%} of its budget, stopped" if record.forecast else "after 1 run"
-        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat, seen)
+        candidate = run_scores(record).mean(axis=0)
+        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
         if is_repeat:
             return found
         if beside := self.beside(record):
@@ -215,7 +210,7 @@ class Campaign:
     def seeds_of(self, effective_hash: str) -> set[int]:
         """Those of the runs of the same settings so far that told something."""
         same = (record for record in self.decided if record.effective_hash == effective_hash)
-        return {run.seed for record in same for run in record.runs if run.evaluation or run.forecast}
+        return {run.seed for record in same for run in record.runs if run.evaluation}
 
 
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:

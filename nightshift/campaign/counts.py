@@ -18,7 +18,6 @@ class Counts:
     kept: int = 0
     taken_back: int = 0
     discarded: int = 0
-    stopped: int = 0  # of the discarded: their rewards left them no chance
     crashed: int = 0
     by_machinery: int = 0  # of the crashed: no fault of the config
     interrupted: int = 0
@@ -30,19 +29,18 @@ class Counts:
         records = list(records)
         kept = [r.number for r in records if r.is_keep and r.parent is not None]
         crashes = [r.failure for r in records if r.status == Verdict.CRASH]
-        discarded = [r for r in records if r.status == Verdict.DISCARD]
+        discarded = sum(r.status == Verdict.DISCARD for r in records)
         baseline = sum(r.is_keep for r in records) - len(kept)
         return cls(
             num_experiments=len(records),
             baseline=baseline,
             kept=len(kept),
             taken_back=len({*kept} & {*taken_back}),
-            discarded=len(discarded),
-            stopped=sum(r.forecast is not None for r in discarded),
+            discarded=discarded,
             crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
             by_machinery=crashes.count(Failure.MACHINERY),
             interrupted=crashes.count(Failure.INTERRUPTED),
-            undecided=len(records) - baseline - len(kept) - len(crashes) - len(discarded),
+            undecided=len(records) - baseline - len(kept) - len(crashes) - discarded,
         )
 
     def __str__(self) -> str:
@@ -50,7 +48,7 @@ class Counts:
         parts = [
             "the baseline" if self.baseline else "",
             f"{self.kept} kept" + (f" ({self.taken_back} taken back)" if self.taken_back else ""),
-            f"{self.discarded} discarded" + (f" ({self.stopped} stopped early)" if self.stopped else ""),
+            f"{self.discarded} discarded",
             f"{self.crashed} crashed" + (f" ({self.by_machinery} by machinery)" if self.by_machinery else ""),
             f"{self.interrupted} interrupted" if self.interrupted else "",
             f"{self.undecided} without a verdict" if self.undecided else "",

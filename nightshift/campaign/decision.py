@@ -113,13 +113,11 @@ def observe(
     made_from: Array | None = None,
     replaced: Array | None = None,
     number: Index = 0,
-    is_relative: bool = False,
 ) -> Tested:
     """The belief after the one run of a candidate that is compared with config `parent` and scored `score`; all (...).
 
     `made_from`: the set that it was made from, the parent's for None; `replaced`: which of these its own idea replaces,
     both (..., k); `number`: of the experiment. `extra_variance`: noise that this run had beside that of any other.
-    `is_relative`: nothing but the difference to the parent was seen, `score`, with no other noise than that.
 
     In every world: condition each kind of idea on the run, weigh the kinds by how likely it was under each, match two
     moments. Each kind alone is a Kalman update: the run sees a sum of effects, and every effect moves by its
@@ -133,10 +131,9 @@ def observe(
     made_from, between_sets = padded(made_from), padded(made_from) - belief.set_of(parent)
     prior, sd = np.array(rules.kinds).T * rules.prior_sd
     share = np.array([shares for _, shares in rules.priors for _ in rules.noises])  # (h, kinds)
-    seen = between_sets if is_relative else made_from
-    spread, column = sd**2, belief.column(seen)
-    mean, variance = (np.einsum("...hk,...k->...h", values, seen) for values in (belief.means, column))
-    s2 = (0.0 if is_relative else 1.0) * belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
+    spread, column = sd**2, belief.column(made_from)
+    mean, variance = (np.einsum("...hk,...k->...h", values, made_from) for values in (belief.means, column))
+    s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
     innovation = (variance + s2)[..., None] + spread  # (..., h, kinds), as the next six
     pull = ((np.asarray(score)[..., None] - mean)[..., None] - prior) / innovation
     log = np.log(np.maximum(share, _NONE)) - 0.5 * (np.log(innovation) + pull**2 * innovation)
@@ -192,20 +189,18 @@ def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
 
 def judge(
     tested: Tested,
-    candidate_scores: ArrayLike | None,
+    candidate_scores: ArrayLike,
     parent_scores: ArrayLike,
     kept_numbers: Sequence[int],
     rules: DecisionRules,
     is_repeat: bool = False,
-    seen: str = "after 1 run",
 ) -> Judgement:
     """The verdict on one campaign's candidate with its numbers, and the earlier config that a discard goes back to.
 
     `candidate_scores` (n,); `parent_scores` (n,) or those of the parent's runs, (r, n); `kept_numbers`: the
-    experiments of the belief's configs, the baseline first. `is_repeat`: of no idea, so that nothing is compared. A run
-    that was stopped has no scores, and is never kept; `seen`: in words.
+    experiments of the belief's configs, the baseline first. `is_repeat`: of no idea, so that nothing is compared.
     """
-    keep = bool(tested.keep) and candidate_scores is not None
+    keep = bool(tested.keep)
     before, parent = int(tested.belief.incumbent), int(tested.parent)
     compared = tested.delta, tested.delta_stderr, tested.p_better
     delta, delta_stderr, p_better = (None if is_repeat else float(value) for value in compared)
@@ -213,14 +208,12 @@ def judge(
     why = f"the settings of {kept_numbers[parent]:04d}: one more run of it"
     judgement = Judgement(
         verdict=Verdict.KEEP if keep else Verdict.DISCARD,
-        why=why if delta is None else f"expected {100 * delta:+.1f} pp over {over} {seen}",
+        why=why if delta is None else f"expected {100 * delta:+.1f} pp over {over} after 1 run",
         delta=delta,
         delta_stderr=delta_stderr,
         p_better=p_better,
         incumbent_score=float(tested.belief.expected[parent]),
-        diagnostics={}
-        if candidate_scores is None
-        else paired(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
+        diagnostics=paired(np.asarray(candidate_scores), np.atleast_2d(np.asarray(parent_scores))),
         incumbent=None if parent == before else kept_numbers[before],
     )
     belief = settle(tested, keep, rules)

@@ -188,4 +188,4 @@ def _digest(decided: Sequence[Record]) -> str:
         for r in decided
     ]
     scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]
-    return sha256(msgspec.msgpack.encode((folded, scores, [r.forecast for r in decided])))
+    return sha256(msgspec.msgpack.encode((folded, scores)))

@@ -35,9 +35,7 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any], num_examples
         rules = replace(recorded.decision, **constants)
         is_cut = recorded.parent is None and "baseline_runs" in constants
         runs = [run for run in recorded.runs[: rules.baseline_runs if is_cut else None] if run.evaluation]
-        if recorded.forecast is not None:
-            runs = [*recorded.runs]
-        elif num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
+        if num_examples is not None and runs and run_scores(replace(recorded, runs=tuple(runs))).size:
             runs = [replace(run, evaluation=first(run.evaluation, num_examples)) for run in runs if run.evaluation]
         parent = campaign.incumbent.number if campaign.incumbent else None
         if recorded.parent in [kept.number for kept in campaign.kept]:

@@ -128,7 +128,7 @@ def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set
     parents = {record.number: record.parent for record in kept}
     found: set[int] = set()
     for record in decided:
-        if record.status == Verdict.CRASH or record.forecast is not None:  # which tells of its own idea alone
+        if record.status == Verdict.CRASH:
             continue
         found.update(record.base or ())
         parent = record.parent if record.base is None else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nightshift.errors import UsageError
+from nightshift.errors import EngineError, UsageError
 from nightshift.rules import Rules
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
@@ -52,6 +52,10 @@ def open_engine(
     module, name = _ENGINES[rules.engine]
     engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
     return engine
+
+
+class NoGradient(EngineError):
+    """There is nothing left to learn from. Raised by a progress callback, it tells the engine to end the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ class Session(Protocol):
     """One run: processes are up and ready to train when `Engine.open` returns."""
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends or max_steps is reached. Never raises for a failed run."""
+        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
+        run."""
         ...
 
     def load_final_weights(self) -> Weights:

@@ -2,7 +2,7 @@
 
 A trial's value is its eval_score, which was measured; what is believed of it stands in its attributes. Parameters are
 the keys that a train.toml of the campaign writes: numbers in their box (proposers/boxes.py), widened to what was tried,
-anything else among the values that were. A crash is FAIL, a run that was stopped PRUNED.
+anything else among the values that were. A crash is FAIL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _trial(story: Story, record: Record, each: Experiment, distributions: dict[s
     resolved = config.resolved if config else {}
     params = {path: _param(distributions[path], resolved[path]) for path in distributions if path in resolved}
     began, ended = (moment.astimezone().replace(tzinfo=None) for moment in _span(each))  # Optuna's are local and naive
-    state = TrialState.PRUNED if each.is_stopped else _STATES.get(each.outcome, TrialState.COMPLETE)
+    state = _STATES.get(each.outcome, TrialState.COMPLETE)
     value = each.eval_score if state is TrialState.COMPLETE else None
     if state is TrialState.COMPLETE and value is None:
         state = TrialState.FAIL

@@ -12,7 +12,6 @@ from dataclasses import replace
 from nightshift.health import checks
 from nightshift.health.finding import Conditions, Finding, Severity
 from nightshift.metrics import Step
-from nightshift.records import Outcome
 
 __all__ = ["MAX_FINDINGS", "Conditions", "digest", "examine"]
 
@@ -29,9 +28,7 @@ def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
     """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
     if not steps:
         return []
-    is_whole = conditions.run.training.outcome is not Outcome.STOPPED
-    asked = [check for check in checks.CHECKS if is_whole or check not in (checks.reward, checks.budget)]
-    found = [finding for check in asked for finding in check(steps, conditions)]
+    found = [finding for check in checks.CHECKS for finding in check(steps, conditions)]
     found += [Finding(text, (), Severity.COSTLY) for text in conditions.remarks]
     found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
     found = [*found, checks.note(steps, conditions)] if found else [checks.healthy(steps)]

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from nightshift.health.finding import Conditions, Finding, Severity
 from nightshift.health.trends import ends, last_half, levels, noise, trend
-from nightshift.metrics import Step
+from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.records import Outcome
 
 LIMIT = 1e30  # a diverging run writes any finite number: sums and squares of these stay finite
@@ -149,7 +149,7 @@ def length(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
 def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
     """Groups without a gradient, and which way."""
     right, wrong = _curve(steps, "all_right_share", 1), _curve(steps, "all_wrong_share", 1)
-    if not right or not wrong:
+    if not right or not wrong or num_without_gradient(steps) >= NO_GRADIENT_STEPS:  # no_gradient says it
         return
     all_right, all_wrong = fmean(last_half(right)), fmean(last_half(wrong))
     share = all_right + all_wrong
@@ -158,6 +158,29 @@ def groups(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
         text = f"{share:.0%} of the groups teach nothing in the last half ({which})"
         keys = (_SAMPLER, _GROUP, _TEMPERATURE) if all_right > all_wrong else (_GROUP, _TEMPERATURE, _SAMPLER)
         yield Finding(text, keys, Severity.COSTLY if share >= NO_GRADIENT_COSTLY else Severity.HINT)
+
+
+def no_gradient(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
+    """The step from which on there was no gradient, and why. prime-rl's own empty batches are no steps."""
+    num_steps = num_without_gradient(steps)
+    if num_steps < NO_GRADIENT_STEPS:
+        if conditions.run.training.outcome is Outcome.NO_GRADIENT:
+            text = f"no gradient after step {steps[-1].step}: {NO_GRADIENT_STEPS} batches in a row had equal rewards"
+            yield Finding(f"{text} in every group", (_GROUP, _TEMPERATURE, _SAMPLER), Severity.BROKEN)
+        return
+    rows, severity, keys = steps[-num_steps:], Severity.BROKEN, (_LR, _MAX_NORM, _TEMPERATURE)
+    right, wrong, equal = (_mean(rows, f"{which}_share") for which in ("all_right", "all_wrong", "equal"))
+    if (right or 0.0) >= NO_GRADIENT_COSTLY:
+        why, keys, severity = "every answer is right", (_SAMPLER, _TEMPERATURE, _GROUP), Severity.COSTLY
+    elif (equal or 0.0) >= NO_GRADIENT_COSTLY > (wrong or 0.0):
+        why, keys = "all rewards of each group are equal", (_TEMPERATURE, _GROUP, _LR)
+    elif (wrong or 0.0) < NO_GRADIENT_COSTLY:
+        why = "the gradient norm is 0"
+    elif num_steps < len(steps):
+        why = "every answer is wrong, which was not so before"
+    else:
+        why, keys = "every answer is wrong", (_GROUP, _TEMPERATURE, _MAX_TOKENS)
+    yield Finding(f"no gradient from step {rows[0].step} on: {why}", keys, severity)
 
 
 def mismatch(steps: Sequence[Step], _: Conditions) -> Iterator[Finding]:
@@ -246,7 +269,7 @@ def budget(steps: Sequence[Step], conditions: Conditions) -> Iterator[Finding]:
         yield Finding(text, (_EAGER, _COMPILE), Severity.HINT)
 
 
-CHECKS = (reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
+CHECKS = (no_gradient, reward, entropy, mismatch, gradient, truncation, length, groups, budget, waiting)
 
 
 def pace(steps: Sequence[Step]) -> tuple[str, tuple[str, ...]]:
@@ -291,6 +314,12 @@ def _step_seconds(steps: Sequence[Step]) -> float | None:
     times = [step.time for step in steps if step.time is not None]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return median(gaps) if gaps else None
+
+
+def _mean(steps: Sequence[Step], name: str) -> float | None:
+    """The mean of the measured values of a field."""
+    values = _curve(steps, name, 1)
+    return fmean(values) if values else None
 
 
 def _curve(steps: Sequence[Step], name: str, at_least: int = MIN_STEPS) -> list[float]:

@@ -122,9 +122,6 @@ def _best(
         if record.number in configs and record.score is not None:
             variance = fmean(seed_variance + e.eval_stderr**2 for e in record.evaluations) / len(record.evaluations)
             found.append((configs[record.number], record.score, variance))
-        elif record.number in configs and (forecast := record.forecast) and (judged := record.judgement):
-            score = (judged.incumbent_score or 0.0) + (judged.delta or 0.0)  # as believed: the forecast may be wild
-            found.append((configs[record.number], score, seed_variance + forecast.variance))
     worst = min(score for _, score, _ in found)
     measured = {config.hash for config, _, _ in found}
     found += [(config, worst, seed_variance) for config in configs.values() if config.hash not in measured]

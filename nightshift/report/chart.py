@@ -142,7 +142,7 @@ class Chart:
     incumbent: tuple[Point, ...]  # the step line
     band: tuple[Point, ...]  # its 95 % band as a polygon
     baseline_y: float | None
-    unscored: Text | None  # the row below the plot of what has no score, and what that is: crash, stopped; None: none
+    unscored: Text | None  # the label of the row below the plot; None without a crash
     ends: tuple[Text, ...]  # what the lines come to
     labels: tuple[Label, ...]
     num_unlabelled: int
@@ -157,7 +157,7 @@ class Chart:
 
 def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | None:
     """The chart of all experiments with a verdict; None if none was measured."""
-    shown = [e for e in experiments if e.is_crash or e.has_score or e.is_stopped]
+    shown = [e for e in experiments if e.is_crash or e.has_score]
     if not any(e.has_score for e in shown):
         return None
     plot_width = size.width - size.left - size.right
@@ -169,13 +169,13 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         axis.dot(e, e.kind, _title(e, len(shown)), x, None if e.is_crash else e.record.score, e.spread, crash_y)
         for e, x in zip(shown, xs, strict=True)
     ]
-    unscored = {"crash" if e.is_crash else "stopped" for e in shown if e.is_crash or e.is_stopped}
+    has_crash = any(e.is_crash for e in shown)
     kept = [(e, dot) for e, dot in zip(shown, dots, strict=True) if e.is_kept and e.is_standing]
     labels = _labels(kept, size)
     line, band = _steps(shown, xs, size.width - size.right, axis)
     standing = next((e.standing for e in reversed(shown) if e.standing), None)
     top = min((label.y for label in labels), default=0.0) - 20
-    bottom = axis.bottom + _CRASH_HEIGHT * bool(unscored) + _AXIS_HEIGHT
+    bottom = axis.bottom + _CRASH_HEIGHT * has_crash + _AXIS_HEIGHT
     return Chart(
         size=size,
         top=top,
@@ -185,7 +185,7 @@ def progress_chart(experiments: Sequence[Experiment], size: Size) -> Chart | Non
         incumbent=tuple(line),
         band=tuple(band),
         baseline_y=axis.y(standing.baseline) if standing else None,
-        unscored=Text(size.left - 8, crash_y + 4, " or ".join(sorted(unscored))) if unscored else None,
+        unscored=Text(size.left - 8, crash_y + 4, "crash") if has_crash else None,
         ends=_ends(standing, axis, size) if standing else (),
         labels=tuple(labels),
         num_unlabelled=len(kept) - len(labels),

@@ -57,11 +57,6 @@ class Experiment:
         return self.group == Verdict.CRASH
 
     @property
-    def is_stopped(self) -> bool:
-        """True if its run was ended because it was hopeless."""
-        return self.record.status == Verdict.DISCARD and self.record.forecast is not None
-
-    @property
     def has_score(self) -> bool:
         """True if a run of it was evaluated."""
         return self.record.status in MEASURED and self.record.score is not None
@@ -147,17 +142,6 @@ class Morning:
     def counts(self) -> Counts:
         """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
-
-    @property
-    def stops(self) -> str:
-        """How many runs were stopped because they were hopeless, and what came of those that were spared; or ""."""
-        spared = [e for e in self.experiments if e.has_score and any(run.forecast for run in e.record.runs)]
-        num_stopped = sum(e.is_stopped for e in self.experiments)
-        if not num_stopped and not spared:
-            return ""
-        num_better = sum(e.expected is not None and e.expected.mean > 0 for e in spared)
-        told = f"{len(spared)} more trained to the end to test that, {num_better} of them better"
-        return f"{num_stopped} stopped early; {told}"
 
     @property
     def crash_causes(self) -> Counter[str]:

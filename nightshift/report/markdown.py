@@ -34,8 +34,7 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         seconds = sum(night.length_seconds for night in nights) or None
         lines += [
             f"{morning.counts}, on {markdown(morning.branch) or 'a detached HEAD'}"
-            + (f", in {duration(seconds)}." if seconds else "; time not measured.")
-            + (f" {morning.stops}." if morning.stops else ""),
+            + (f", in {duration(seconds)}." if seconds else "; time not measured."),
             "",
             markdown(f"Spent: {morning.cost}."),
             "",

@@ -30,8 +30,7 @@ _MAX_TEXT = 4000  # characters of any one text
 
 def verdict(e: Experiment) -> str:
     """What became of an experiment, in words."""
-    told = "stopped" if e.is_stopped else e.since
-    return e.since if e.is_taken_back else f"{e.kind}, {told}" if told else e.kind
+    return e.since if e.is_taken_back else f"{e.kind}, {e.since}" if e.since else e.kind
 
 
 @dataclass(frozen=True, slots=True)

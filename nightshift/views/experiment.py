@@ -24,13 +24,12 @@ _SAME = (
 
 class Experiment(Part, kw_only=True):
     """`outcome` in the words that experiments are counted by, of a keep that the incumbent does not stand on (any
-    more) `taken_back`; `is_stopped`: its rewards left it no chance. `since`: what later runs say of a keep. `expected`
-    is candidate less parent as believed now, `expected_then` as its verdict had it; each `_stderr` is a standard
-    deviation of the belief, but `eval_stderr` that of the score over examples."""
+    more) `taken_back`. `since`: what later runs say of a keep. `expected` is candidate less parent as believed now,
+    `expected_then` as its verdict had it; each `_stderr` is a standard deviation of the belief, but `eval_stderr` that
+    of the score over examples."""
 
     number: int
     outcome: Outcome
-    is_stopped: bool
     since: str | None
     parent: int | None
     branch: str
@@ -82,7 +81,6 @@ def _experiment(record: Record, campaign: Campaign, taken_back: set[int], since:
     return Experiment(
         number=record.number,
         outcome=outcome_of(record, taken_back),
-        is_stopped=record.forecast is not None and record.status == Verdict.DISCARD,
         since=None if since is None else str(since),
         parent=record.parent,
         branch=record.branch,

@@ -97,12 +97,7 @@ for _file in (
     *("uv.toml", ".python-version", ".env", ".envrc", "setup.cfg", "pytest.ini", "brotli.py", "peft/__init__.py"),
     *("lz4/frame/__init__.py", "torch.py", ".git/info/attributes", ".git/objects/info/alternates", ".git/shallow"),
     *(".git/info/grafts", ".git/config.worktree", ".git/modules/a/config", ".git/worktrees/a/gitdir", "uv.lock"),
-    *(
-        "runs/sealed-looks.jsonl",
-        "runs/certify/0001/plan.json",
-        "runs/certify/0001/comparison.json",
-        "runs/chain.jsonl",
-    ),
+    *("runs/sealed-looks.jsonl", "runs/certificate.json", "runs/certify/0001/certificate.json", "runs/chain.jsonl"),
     *(
         "runs/0001/run-1/job.json",
         "runs/0001/effective.json",

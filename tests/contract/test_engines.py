@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import Engine
+from nightshift.engines import Engine, NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
@@ -21,7 +21,6 @@ from nightshift.evaluation import selection_set
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Outcome, Phase, Progress
 from nightshift.train_toml.config import parse
-from nightshift.watched import Hopeless
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL
@@ -38,6 +37,7 @@ BATCH = b"[orchestrator]\nbatch_size = 16\ngroup_size = 4\n[orchestrator.train.s
 NEVER = math.inf  # no test here is about a limit: what hangs is ended by pytest's own
 
 Open = Callable[..., object]
+PROMPT = [{"role": "user", "content": "Ann buys 2 pens. How many?"}]
 
 
 @pytest.fixture(params=["stand-in", "trl", "prime-rl"])
@@ -127,23 +127,27 @@ def test_a_run_ends_with_its_budget(engine: Engine, run_dir: Path) -> None:
         assert all((row.time or 0) - row.train_seconds < 1.0 for row in rows if row.train_seconds is not None)
 
 
-def test_a_run_that_is_hopeless_is_over_at_once(engine: Engine, run_dir: Path) -> None:
-    """What a watching callback raises ends the training, and close leaves no process, in under 10 s."""
+def test_a_run_without_a_gradient_ends_at_once_with_its_weights(engine: Engine, run_dir: Path) -> None:
+    """NoGradient of a callback ends the training as its budget would, in under 10 s."""
     session, began = engine.open(settings(engine), 7, run_dir, NEVER), 0.0
 
     def ending(reading: Progress) -> None:
         nonlocal began
         if reading.num_steps >= 2:
-            began = time.monotonic()
-            raise Hopeless("hopeless at 25% of the budget")
+            began = began or time.monotonic()
+            raise NoGradient("no gradient")
 
     try:
         training = session.train(3600.0, ending)
+        assert time.monotonic() - began < 10.0
+        assert (training.outcome, training.cause, training.failure) == (Outcome.NO_GRADIENT, None, None)
+        assert training.outcome.is_success
+        assert session.load_final_weights().step == training.num_steps >= 2
+        assert len(read_steps(run_dir / "metrics.jsonl")) == training.num_steps
+        (completion,) = session.complete([PROMPT], Decoding(24), lambda reading: None)
+        assert completion.num_tokens > 0
     finally:
         session.close()
-    assert time.monotonic() - began < 10.0
-    assert (training.outcome.is_success, training.num_steps >= 2) == (False, True)
-    assert "hopeless" in (training.cause or "")
     assert living_children() == []
 
 

@@ -130,7 +130,7 @@ def _wrong(root: Path) -> list[str]:
     decided = sorted(r.decided or 0 for r in counted)
     if decided != [*range(1, len(decided) + 1)]:
         found.append(f"decided: {decided}")
-    seen = Counter((r.effective_hash, run.seed) for r in counted for run in r.runs if run.evaluation or run.forecast)
+    seen = Counter((r.effective_hash, run.seed) for r in counted for run in r.runs if run.evaluation)
     found += [f"seed {seed} twice for {config}" for (config, seed), count in seen.items() if count > 1]
     kept = {r.number for r in ours if r.is_keep}
     found += [f"{r.number:04d} has a parent that was not kept" for r in ours if r.parent not in {None, *kept}]

@@ -27,6 +27,7 @@ from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
 from nightshift.train_toml.config import parse
+from nightshift.watched import ending
 from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules
@@ -203,7 +204,6 @@ def test_what_is_slow_or_stubborn_is_still_stopped(start: Open, train: Train, fa
         ("trainer_dies", "trainer ended: killed by SIGKILL", Failure.MACHINERY),
         ("trainer_worker_killed", "trainer: its worker was killed (SIGKILL)", Failure.MACHINERY),
         ("trainer_hang", "no step and no rollout for", Failure.MACHINERY),
-        ("empty_batches", "all rewards of every group were equal", Failure.TRAINING),
         ("nan", "not a number at step 2", Failure.TRAINING),
         ("server_dies", "inference ended: killed by SIGKILL", Failure.MACHINERY),
         ("engine_killed", "inference ended: exit code 0: Engine core proc EngineCore died", Failure.MACHINERY),
@@ -225,6 +225,39 @@ def test_a_death_in_training_is_a_crash_with_its_cause(
     assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl"))
     with pytest.raises(EngineError, match="no final weights"):
         session.load_final_weights()
+
+
+def test_ten_empty_batches_end_a_run_whose_last_weights_are_scored(start: Open, run_dir: Path) -> None:
+    """prime-rl itself ends it, so it ends a baseline, too: nothing here asks for that."""
+    session = start("empty_batches", step=4)
+    training = session.train(math.inf, lambda reading: None)
+    assert (training.outcome, training.cause, training.failure) == (Outcome.NO_GRADIENT, None, None)
+    assert training.num_steps == len(read_steps(run_dir / "metrics.jsonl")) >= 1
+    weights = session.load_final_weights()
+    assert weights.step == training.num_steps
+    answers = session.complete(PROMPTS, DECODING, lambda reading: None)
+    assert {answer.text for answer in answers} == {f"weights of step {weights.step}\n#### {weights.step}"}
+
+
+def test_ten_empty_batches_before_the_first_step_are_the_configs_fault(start: Open) -> None:
+    session = start("empty_batches", step=1)
+    training = session.train(math.inf, lambda reading: None)
+    assert (training.outcome, training.failure, training.num_steps) == (Outcome.CRASHED, Failure.TRAINING, 0)
+    assert "all rewards of every group were equal" in (training.cause or "")
+
+
+def test_steps_without_a_gradient_end_a_run_after_half_of_its_budget(start: Open, clock: Clock, timing: Timing) -> None:
+    patient = replace(timing, hang_seconds=math.inf)
+    session, began = start("no_gradient", timing=patient), clock.now
+
+    def tick(reading: Progress) -> None:
+        if reading.num_without_gradient >= 12:
+            clock.now = max(clock.now, began + BUDGET_SECONDS / 2 + 1)
+
+    training = session.train(BUDGET_SECONDS, ending(tick, BUDGET_SECONDS))
+    assert training.outcome is Outcome.NO_GRADIENT
+    assert training.num_steps >= 11
+    assert 300.0 <= (training.training_seconds or 0.0) < BUDGET_SECONDS
 
 
 def test_what_came_before_a_death_was_there(start: Open) -> None:

@@ -25,7 +25,7 @@ from nightshift.git.repo import Repo
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.proposers import Context, Proposal
-from nightshift.records import Failure, Record
+from nightshift.records import Failure, Outcome, Record
 from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.setup import Setup
@@ -83,6 +83,17 @@ def test_a_measured_experiment(setup: Setup) -> None:
     page = render(view_of(setup.ledger, CAMPAIGN, setup.now()))
     assert f"<li>{proof}</li>" in page
     assert f"<li>{greedy}</li>" in page
+
+
+def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup) -> None:
+    """A baseline here."""
+    record = run_with(setup, "empty_batches", step=4)
+    (run,) = record.runs
+    assert (record.status, run.training.outcome) == ("keep", Outcome.NO_GRADIENT)
+    assert run.evaluation.weights.step == run.training.num_steps >= 1
+    last = f"no gradient after step {run.training.num_steps}: 10 batches in a row had equal rewards in every group ["
+    assert last in (record.health or "")
+    assert "\noutcome:          no_gradient: " in summary(record, "")
 
 
 def test_a_server_that_kept_the_start_weights_is_a_crash_before_anything_is_settled(setup: Setup) -> None:

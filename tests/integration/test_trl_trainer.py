@@ -239,7 +239,7 @@ def test_the_loss_is_the_token_mean_of_minus_advantage_and_filtering_only_drops_
     assert torch.allclose(gradients[0] * token_counts[0], gradients[1] * token_counts[1], rtol=1e-3, atol=1e-4)
 
 
-def test_max_rl_divides_by_the_mean_and_leaves_hopeless_groups_alone(
+def test_max_rl_divides_by_the_mean_and_leaves_groups_without_reward_alone(
     make_trainer: MakeTrainer,
 ) -> None:
     trainer, _ = make_trainer(algo={"type": "max_rl"}, batch_size=8)

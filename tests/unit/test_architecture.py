@@ -46,7 +46,7 @@ LINE = """
     tasksets model_place
     rules
     records request
-    cost decision_rules foretelling
+    cost decision_rules
     files
     entry errors
     waiting

@@ -360,3 +360,49 @@ def test_no_numbers_break_it(outcome: Outcome) -> None:
         ]
         lines = digest(steps, conditions).splitlines()
         assert 1 <= len(lines) <= health.MAX_FINDINGS
+
+
+FLAT = {"grad_norm": 0.0, "equal_share": 1.0, "reward_mean": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "figures", "text", "key"),
+    [
+        (1, {"all_wrong_share": 1.0}, "every answer is wrong [", "orchestrator.group_size"),
+        (60, {"all_wrong_share": 1.0}, "every answer is wrong, which was not so before [", "trainer.optim.lr"),
+        (60, {"all_right_share": 1.0}, "every answer is right [", "curriculum.sampler.type"),
+        (60, {"all_right_share": 0.5, "all_wrong_share": 0.5}, "all rewards of each group are equal [", "temperature"),
+        (
+            60,
+            {"all_right_share": 0.5, "all_wrong_share": 0.1, "equal_share": 0.6},
+            "the gradient norm is 0 [",
+            "optim.lr",
+        ),
+        (60, {"all_right_share": None, "all_wrong_share": None, "equal_share": None}, "the gradient norm is 0 [", "lr"),
+    ],
+)
+def test_no_gradient_is_told_first_with_its_step_and_key(
+    first: int, figures: dict[str, float | None], text: str, key: str
+) -> None:
+    """Also of a baseline, which trains on."""
+    steps = [replace(step, all_right_share=0.3, all_wrong_share=0.3, equal_share=0.6) for step in healthy(1, 100)]
+    shares = {"all_right_share": 0.0, "all_wrong_share": 0.0}
+    dead = [replace(step, **(FLAT | shares | figures)) for step in steps[first - 1 :]]  # type: ignore[arg-type]
+    line, *others = map(str, examine([*steps[: first - 1], *dead], USUAL))
+    if "right [" in text:  # the task is solved: less severe than what else is found
+        line = next(each for each in [line, *others] if each.startswith("no gradient"))
+    assert line.startswith(f"no gradient from step {first} on: {text}")
+    assert key in line
+    assert not any("teach nothing" in each for each in others)
+
+
+def test_nine_steps_without_a_gradient_are_no_finding() -> None:
+    steps = healthy(1, 100)
+    steps = [*steps[:-9], *(replace(step, grad_norm=0.0) for step in steps[-9:])]
+    assert "no gradient" not in digest(steps, USUAL)
+
+
+def test_empty_batches_that_ended_a_run_are_told_with_the_last_step() -> None:
+    ended = replace(USUAL, run=Result(1000, Training(Outcome.NO_GRADIENT, 100)))
+    line = str(examine(healthy(1, 100), ended)[0])
+    assert line.startswith("no gradient after step 100: 10 batches in a row had equal rewards in every group [")

@@ -54,7 +54,9 @@ def test_a_recorded_file_read_whole(name: str) -> None:
     assert tail.not_finite_step() is None
     for step in steps:
         missing = {field.name for field in fields(Step) if getattr(step, field.name) is None}
-        assert missing == {"reward_std", "generate_seconds", "rewards"}, step  # prime-rl wrote none of them
+        assert missing == {"reward_std", "generate_seconds", "rewards", "equal_share"}, (
+            step
+        )  # prime-rl wrote none of them
 
 
 def test_each_raw_key_lands_in_its_field() -> None:
@@ -88,6 +90,30 @@ def test_each_raw_key_lands_in_its_field() -> None:
     )
     # what was left after the filter flatters the policy, and is another number in this very file
     assert raw["train/agg/effective/agent/reward/mean"] != step.reward_mean
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "least", "is_group_relative", "expected"),
+    [
+        (0.4, 0.6, 0.0, True, False),
+        (0.3, 0.6, 0.0, True, True),
+        (0.4, 0.6, 0.0, False, True),  # a length penalty, or a moving baseline: there the norm alone tells
+        (0.4, 0.6, -1.0, True, True),  # the sum of a group may be 0 with rewards that differ
+        (None, 0.6, 0.0, True, True),
+        (0.4, 0.6, None, True, True),
+    ],
+)
+def test_groups_are_equal_only_where_the_shares_of_prime_rl_say_so(
+    tmp_path: Path, right: float | None, wrong: float, least: float | None, is_group_relative: bool, expected: bool
+) -> None:
+    agent = "train/agg/all/agent"
+    values = {f"{agent}/solved_all": right, f"{agent}/solved_none": wrong, f"{agent}/reward/min": least}
+    row = {"step": 1, "progress/rollouts": 8, **{key: value for key, value in values.items() if value is not None}}
+    trainer = {"step": 1, "time": 8.0, "time/forward_backward": 1.0, "optim/grad_norm": 0.2}
+    tail = MetricsTail(written(tmp_path / "rows", [trainer, row]), is_group_relative=is_group_relative)
+    tail.poll()
+    (step,) = tail.steps(0.0)
+    assert step.has_gradient is expected
 
 
 def test_one_file_for_both_writers_or_one_each_is_the_same(tmp_path: Path) -> None:

@@ -318,35 +318,6 @@ def test_what_is_proposed() -> None:
     assert f"{ranking['emulator_explains']:.2f} of the variance" in told
 
 
-def test_what_stopping_early_would_save_and_lose() -> None:
-    data, told = result("early_stop"), " ".join(MEASURED.split())
-    for row in data["rows"]:
-        held = "" if row["better_low"] is None else f"{100 * row['better_low']:.0f} to {100 * row['better_high']:.0f} %"
-        lost = "" if row["lost_pp"] is None else f"{row['lost_pp']:.2f}"
-        line = (
-            f"| {row['price']:.2f} | {row['stopped']} of {row['runs']} | {row['quarter']} | {row['better']} | {held} |"
-        )
-        assert f"{line} {lost} | {100 * row['saved']:.0f} % |\n" in MEASURED
-    errors = [f"{100 * row['error_sd']:.0f}" for row in data["held_out"]]
-    assert f"with an error of {errors[0]} and {errors[1]} pp" in told
-
-
-def test_what_stops_change_in_simulated_nights() -> None:
-    without = {(r["landscape"], r["proposer"], r["night"]): r["gain"] for r in result("proposers")["rows"]}
-    for name in ("early_stop_nights",):
-        nights: dict[tuple[str, str], list[Any]] = {}
-        for row in result(name)["rows"]:
-            nights.setdefault((row["landscape"], row["proposer"]), []).append(row)
-        for (landscape, proposer), own in nights.items():
-            more = [r["gain"] - without[landscape, proposer, r["night"]] for r in own]
-            mean, stderr = statistics.mean(more), statistics.stdev(more) / len(more) ** 0.5
-            stopped, num = (sum(r[of] for r in own) for of in ("stopped", "experiments"))
-            gain = statistics.mean(r["gain"] for r in own)
-            line = f"| {landscape} | {proposer} | {len(own)} | {gain:.2f} | {mean:+.2f} | {stderr:.2f} |"
-            better = sum(r["stopped_better"] for r in own)
-            assert f"{line} {100 * stopped / num:.0f} % | {better} of {stopped} |\n" in MEASURED
-
-
 def test_what_runs_side_by_side_gain() -> None:
     data = result("parallel_nights")
     assert f"(`{data['command'].removeprefix('uv run ').replace(' --seed 404', '')}`: " in MEASURED

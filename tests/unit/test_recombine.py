@@ -88,7 +88,7 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path) -> Told:
-    """A baseline, and three ideas: 2 is kept; 3, tried without it, is good and not the best; 4 is hopeless."""
+    """A baseline, and three ideas: 2 is kept; 3, tried without it, is good and not the best; 4 is far worse."""
     found = Told(Ledger(tmp_path))
     found.tell({}, 0.50, 0.51)
     assert found.tell({LR: 3e-6}, 0.60).is_keep
@@ -144,7 +144,7 @@ def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
         assert not {2, 5} <= ideas
 
 
-def test_the_draw_takes_what_is_doubtful_and_leaves_what_is_hopeless(told: Told) -> None:
+def test_the_draw_takes_what_is_doubtful_and_leaves_what_is_far_worse(told: Told) -> None:
     rng = np.random.default_rng(0)
     drawn = [chosen(told.campaign, rng) for _ in range(400)]
     shares = {number: sum(number in ideas for ideas in drawn) / 400 for number in (2, 3, 4)}

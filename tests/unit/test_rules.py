@@ -275,6 +275,12 @@ def test_rules_toml_is_read_strictly(tmp_path: Path, text: str | None, expected:
     assert "\n" not in str(raised.value)
 
 
+def test_removed_keys_are_refused_in_one_line(root: Path) -> None:
+    (root / "rules.toml").write_text("environments = []\nearly_stop = false\nscore_last = 0\n")
+    with pytest.raises(UsageError, match=r"^rules\.toml: early_stop and score_last: gone in 0\.3: delete the line$"):
+        rules_here(root, None, 0)
+
+
 def test_a_tiny_model_is_not_named_again_where_the_engine_is_what_does_not_fit(root: Path) -> None:
     (root / "rules.toml").write_text('environments = ["gsm8k"]\nmodel = "models/mixed-base"\n')
     assert rules_here(root, None, 2).engine == "trl"

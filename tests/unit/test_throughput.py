@@ -76,7 +76,7 @@ def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
-def test_in_the_recorded_nights_it_foretells_each_run_from_those_before(name: str) -> None:
+def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str) -> None:
     """Every run there had another batch, group, optimizer and filter. Its own doubt is honest."""
     ledger = Ledger(ROOT, ROOT / "benchmarks" / "campaigns" / name)
     runs = [(parse(ledger.source(r.number)), each) for r in ledger.records() for each in r.runs if each.evaluation]

@@ -3,7 +3,7 @@
 A question has 1 to 3 events. An event adds or takes away a written number ("Mia buys 4 pens.") or the
 contents of a container ("Mia buys a crate of pens."), whose size stands nowhere in the text: CONTAINERS
 is the only place that knows it. The base model knows the sizes in EASY, and each one in HARD only with
-a small probability, so reinforcement learning has 48 facts to discover, from easy to nearly hopeless.
+a small probability, so reinforcement learning has 48 facts to discover, from easy to nearly impossible.
 
 Worked solutions are in GSM8K's style, one `<<57+4=61>>` line an event and `#### 61` at the end. All
 numbers stay within 3..96. The three splits share the containers and share no problem: a hash of the

@@ -1,7 +1,7 @@
 """What a small base model reads to learn the format of countdown: expressions that reach the target, or miss it.
 
 Whether the operators are right depends on the two small numbers: of EASY pairs nearly always, of the others with a
-probability from hopeless to likely. Where they are not, they are the favourite mistake, so greedy decoding misses.
+probability from tiny to likely. Where they are not, they are the favourite mistake, so greedy decoding misses.
 """
 
 from __future__ import annotations

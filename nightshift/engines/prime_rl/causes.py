@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from nightshift.engines import NoGradient
 from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
 from nightshift.rules import NO_CARD
@@ -23,6 +24,7 @@ _BIND = (
     r"|OSError: \[Errno 98\] Address already in use(?: \(while attempting to bind on address \(.*\)\))?$"
     r"|(?:ERROR: +)?\[Errno 98\] error while attempting to bind on address \('[\d.]+', \d+\): .*in use$)"
 )
+_EMPTY = r"consecutive empty train batches"
 _NEW_PORTS = "Run it again: ports are chosen anew."
 _HOLDS = r"[Pp]rocess(?: \d+)? has [\d.]+ GiB"
 # A pattern of `process: line`, the cause ({match} is the line), the fix, and whether train.toml is to blame: None where
@@ -64,7 +66,7 @@ _PATTERNS: tuple[tuple[str, str, str, bool | None], ...] = (
     ),
     # P/orchestrator/orchestrator.py:640-652
     (
-        r"consecutive empty train batches",
+        _EMPTY,
         "ten batches in a row had no advantage: all rewards of every group were equal",
         "Raise orchestrator.group_size or the temperature, or undo what made the policy collapse.",
         True,
@@ -156,7 +158,7 @@ def diagnose(name: str, exit_cause: str, log_lines: Sequence[str], memory: str =
         for line, named in zip(lines, texts, strict=True):
             if wanted.search(named):
                 text = f"{name}: {cause.format(match=_shown(line, 160))}"
-                kind = PortTaken if pattern is _BIND else EngineError
+                kind = {_BIND: PortTaken, _EMPTY: NoGradient}.get(pattern, EngineError)
                 return kind(text, fix.format(smaller=hint), is_config_fault=is_config_fault)
     end = next((i for i, line in enumerate(said) if _WRAPPER.search(line)), len(said))
     near = said[max(0, end - _NEAR) : end]

@@ -36,6 +36,7 @@ _TRAINER = {
 # `all` holds every rollout of the step; `effective` only what was left after the zero-advantage filter.
 _ORCHESTRATOR = {
     "train/agg/all/agent/reward/mean": "reward_mean",
+    "train/agg/all/agent/reward/min": "_reward_min",
     "train/agg/all/agent/solved_all": "all_right_share",
     "train/agg/all/agent/solved_none": "all_wrong_share",
     "train/agg/all/agent/num_output_tokens/mean": "completion_tokens_mean",
@@ -56,8 +57,12 @@ class MetricsTail:
     A step is complete, and counted, when the trainer's rows for it exist: its policy is published then.
     """
 
-    def __init__(self, *paths: Path) -> None:
-        """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet."""
+    def __init__(self, *paths: Path, is_group_relative: bool = False) -> None:
+        """`paths`: the trainer's and the orchestrator's file, or one that both write. They may not exist yet.
+
+        `is_group_relative`: an advantage is the reward less the mean of its group, and nothing else.
+        """
+        self._is_group_relative = is_group_relative
         self._offsets = dict.fromkeys(paths, 0)
         self._rows: dict[int, dict[str, float | None]] = {}
         self._rewards: dict[int, dict[str, float]] = {}  # by source
@@ -141,6 +146,13 @@ class MetricsTail:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
         if values["time"] is not None:
             values["time"] -= began
+        least, shares = (
+            values.pop("_reward_min", None),
+            [values.get(f"all_{which}_share") for which in ("right", "wrong")],
+        )
+        # prime-rl calls a group all wrong if its sum is 0, and has no word for one that is equal in between.
+        if self._is_group_relative and least is not None and least >= 0 and None not in shares:
+            values["equal_share"] = sum(filter(None, shares))
         rewards = self._rewards.get(number, {})
         return Step(step=number, rewards=rewards if len(rewards) > 1 else None, **values)
 

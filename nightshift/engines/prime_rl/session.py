@@ -12,13 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from nightshift.engines import Message, ProgressCallback
+from nightshift.engines import Message, NoGradient, ProgressCallback
 from nightshift.engines.prime_rl.causes import diagnose, no_step
 from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.errors import explain, read_verdict
@@ -31,7 +31,7 @@ from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 from nightshift.files import read_file
-from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, write_steps
+from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
 from nightshift.processes.child import Child
 from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import ProcessGroup, engine_environment
@@ -84,7 +84,10 @@ class PrimeRlSession:
         self._server = Server(launch.ports.inference, deadline, timing.clock)
         self._load = partial(self._server.load_weights, model=launch.served_model, is_adapter=launch.is_adapter)
         self._witness = Witness(self._server, launch)
-        self._tail = MetricsTail(launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS)
+        algo = launch.tree["orchestrator"].get("algo", {})
+        is_group_relative = algo.get("type", "grpo") in ("grpo", "max_rl") and not algo.get("length_penalty")
+        files = launch.prime_dir / TRAINER_METRICS, launch.prime_dir / ORCHESTRATOR_METRICS
+        self._tail = MetricsTail(*files, is_group_relative=is_group_relative)
         self._final_step = 0  # of the weights to evaluate; 0: training did not succeed
         # With max_steps both end with 0, the orchestrator first.
         self._leavers = ("trainer", "orchestrator") if launch.tree.get("max_steps") else ()
@@ -123,8 +126,11 @@ class PrimeRlSession:
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends or max_steps is reached; then stop all but the server."""
         began, began_epoch, problem, outcome = self._clock(), time.time(), None, Outcome.CRASHED
+        no_gradient: EngineError | None = None
         try:
             outcome = self._watch(began, budget_seconds, progress)
+        except NoGradient as error:
+            outcome, no_gradient = Outcome.NO_GRADIENT, error
         except EngineError as error:
             problem = error
         seconds = self._clock() - began
@@ -139,7 +145,8 @@ class PrimeRlSession:
         if problem is None:
             self._final_step = latest_stable(self._launch.broadcasts_dir) or 0
             if not self._final_step:
-                outcome, problem = Outcome.CRASHED, no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                problem = no_gradient or no_step(seconds, num_rollouts(self._launch.rollouts_dir))
+                outcome = Outcome.CRASHED
         last_step = None if problem else self._final_step
         write_steps(self._run_dir / METRICS_NAME, self._tail.steps(began_epoch, last_step))
         return Training(
@@ -230,9 +237,9 @@ class PrimeRlSession:
             time.sleep(self._timing.poll_seconds)
 
     def _watch(self, began: float, budget_seconds: float, progress: ProgressCallback) -> Outcome:
-        """Follow the run to its end. EngineError if it dies, hangs or can no longer learn."""
+        """Follow the run to its end. NoGradient if nothing is left to learn from, EngineError if it dies or hangs."""
         activity, active, max_steps = (0, 0), began, self._launch.tree.get("max_steps")
-        reward: float | None = None
+        reward, num_with, num_without = None, 0, 0
         while True:
             now, has_news = self._clock(), self._tail.poll()
             if self._launch.is_game:
@@ -245,8 +252,12 @@ class PrimeRlSession:
                     cause, fix = f"the loss was not a number at step {step}", "Lower trainer.optim.lr or max_norm."
                     raise EngineError(cause, fix, is_config_fault=True)
                 reward = self._tail.last_reward()
+                steps = self._tail.steps(0.0)
+                num_with = sum(step.has_gradient is True for step in steps)
+                num_without = num_without_gradient(steps)
             left = began + budget_seconds - now
-            progress(Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward))
+            reading = Progress(Phase.TRAINING, self._tail.num_steps, max(0.0, left), reward)
+            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
             if left <= 0:
                 return Outcome.BUDGET
             latest = self._tail.num_steps, sum(p.stat().st_size for p in rollout_files(self._launch.rollouts_dir))

@@ -56,6 +56,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._scorers = [one.scorer for one in environments if one.scorer]
         self._clock = self._cpu_seconds if spec["budget_clock"] == "cpu" else time.monotonic
         self._settings, self._sample, self._send = settings, sample, send
+        self.is_stopped: Callable[[], bool] = lambda: False  # ends the training as the budget does
         self._sampled_at_once: int = spec["sampled_at_once"]
         self._names = [environment.name for environment in environments]
         self._set = training_set(environments, settings.get("ratio", {}))
@@ -131,6 +132,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             "reward_std": rewards.std(correction=0).item(),
             "all_right_share": (groups == 1).all(1).float().mean().item(),
             "all_wrong_share": (groups == 0).all(1).float().mean().item(),
+            "equal_share": (groups == groups[:, :1]).all(1).float().mean().item(),
         }
         if self._scorers:
             failed = sum(scorer.num_failed for scorer in self._scorers) - failed
@@ -172,7 +174,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         return said
 
     def _end_in_time(self) -> None:
-        if self._clock() >= self._ends:
+        if self._clock() >= self._ends or self.is_stopped():
             raise _BudgetEnd
 
     def _collate(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

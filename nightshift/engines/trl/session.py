@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
@@ -15,9 +16,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from nightshift.engines import Message, ProgressCallback
+from nightshift.engines import Message, NoGradient, ProgressCallback
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
+from nightshift.metrics import Step as Measured
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 
@@ -35,6 +37,8 @@ class Step(msgspec.Struct, tag_field="event", tag="step"):
     step: int
     time: float  # seconds since training began
     reward_mean: float
+    grad_norm: float | None = None
+    equal_share: float | None = None
 
 
 class Trained(msgspec.Struct, tag_field="event", tag="trained"):
@@ -109,6 +113,8 @@ class TrlSession:
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends; the trainer keeps the clock, this side the deadline."""
+        num_with = num_without = 0  # steps with a gradient, and those without since then
+        is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
         try:
             self._send({"command": "train", "budget_seconds": budget_seconds})
             while (event := self._next_event(self._deadline)) is not None:
@@ -116,14 +122,24 @@ class TrlSession:
                     case Trained():
                         self.earlier = {step: partial(self._load_step, step) for step in event.earlier_steps}
                         measured = (event.training_seconds, event.reward_mean, event.peak_memory_gb)
-                        return Training(Outcome(event.outcome), event.num_steps, *measured)
+                        is_early = is_ended and event.outcome == "budget"
+                        outcome = Outcome.NO_GRADIENT if is_early else Outcome(event.outcome)
+                        return Training(outcome, event.num_steps, *measured)
                     case Failed():
                         failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
                         return self._failed(Outcome.CRASHED, event.cause, failure)
                     case Step():
                         self._num_steps = event.step
-                        left = budget_seconds - event.time
-                        progress(Progress(Phase.TRAINING, event.step, left, event.reward_mean))
+                        step = Measured(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
+                        num_with += step.has_gradient is True
+                        num_without = num_without + 1 if step.has_gradient is False else 0
+                        reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
+                        try:
+                            progress(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without))
+                        except NoGradient:
+                            if not is_ended:
+                                self._send({"command": "stop"})
+                            is_ended = True
         except EngineError as error:
             return self._failed(Outcome.CRASHED, str(error), Failure.MACHINERY)
         cause = f"no end of training before the deadline of the run, after step {self._num_steps}"

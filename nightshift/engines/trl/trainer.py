@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import resource
+import select
 import shutil
 import sys
 import time
@@ -71,11 +72,12 @@ class Trainer:
         with_model = time.monotonic()
         kind = selfplay.SelfPlay if any(rules.is_game for rules in wanted) else grpo.Trainer
         self._trainer = kind(self._policy, self._tokenizer, loaded, spec, self._send)
+        self._trainer.is_stopped = lambda: bool(select.select([0], [], [], 0)[0])  # a command came, or stdin was closed
         seconds = {"import": imported - began, "model": with_model - imported, "trainer": time.monotonic() - with_model}
         self._send({"event": "ready", "seconds": seconds})
 
     def obey(self, command: Mapping[str, Any]) -> None:
-        """Carry out one command up to its last event."""
+        """Carry out one command up to its last event. `stop` does no more than end a training by its arrival."""
         match command:
             case {"command": "train", "budget_seconds": budget_seconds}:
                 fields = self._trainer.train_for(budget_seconds)

@@ -1,0 +1,147 @@
+"""A run while it trains: its end without a gradient, and its reward curve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from nightshift.console import summary
+from nightshift.engines import NoGradient
+from nightshift.experiment import run_experiment
+from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
+from nightshift.records import CURVE_POINTS, Outcome, Phase, Progress, Record
+from nightshift.request import Request
+from nightshift.setup import Setup
+from nightshift.watched import curve, ending
+from nightshift.worker import JOB_NAME, Job
+from tests.conftest import git
+from tests.rules import ARITHMETIC_TRL
+from tests.stand_in_setup import furnish, make_setup
+from tests.stand_ins import fault, quick
+
+ALIVE, DEAD, UNKNOWN = Step(1, grad_norm=0.3), Step(1, grad_norm=0.0), Step(1)
+CONFIG = b"[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = %s\n"
+
+
+@pytest.fixture
+def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """Runs of about 50 stand-in steps."""
+    furnish(checkout)
+    return make_setup(checkout, quick(ARITHMETIC_TRL), monkeypatch)
+
+
+def run(setup: Setup, lr: bytes, asked: str) -> Record:
+    (setup.root / "train.toml").write_bytes(CONFIG % lr)
+    fault(setup.root, asked, once=False)
+    return run_experiment(Request(), setup)
+
+
+def baseline(setup: Setup, asked: str) -> Record:
+    (setup.root / "train.toml").write_bytes(CONFIG % b"3e-6")
+    git(setup.root, "commit", "--quiet", "--all", "-m", "baseline config")
+    return run(setup, b"3e-6", asked)
+
+
+def end_of(steps: list[Step], budget_seconds: float = 100.0) -> int | None:
+    """The step at which a run with steps of 1 s is ended; None if it is not."""
+    watch = ending(lambda reading: None, budget_seconds)
+    for number in range(1, len(steps) + 1):
+        reading = Progress(Phase.TRAINING, number, budget_seconds - number)
+        try:
+            so_far = steps[:number]
+            num_with = sum(step.has_gradient is True for step in so_far)
+            watch(replace(reading, num_with_gradient=num_with, num_without_gradient=num_without_gradient(so_far)))
+        except NoGradient:
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (Step(1, grad_norm=0.0), False),
+        (Step(1, grad_norm=0.0, equal_share=0.5), False),
+        (Step(1, grad_norm=1e-9, equal_share=1.0), False),  # a mean of equal fractions is rounded
+        (Step(1, grad_norm=0.2, equal_share=0.7 + 0.2 + 0.1), False),
+        (Step(1, equal_share=1.0), False),
+        (Step(1, grad_norm=0.2), True),
+        (Step(1, grad_norm=0.2, equal_share=0.99), True),
+        (Step(1, equal_share=0.0), True),
+        (Step(1, grad_norm=float("nan")), True),
+        (Step(1), None),  # not measured is not 0
+        (Step(1, all_right_share=0.4, all_wrong_share=0.6), None),  # of rewards that nobody knows to be 0 or 1
+    ],
+)
+def test_a_step_has_no_gradient_if_its_norm_is_0_or_every_group_is_equal(step: Step, expected: bool | None) -> None:
+    assert step.has_gradient is expected
+
+
+def test_ten_steps_in_a_row_end_a_run() -> None:
+    assert end_of([ALIVE, *[DEAD] * 30]) == 1 + NO_GRADIENT_STEPS == 11
+    assert end_of([ALIVE, *[DEAD] * 9, ALIVE, *[DEAD] * 9]) is None
+    assert end_of([ALIVE, *[DEAD] * 9, UNKNOWN, *[DEAD] * 9]) is None
+    assert end_of([UNKNOWN] * 100) is None
+    assert num_without_gradient([]) == 0
+
+
+def test_sparse_rewards_are_no_reason_to_end_a_run() -> None:
+    """Of two in three steps without a gradient a row of ten is nothing: the row has to be as rare as elsewhere."""
+    random = Random(0)
+    sparse = [[ALIVE if random.random() < 1 / 3 else DEAD for _ in range(200)] for _ in range(200)]
+    assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
+    assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
+    assert 120 < (end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) or 0) <= 140
+
+
+def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:
+    assert end_of([DEAD] * 100) == 50
+    assert end_of([*[DEAD] * 49, ALIVE, *[DEAD] * 50]) is None  # its only gradient came late
+    assert end_of([DEAD] * 9, budget_seconds=10.0) is None
+
+
+def test_a_run_with_reward_0_ends_after_half_of_its_budget_and_is_scored(setup: Setup) -> None:
+    baseline(setup, "rewards")
+    record = run(setup, b"3e-5", "no_gradient")
+    (result,) = record.runs
+    assert record.status in ("keep", "discard")
+    assert result.training.outcome is Outcome.NO_GRADIENT
+    assert (result.training.cause, result.training.failure) == (None, None)
+    assert 25 <= result.training.num_steps < 45
+    assert result.evaluation is not None
+    assert result.evaluation.weights.step == result.training.num_steps
+    assert "\noutcome:          no_gradient: training ended early" in summary(record, "")
+    assert (record.health or "").startswith(
+        "no gradient from step 1 on: every answer is wrong [orchestrator.group_size"
+    )
+
+
+def test_a_run_that_loses_its_gradient_ends_ten_steps_later(setup: Setup) -> None:
+    baseline(setup, "rewards")
+    record = run(setup, b"3e-5", "late_no_gradient")
+    assert record.runs[0].training.outcome is Outcome.NO_GRADIENT
+    assert 13 <= record.runs[0].training.num_steps < 25
+    assert (record.health or "").startswith(
+        "no gradient from step 4 on: every answer is wrong, which was not so before"
+    )
+
+
+def test_a_baseline_is_never_ended(setup: Setup) -> None:
+    record = baseline(setup, "late_no_gradient")
+    assert {r.training.outcome for r in record.runs} == {Outcome.BUDGET}
+    assert "outcome:" not in summary(record, "")
+    steps = read_steps(setup.ledger.attempt_dir(record, 1) / "metrics.jsonl")
+    assert len(steps) - num_without_gradient(steps) == 3
+    job = msgspec.json.decode((setup.ledger.run_dir(1, 1) / JOB_NAME).read_bytes(), type=Job)
+    assert not job.ends_without_gradient
+
+
+def test_a_curve_has_the_mean_reward_of_each_part_of_the_budget() -> None:
+    steps = [Step(1, 0.5, 0.2), Step(2, 0.9, 0.4), Step(3, 2.5, None), Step(4, 31.9, 0.6), Step(5, 40.0, 0.8)]
+    found = curve(steps, 32.0)
+    assert found[:3] == (pytest.approx(0.3), None, None)
+    assert found[-1] == pytest.approx(0.7)  # what ends after the budget is in its last part
+    assert curve([], 60.0) == (None,) * CURVE_POINTS
