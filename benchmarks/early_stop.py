@@ -16,12 +16,12 @@ from typing import Any
 import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
+from replay import campaigns
 from scipy.stats import binomtest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.hopeless import comparable, least_reward, reference
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.replay import campaigns
 from nightshift.foretelling import Foretelling, Rung, window
 from nightshift.records import Record
 from nightshift.train_toml.config import Config, parse

@@ -13,7 +13,6 @@ from nightshift.campaign.busy import to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.hopeless import comparable, is_spared, least_reward, promise, reference, rungs
 from nightshift.campaign.index import _digest
-from nightshift.campaign.replay import replay
 from nightshift.errors import UsageError
 from nightshift.foretelling import Forecast, Foretelling, Rung, window
 from nightshift.metrics import Step
@@ -247,15 +246,6 @@ def test_the_shipped_table_is_what_was_fitted() -> None:
     shipped = rules_of(ROOT, Chosen(environments=["arithmetic"], early_stop=True), "trl", 0).early_stop
     for each, found in zip(shipped, fitted, strict=True):
         assert found == pytest.approx(asdict(each), abs=6e-4)
-
-
-def test_a_replay_decides_a_stopped_run_as_it_was_decided(campaign: Campaign) -> None:
-    record = stopped(campaign, 0.3)
-    record = replace(record, judgement=campaign.judge(record))
-    again = replay([*campaign.decided, record], {})
-    assert again.decided[-1].judgement == record.judgement
-    assert again.belief is not None
-    assert float(again.belief.mean) == pytest.approx(float(campaign.step(record).belief.mean), abs=1e-9)  # type: ignore[union-attr]
 
 
 def test_a_stopped_run_has_used_its_seed_and_is_no_reason_to_repeat_for_ever(campaign: Campaign) -> None:

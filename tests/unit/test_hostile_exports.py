@@ -34,6 +34,7 @@ from nightshift.records import Part
 from nightshift.rules_toml import chosen_in, rules_here, rules_of
 from tests.campaigns import a_record, a_result
 from tests.checkouts import commit_all
+from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -243,9 +244,8 @@ def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monke
     assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
 
 
-def test_the_old_and_genuine_are_read_as_before() -> None:
-    ledger = Ledger(Path(), ROOT / "benchmarks" / "campaigns" / "tpe-0")
-    records, damaged = ledger.readable()
+def test_genuine_records_are_read_whole(tmp_path: Path) -> None:
+    records, damaged = stored_night(tmp_path).readable()
     assert damaged == []
     assert len(records) > 20
     assert math.isclose(a_record(runs=(a_result(0.5),)).evaluations[0].eval_stderr, 0.01)

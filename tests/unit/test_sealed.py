@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +121,3 @@ def test_a_damaged_count_stops_everything(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="every look at the sealed set counts"):
         sealed.count(runs, replace(FIRST, number=2), b"k" * 32)
-
-
-def test_looks_of_version_1_are_counted(tmp_path: Path) -> None:
-    runs = root_with(tmp_path) / "runs"
-    old = {name: getattr(FIRST, name) for name in FIRST.__slots__ if name != "key_sha256"}
-    (runs / sealed.LOOKS_NAME).write_text(json.dumps(old) + "\n")
-    assert sealed.counted_looks(runs) == [FIRST]
