@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,12 +35,8 @@ from nightshift.campaign.index import fold, last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
 from nightshift.certify.certify import Comparison, read_comparisons  # noqa: E402
 from nightshift.night import state as night_state  # noqa: E402
-from nightshift.night.text import SUMMARY_NAME  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
-CAMPAIGNS = ROOT / "benchmarks" / "campaigns"
-# What replay, history and the page need; curves are megabytes.
-STORED = (SUMMARY_NAME, "certify/*/comparison.json", "[0-9]*/record.json", "[0-9]*/train.toml")
 COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
 
 
@@ -85,16 +80,6 @@ def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: S
         click.echo(f"{folder.name}: {seeds} fresh seeds each of baseline and incumbent", err=True)
         if nightshift(folder, "certify", "--seeds", str(seeds)) != 0:
             sys.exit(f"the certificate failed: see {folder}.log")
-
-
-def store(folder: Path) -> None:
-    """Records, train.toml, summary and certificate to benchmarks/campaigns/."""
-    runs_dir, target = Ledger(folder).runs_dir, CAMPAIGNS / folder.name
-    shutil.rmtree(target, ignore_errors=True)
-    for path in (path for pattern in STORED for path in runs_dir.glob(pattern)):
-        copy = target / path.relative_to(runs_dir)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
 
 
 def night(folder: Path, agent: str) -> dict[str, Any]:
@@ -178,7 +163,6 @@ def draw(nights: Sequence[dict[str, Any]], path: Path) -> None:
 @click.option("--engine", help="As of a night.")
 @click.option("--pairs", help="As of a night.")
 @click.option("--budget-seconds", type=float, help="Another training budget than the default one: a rehearsal.")
-@click.option("--store", "is_stored", is_flag=True, help="Keep the ledgers, without curves, in benchmarks/campaigns/.")
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "agents.json", show_default=True)
 def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seeds: int, **given: Any) -> None:
     """Drive, measure, print, draw."""
@@ -194,8 +178,6 @@ def main(folder: Path, agents: str, more: tuple[str, ...], num_nights: int, seed
         for agent in wanted:
             place = folder.resolve() / f"{slug(agent)}-{seed}"
             measure(place, agent, seed, flags, budget, seeds)
-            if given["is_stored"]:
-                store(place)
             rows.append(night(place, agent))
     output: Path = given["output"]
     command = " ".join(["uv run benchmarks/agents.py --folder FOLDER --agents", ",".join(wanted), *flags, *budget])

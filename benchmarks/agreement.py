@@ -1,6 +1,6 @@
 """How much of an evaluation's noise two runs have in common: the correlation of their answers, example by example.
 
-    uv run benchmarks/agreement.py benchmarks/campaigns/*       of recorded campaigns
+    uv run benchmarks/agreement.py                              of the two nights of recorded_runs.json
     uv run run.py && uv run run.py --again && uv run benchmarks/agreement.py .     of this checkout, on any engine
 
 Prints the median over pairs of runs of the same settings, with different seeds, and over pairs of the better half of
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import recorded
 from machine import RESULTS, machine, write_result
 from simulated_nights import Floats
 
@@ -46,21 +47,24 @@ def agreements(records: Sequence[Record]) -> dict[str, dict[str, float | int | N
 
 
 @click.command(help=__doc__)
-@click.argument("checkouts", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("checkouts", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "agreement.json")
 def main(checkouts: tuple[Path, ...], output: Path) -> None:
     """Read, print, write."""
+    nights: dict[str, Sequence[Record]] = {night: recorded.records(night) for night in recorded.NIGHTS}
+    if checkouts:
+        nights = {folder.resolve().name: Ledger(folder).readable()[0] for folder in checkouts}
     found = {}
-    for folder in checkouts:
-        ledger = Ledger(folder) if (folder / "runs").is_dir() else Ledger(folder, folder)
-        records = [record for record in ledger.readable()[0] if record.evaluations]
+    for night, all_records in nights.items():
+        records = [record for record in all_records if record.evaluations]
         for key in dict.fromkeys((record.rules_name, record.rules_hash) for record in records):
-            name = f"{folder.resolve().name} {key[0]} {key[1]}"
+            name = f"{night} {key[0]} {key[1]}"
             found[name] = agreements([r for r in records if (r.rules_name, r.rules_hash) == key])
             for what, one in found[name].items():
                 told = "no pair" if one["median"] is None else f"{one['median']:.2f} ({one['pairs']} pairs)"
                 click.echo(f"{name:40} {what:15} {told}")
-    write_result(output, f"uv run benchmarks/agreement.py {' '.join(map(str, checkouts))}", found, machine())
+    command = " ".join(["uv run benchmarks/agreement.py", *map(str, checkouts)])
+    write_result(output, command, found, machine())
 
 
 if __name__ == "__main__":

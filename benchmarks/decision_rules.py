@@ -25,10 +25,17 @@ from machine import RESULTS, machine, write_result
 from simulated_nights import Bools, Floats, Night, Player, ShippedRule, World, simulate
 
 from nightshift.campaign.standing import Z95
-from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 
 RULES = DecisionRules()
+# Nightshift 0.1.0's: one world, and kinds of ideas in it.
+VERSION_0_1 = DecisionRules(
+    kinds=((0.7, 0.6), (0.0, 0.15), (-1.5, 1.5), (-6.0, 10.0)),
+    priors=((1.0, (0.27, 0.33, 0.36, 0.04)),),
+    noises=((1.0, 1.0),),
+    calibration=0.9,
+    shrinkage=(0.0, 1.0),
+)
 DEFAULT = World()
 WORLDS = {
     "default": DEFAULT,
@@ -114,7 +121,7 @@ def players() -> dict[str, Player]:
         "moving bar, n=1319": Player(MovingBar()),
         "ours": Player(ShippedRule(RULES)),
         "ours, on the incumbent": Player(ShippedRule(RULES, recombines=False)),
-        "version 0.1.0": Player(ShippedRule(DECISION["gsm8k-trl"], recombines=False)),
+        "version 0.1.0": Player(ShippedRule(VERSION_0_1, recombines=False)),
         "oracle": Player(Oracle()),
     }
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from recorded import NIGHTS, configs, records
 from sklearn.ensemble import RandomForestRegressor
 
-from nightshift.campaign.ledger import Ledger
 from nightshift.decision_rules import DecisionRules
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.proposers.boxes import STEPS
@@ -30,7 +30,6 @@ from nightshift.rules_toml import rules_here
 from nightshift.train_toml.config import Config, parse
 
 ROOT = Path(__file__).parents[1]
-RECORDED = ROOT / "benchmarks" / "campaigns"
 HELD_OUT = 0.3  # of the recorded runs, for what the emulator is worth
 Floats = NDArray[np.float64]
 
@@ -72,13 +71,8 @@ def used_keys() -> frozenset[str]:
 @cache
 def recorded() -> tuple[tuple[Config, Result], ...]:
     """The runs of the two recorded nights, with their configs."""
-    ledgers = [Ledger(ROOT, RECORDED / name) for name in ("random-0", "tpe-0")]
     return tuple(
-        (parse(each.source(r.number)), run)
-        for each in ledgers
-        for r in each.records()
-        for run in r.runs
-        if run.evaluation
+        (configs(night)[record.number], run) for night in NIGHTS for record in records(night) for run in record.runs
     )
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import click
 import numpy as np
 from machine import RESULTS, machine, write_result
+from replay import campaigns
 
 from nightshift.campaign.busy import BUSY
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.replay import campaigns
 from nightshift.metrics import METRICS_NAME, Step, read_steps
 from nightshift.proposers.boxes import DECAY, DECAYING, KIND, STEPS
 from nightshift.proposers.throughput import Throughput

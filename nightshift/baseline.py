@@ -109,7 +109,6 @@ def _is_it(record: Record, head: Head, committed: bytes, setup: Setup) -> bool:
     return (
         record.is_keep
         and record.parent is None
-        and record.version > 1
         and not Head(record.branch, record.commit).is_campaign
         and len(record.evaluations) == len(record.runs) >= setup.rules.decision.baseline_runs
         and not differences(record, *here)

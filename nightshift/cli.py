@@ -15,7 +15,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli_exports import export_command
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.flags import AS_JSON, FOLDER, GPUS, SLURM, Finite, constants, hexadecimal, num_slots
+from nightshift.flags import AS_JSON, GPUS, SLURM, Finite, hexadecimal, num_slots
 from nightshift.live import at_work
 from nightshift.request import Request
 from nightshift.shell import Group
@@ -283,41 +283,6 @@ def verify_command(head: str | None, as_json: bool) -> None:
     else:
         console.print_lines(lines)
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
-
-
-@commands.command("pin")
-@click.option("--checkout", required=True, type=FOLDER, help="prime-rl with its submodules; nothing of it is run.")
-@click.option("--renew", is_flag=True, help="Write the lines of rows that moved into the table of expectations.")
-@at_work("looking prime-rl up")
-def pin_command(checkout: Path, renew: bool) -> None:
-    """What Nightshift expects of prime-rl and this checkout of it does not have; exits 1 where something breaks."""
-    from nightshift.engines.prime_rl.installation import Pins
-    from nightshift.pin import lookup
-
-    findings, new = lookup.look_up(checkout, Pins.read(command.process_root() / "pyproject.toml"))
-    console.print_lines(lookup.report(findings, new))
-    if renew:
-        lookup.renew(findings)
-    sys.exit(ExitCode.CRASH if any(f.breaks for f in findings) else ExitCode.MEASURED)
-
-
-@commands.command("replay")
-@click.argument("runs_dir", type=FOLDER)
-@constants
-@click.option("--num-examples", type=click.IntRange(min=2), help="Only the first so many.")
-@at_work("deciding the records again")
-def replay_command(runs_dir: Path, num_examples: int | None, **constants: float | None) -> None:
-    """Decide the recorded campaigns in RUNS_DIR again under other constants of the rule (fractions, 0..1)."""
-    from nightshift.campaign.replay import campaigns, replay, table
-
-    changes = {name: value for name, value in constants.items() if value is not None}
-    changed = ", ".join(f"{name} {value:g}" for name, value in changes.items()) or "as recorded"
-    changed += f"; {num_examples} examples" if num_examples else ""
-    found = campaigns(Ledger(runs_dir, runs_dir).records())
-    if not found:
-        raise UsageError(f"{runs_dir} holds no decided experiment", "Name a folder runs/ with records.")
-    tables = [table(records, replay(records, changes, num_examples), changed) for records in found]
-    console.print_text("\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -112,9 +112,9 @@ def _write(path: Path, rows: Iterable[Row]) -> None:
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), sync=False)
 
 
-def examples_digest(examples: Sequence[Posed], has_answers: bool = True) -> str:
-    """sha256 over what is asked, by its key, and what is right; records of version 1 have it without that."""
-    lines = (f"{one.package}/{example.key}" + f": {example.answer}" * has_answers for one, example in examples)
+def examples_digest(examples: Sequence[Posed]) -> str:
+    """sha256 over what is asked, by its key, and what is right."""
+    lines = (f"{one.package}/{example.key}: {example.answer}" for one, example in examples)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -225,7 +225,7 @@ def interrupt(cause: str, setup: Setup) -> None:
     cancel(setup)
     records = setup.ledger.records()
     for record in records:
-        if (record.number in numbers or record is records[-1]) and record.version > 1 and record.settled is None:
+        if (record.number in numbers or record is records[-1]) and record.settled is None:
             if record.status == STARTED:
                 conclude(crash(record, Failure.INTERRUPTED, f"interrupted: {cause}"), setup)
             else:  # its verdict is in the chain, and stays as it is

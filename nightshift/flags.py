@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
-
-from nightshift.decision_rules import DecisionRules
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -47,16 +43,6 @@ def use_prime_rl(ctx: click.Context, param: click.Parameter, value: Path | None)
     if value is not None:
         os.environ["NIGHTSHIFT_PRIME_RL"] = os.fspath(value.absolute())
     return value
-
-
-def constants(function: Callable[..., None]) -> Callable[..., None]:
-    """One option for each constant of the decision rule."""
-    for constant in reversed(fields(DecisionRules)):
-        if constant.name not in ("kinds", "priors", "noises", "shrinkage", "many"):
-            kind = Finite(min=0, min_open=constant.name != "take_back")
-            whole = click.IntRange(min=1) if isinstance(constant.default, int) else None
-            function = click.option(f"--{constant.name.replace('_', '-')}", type=whole or kind)(function)
-    return function
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text (docs/schemas).")

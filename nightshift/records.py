@@ -143,7 +143,7 @@ class Evaluation:
     completion_tokens_mean: float
     weights: Weights
     seconds: float
-    strict_score: Fraction | None = None  # None: recorded before there was one, or one asks for no form
+    strict_score: Fraction | None = None  # None: an environment asks for no form
     formatted_share: Fraction | None = None  # of the answers, right or wrong
     repeated_share: Fraction | None = None  # of completions asked for again: the same text; None: not asked
     parts: tuple[Part, ...] = ()
@@ -184,7 +184,7 @@ class Load:
 class Result:
     """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
     reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
-    folder `attempt-N` holds its files, None where they lie in the run's own (version 1)."""
+    folder `attempt-N` holds its files."""
 
     seed: int
     training: Training
@@ -195,7 +195,7 @@ class Result:
     hardware: str = ""
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    attempt: int | None = 0
+    attempt: int = 0
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
@@ -259,7 +259,7 @@ class Record:
     cost: Cost | None = None  # of its proposal; None: nobody was asked for it
     baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
     budget_seconds: Seconds | None = None  # of each of its runs
-    version: Literal[1, 2] = 2
+    version: Literal[2] = 2  # 1: of Nightshift 0.1, which the ledger refuses
 
     @property
     def environments(self) -> tuple[str, ...]:

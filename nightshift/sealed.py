@@ -29,7 +29,7 @@ LOOKS_NAME = "sealed-looks.jsonl"
 class Look:
     """One certificate's claim on the sealed set. `baseline` and `incumbent` are hashes of their configs.
 
-    `key_sha256` is of the key that the look's head gives to its workers.
+    `key_sha256` is of the key that the look's head gives to its workers; `count` fills it in.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1, le=10**6)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nightshift.campaign.version_1 import FINISH
 from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
 from nightshift.git.repo import Head
@@ -12,15 +11,8 @@ from nightshift.records import Record
 
 
 def baseline_of(records: Sequence[Record], head: Head) -> Record | None:
-    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness.
-
-    UsageError where Nightshift 0.1.0 made it: nothing of this version can go on with that campaign.
-    """
-    first = next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
-    if first is not None and first.version == 1:
-        cause = f"campaign {first.branch} was begun by Nightshift 0.1.0, this is another version"
-        raise UsageError(cause, f"{FINISH}, or start a new branch autoresearch/<tag>.")
-    return first
+    """The first experiment that was kept on a campaign's branch: it fixes engine, rules, hardware and harness."""
+    return next((r for r in records if head.is_campaign and r.branch == head.branch and r.is_keep), None)
 
 
 def differences(

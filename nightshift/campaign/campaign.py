@@ -130,7 +130,7 @@ class Campaign:
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
         parent = self._parent_of(record)
-        return record.version > 1 and parent is not None and record.effective_hash == parent.effective_hash
+        return parent is not None and record.effective_hash == parent.effective_hash
 
     def judge(self, record: Record) -> Judgement:
         """The verdict on a measured experiment, with its numbers."""

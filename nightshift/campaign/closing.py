@@ -13,7 +13,6 @@ from pathlib import Path
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.verify import resume_chain
-from nightshift.campaign.version_1 import FINISH
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
 from nightshift.git.repo import Head, Repo
@@ -93,10 +92,7 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
     records = resume_chain(ledger, note)
     due = _due(records, ledger, repo)
     for record in (record for record in records if record.number not in in_flight):
-        if record.version == 1:
-            if record.status == STARTED:
-                note(f"experiment {record.number:04d} was never ended. {FINISH}, or delete runs/{record.number:04d}.")
-        elif record.status == STARTED:
+        if record.status == STARTED:
             cause = "interrupted: the process ended before its verdict"
             close(crash(record, Failure.INTERRUPTED, cause), ledger, repo)
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")

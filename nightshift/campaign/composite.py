@@ -1,6 +1,6 @@
 """The score over several environments: a weighted mean of theirs, whatever the sizes of their sets.
 
-The decision, the certificate and a replay take one value an example. `weighted` makes it, so that the mean over all
+The decision and the certificate take one value an example. `weighted` makes it, so that the mean over all
 examples is the weighted mean of the environments, and the spread over examples that of the weighted mean, each by
 itself: within 1 % of the formula for strata, and within 15 % of the truth over 200 pairs of sets; of 1,319 and 100
 examples the spread over all alike is less than 85 % of it (tests/unit/test_composite.py).
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from nightshift.campaign.belief import Array
 from nightshift.campaign.expected import Expected
 from nightshift.errors import UsageError
-from nightshift.records import Evaluation, Part, Record, packed
+from nightshift.records import Part, Record
 
 FALL = 2.0  # standard errors
 MOST = 2 / 3  # of two environments one always gives half
@@ -42,13 +41,6 @@ def split(scores: Sequence[float], parts: Sequence[Part]) -> list[Sequence[float
     """The scores of each environment."""
     ends = np.cumsum([part.num_examples for part in parts])
     return [scores[end - part.num_examples : end] for part, end in zip(parts, ends, strict=True)]
-
-
-def first(evaluation: Evaluation, num_examples: int) -> Evaluation:
-    """The same of the first so many examples of every environment; its means are still those of all."""
-    parts = tuple(replace(part, num_examples=min(num_examples, part.num_examples)) for part in evaluation.parts)
-    scores = split(evaluation.example_scores, evaluation.parts) if parts else [evaluation.example_scores]
-    return replace(evaluation, parts=parts, scores=packed([score for each in scores for score in each[:num_examples]]))
 
 
 def remarks(candidate: Record, parent: Record | None) -> list[str]:

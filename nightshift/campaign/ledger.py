@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 
 from nightshift.campaign.chain import Chain, digests, sha256
 from nightshift.campaign.results import COLUMNS, columns, row
-from nightshift.campaign.version_1 import from_version_1
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
     disk_error,
@@ -69,8 +68,7 @@ class Ledger:
 
     def attempt_dir(self, record: Record, index: int) -> Path:
         """Where the files of a record's `index`-th run lie, from 1: metrics, answers, weights, logs."""
-        folder, result = self.run_dir(record.baseline or record.number, index), record.runs[index - 1]
-        return folder if result.attempt is None else folder / f"attempt-{result.attempt}"
+        return self.run_dir(record.baseline or record.number, index) / f"attempt-{record.runs[index - 1].attempt}"
 
     def head(self) -> AbstractContextManager[None]:
         """Be the one process of this checkout that works, for as long as it does. UsageError while another is.
@@ -206,7 +204,7 @@ class Ledger:
         return record
 
     def read(self, number: int) -> Record | None:
-        """One record; None when it was never written. Raises UsageError when its text is damaged."""
+        """One record; None when it was never written. Raises UsageError for a damaged one, or one of Nightshift 0.1."""
         if (known := self._closed.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
@@ -214,9 +212,11 @@ class Ledger:
             record = _record(read_file(path), number)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
+        except (OSError, ValueError, RecursionError) as error:
             fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
+            if isinstance(error, _OldRecordError):
+                raise UsageError(f"{path} was made by Nightshift 0.1; Nightshift 0.2.0 shows it", fix) from None
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
         if record.settled is not None:  # decided and no more is not closed: another process's head settles it yet
             self._closed[number] = record
@@ -270,6 +270,14 @@ class Ledger:
             raise disk_error(error, self.tsv_path) from None
 
 
+class _OldRecordError(ValueError):
+    """A record of Nightshift 0.1."""
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
 _DECODER = msgspec.json.Decoder(Record)
 _STATUSES = frozenset((STARTED, *Verdict))
 
@@ -286,10 +294,10 @@ def _record(text: bytes, number: int) -> Record:
     try:
         record = _DECODER.decode(text)
     except msgspec.ValidationError:
-        data = msgspec.json.decode(text)
-        if not isinstance(data, dict) or data.get("version") != 1:
-            raise
-        record = _DECODER.decode(msgspec.json.encode(from_version_1(data)))
+        with suppress(msgspec.ValidationError):
+            if msgspec.json.decode(text, type=_Head).version == 1:
+                raise _OldRecordError from None
+        raise
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
     started = datetime.fromisoformat(record.started)

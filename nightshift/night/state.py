@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from nightshift.campaign import counts
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.version_1 import FINISH
 from nightshift.cost import NOTHING, Cost, proposals_cost
-from nightshift.errors import UsageError
 from nightshift.files import read_json, write_json
 from nightshift.proposers import Proposal
 from nightshift.records import Failure, Record
@@ -27,7 +25,6 @@ from nightshift.request import Request
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_NAME = "night.json"  # in runs/
-STATE_VERSION = 2
 MAX_CRASHES = 5  # in a row: a campaign in which nothing runs any more is looked at by a person
 
 
@@ -83,7 +80,7 @@ class NightState:
     notes: tuple[str, ...] = ()
     cause: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
-    version: int = STATE_VERSION
+    version: Literal[2] = 2
 
     def __post_init__(self) -> None:
         """ValueError for a start with which nothing can be reckoned: the file lies where agents write."""
@@ -124,22 +121,8 @@ def save(ledger: Ledger, state: NightState) -> None:
 
 
 def load(ledger: Ledger) -> NightState | None:
-    """The last night of this checkout; None if there was none. UsageError when its file is damaged, or unfinished and
-    of another version."""
-    path = ledger.runs_dir / STATE_NAME
-    fix = "Delete it: the next night starts anew."
-    head = read_json(path, _Head, fix)
-    if head is None or (head.version == 1 and head.cause is not None):
-        return None  # over: its experiments tell all that there was
-    if head.version == 1:
-        raise UsageError(f"{path} is of a night that Nightshift 0.1.0 did not finish", f"{FINISH}, or delete it.")
-    return read_json(path, NightState, fix)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    version: int
-    cause: str | None
+    """The last night of this checkout; None if there was none. UsageError when its file is damaged."""
+    return read_json(ledger.runs_dir / STATE_NAME, NightState, "Delete it: the next night starts anew.")
 
 
 def night_cost(state: NightState, ledger: Ledger) -> Cost:

@@ -26,7 +26,7 @@ def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
     them: whoever wrote another name, key or job there gets nothing adopted."""
     found = {}
     for record in ledger.records():
-        if record.status != STARTED or record.number < first or record.version == 1:
+        if record.status != STARTED or record.number < first:
             continue
         for folder in sorted(ledger.run_dir(record.number).glob("run-*")):
             if not _RUN.fullmatch(folder.name) or int(folder.name.removeprefix("run-")) <= len(record.runs):

@@ -74,7 +74,7 @@ class Throughput:
 
 
 def step_seconds(run: Result) -> float | None:
-    """Of a step, on the budget's clock; where a run does not tell that (version 1), on the wall's; None without one."""
+    """Of a step, on the budget's clock; where that was not measured, on the wall's; None without one."""
     if run.load and run.load.step_seconds:
         return run.load.step_seconds
     seconds, num_steps = run.training.training_seconds, run.training.num_steps

@@ -47,7 +47,7 @@ class SelectionSet:
 
     texts: Mapping[tuple[str, str], str]
     members: Mapping[str, Sequence[int]]
-    digests: tuple[str, ...]  # Evaluation.examples_sha256, as this version writes it and as version 1 did
+    digest: str  # Evaluation.examples_sha256
 
     def flips(self, candidate: Record, incumbent: Record) -> tuple[Slice, ...]:
         """By slice, of the first run of each, which have one seed; none where `scores` of one are not known."""
@@ -61,7 +61,7 @@ class SelectionSet:
     def scores(self, record: Record) -> tuple[float, ...] | None:
         """Of each example in the first run of an experiment; None where it was evaluated on others, or not at all, or
         was damaged since it was decided."""
-        if not record.evaluations or record.evaluations[0].examples_sha256 not in self.digests:
+        if not record.evaluations or record.evaluations[0].examples_sha256 != self.digest:
             return None
         try:
             found = record.evaluations[0].example_scores
@@ -81,7 +81,7 @@ def shown_examples(names: tuple[str, ...], root: Path) -> SelectionSet:
         pass  # the page says of each problem that its text is not there
     texts = [chat[-1]["content"] if (chat := one.episode(example).ask()) else "" for one, example in posed]
     by_key = {(one.package, example.key): text for (one, example), text in zip(posed, texts, strict=True)}
-    return SelectionSet(by_key, _members(posed, texts), (examples_digest(posed), examples_digest(posed, False)))
+    return SelectionSet(by_key, _members(posed, texts), examples_digest(posed))
 
 
 def _members(posed: Posed, texts: Sequence[str]) -> dict[str, Sequence[int]]:

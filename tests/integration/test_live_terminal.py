@@ -193,7 +193,7 @@ def subprocess_text(command: list[str], root: Path, environment: dict[str, str])
 
 
 COMMANDS = (
-    "certify", "diff", "doctor", "history", "new", "night", "pin", "replay", "report", "show", "status",
+    "certify", "diff", "doctor", "history", "new", "night", "report", "show", "status",
     "verify", "wait",
 )  # fmt: skip
 

@@ -28,7 +28,6 @@ EXCEPTIONS = {
     "nightshift/campaign/results.py": "results.tsv, a view of the records",
     "nightshift/campaign/standing.py": "what people are told of gains and keeps, beside the verdict",
     "nightshift/campaign/verify.py": "compares records with their chain",
-    "nightshift/campaign/version_1.py": "reads records that are never continued",
     "nightshift/command.py": "flags and exit codes",
     "nightshift/console.py": "prints",
     "nightshift/cost.py": "what proposals cost, beside the verdict",

@@ -23,7 +23,7 @@ LINE = """
     night show
     live
     running
-    console report pin
+    console report
     certify own_environment flags
     experiment
     baseline

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +12,14 @@ import numpy as np
 import pytest
 
 from nightshift.campaign import decision
-from nightshift.campaign.agreed import baseline_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Standing
-from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.git.repo import Head
 from nightshift.records import Failure, Record, Result, packed
-from tests.campaigns import BRANCH, a_record, a_result, judged
+from tests.campaigns import BRANCH, a_record, judged
 
 HASH = a_record().rules_hash
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
@@ -164,33 +160,6 @@ def test_a_config_is_known_by_what_was_decided_of_it_last() -> None:
     assert [len(campaign.seeds_of(name)) for name in ("1", "2", "never")] == [2, 1, 0]
 
 
-def version_1(record: Record, *sides: str) -> dict[str, Any]:
-    """A record as Nightshift 0.1.0 wrote it, each run on one of `sides`."""
-    data: dict[str, Any] = json.loads(msgspec.json.encode(record))
-    for name in ("decided", "decision", "harness_tree"):
-        del data[name]
-    for index, (run, side) in enumerate(zip(data["runs"], sides, strict=True), 1):
-        for name in ("curve", "hardware", "load", "versions", "attempt"):
-            del run[name]
-        run |= {"index": index, "side": side}
-    return data | {"version": 1}
-
-
-def test_a_record_of_version_1_is_folded_unless_it_holds_a_run_of_the_incumbent(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    records = judged([[0.50, 0.52], [0.60], [0.55]], DECISION["arithmetic-trl"])
-    records[2] = replace(records[2], runs=(*records[2].runs, a_result(0.58, 400)))
-    for record, sides in zip(records, (["candidate"] * 2, ["candidate"], ["candidate", "incumbent"]), strict=True):
-        ledger.run_dir(record.number).mkdir(parents=True)
-        (ledger.run_dir(record.number) / "record.json").write_text(json.dumps(version_1(record, *sides)))
-    found = ledger.records()
-    assert [record.decided for record in found] == [1, 2, None]
-    assert [len(record.runs) for record in found] == [2, 1, 1]
-    assert "not folded" in found[2].notes[-1]
-    assert numbers(folded(found).decided) == [1, 2]
-    assert folded(found).standing == folded(records[:2]).standing
-
-
 def with_scores(record: Record, *scores: tuple[float, ...]) -> Record:
     runs: list[Result] = []
     for run, each in zip(record.runs, scores, strict=False):
@@ -225,10 +194,7 @@ def test_a_baseline_whose_runs_differ_in_their_examples_is_one_line() -> None:
         folded([with_scores(baseline, (1.0,) * 400, (1.0,) * 399)])
 
 
-def test_a_campaign_of_version_1_is_never_continued_and_a_copied_record_is_not_folded(tmp_path: Path) -> None:
-    first = replace(judged(STORY[:1])[0], branch="autoresearch/old", version=1)
-    with pytest.raises(UsageError, match=r"was begun by Nightshift 0.1.0.*Finish it with Nightshift 0.1.0"):
-        baseline_of([first], Head("autoresearch/old", "c0ffee"))
+def test_a_copied_record_is_not_folded(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.run_dir(2).mkdir(parents=True)
     (ledger.run_dir(2) / "record.json").write_bytes(msgspec.json.encode(judged(STORY[:1])[0]))

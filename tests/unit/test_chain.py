@@ -360,8 +360,6 @@ DAMAGE = {
     "text": b'"x"',
     "brackets": b"[" * 200_000,
     "brackets in a field": b'{"version":1,"rules_name":' + b"[" * 200_000 + b"}",
-    "version 1 of nothing": b'{"version":1}',
-    "version 1 with runs of text": b'{"version":1,"rules_name":"arithmetic-trl","runs":["x"],"judgement":null}',
     "no bytes": b"",
     "no UTF-8": b'{"description":"\xff\xfe"}',
 }

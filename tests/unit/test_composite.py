@@ -17,7 +17,6 @@ from nightshift.campaign import composite
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.replay import replay
 from nightshift.campaign.results import columns, row
 from nightshift.certify.certify import FreshRun, Task, _parts
 from nightshift.console import summary
@@ -26,7 +25,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.environments import load
 from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation import evaluate
-from nightshift.records import Completion, Evaluation, Judgement, Part, Record, Result, Verdict, packed
+from nightshift.records import Completion, Evaluation, Part, Record, Result, Verdict, packed
 from nightshift.rules import Rules
 from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import parse
@@ -118,16 +117,6 @@ def test_the_verdict_follows_the_weights() -> None:
     assert verdicts[1.0].delta == pytest.approx(0.0, abs=0.01)
     assert cast(float, verdicts[9.0].delta) < -0.1
     assert verdicts[9.0].verdict is Verdict.DISCARD
-
-
-def test_a_replay_with_fewer_examples_keeps_the_weights() -> None:
-    baseline = measured({"a": ([1.0, 0.0] * 50, 1.0), "b": ([1.0] * 20, 1.0)})
-    kept = replace(baseline, status="keep", judgement=Judgement(Verdict.KEEP, "baseline"))
-    (again,) = replay([kept], {}, 10).decided
-    assert [p.num_examples for p in again.evaluations[0].parts] == [10, 10]
-    assert run_scores(again).mean() == pytest.approx(0.75)
-    (same,) = replay([kept], {}).decided
-    assert same.judgement == Campaign().judge(kept)
 
 
 def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:

@@ -1,17 +1,14 @@
-"""The decision rule with GSM8K's constants, of today and of version 1, on 1,319 examples; its belief and the textbook.
+"""The decision rule with GSM8K's constants, and with one world, on 1,319 examples; its belief and the textbook.
 
 What several worlds are for: test_worlds.py.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +16,13 @@ from numpy.typing import NDArray
 
 from nightshift.campaign import decision
 from nightshift.campaign.belief import UNUSED, Belief
-from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Verdict
+from tests.recorded_nights import records
+from tests.rules import ONE_WORLD
 
 RULES = DecisionRules()
-OF_VERSION_1 = DECISION["gsm8k-prime-rl"]  # one world: what is expected of it is what always was
-BOTH = pytest.mark.parametrize("rules", [RULES, OF_VERSION_1], ids=["today", "version 1"])
-CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "campaigns"
+BOTH = pytest.mark.parametrize("rules", [RULES, ONE_WORLD], ids=["today", "one world"])
 Floats = NDArray[np.float64]
 E2 = 0.4 * 0.25 / 1319  # what `pairing` sees in two ordinary runs
 
@@ -50,7 +46,7 @@ def in_one_world(means: list[float]) -> Belief:
     sets[:, 0] = 1.0
     known = np.array([[means[0], *(mean - means[0] for mean in means[1:])]])
     ideas, covariance = np.arange(k), np.zeros((1, k, k))
-    return replace(after(rules=OF_VERSION_1), means=known, covariance=covariance, ideas=ideas, sets=sets)
+    return replace(after(rules=ONE_WORLD), means=known, covariance=covariance, ideas=ideas, sets=sets)
 
 
 @BOTH
@@ -84,7 +80,7 @@ def test_a_discard_moves_the_incumbent_belief_and_its_idea_is_remembered(rules: 
 
 
 @pytest.mark.parametrize(
-    ("rules", "moved", "shrunk", "p_better"), [(RULES, 0.002, 0.015, 0.98), (OF_VERSION_1, 0.004, 0.01, 0.99)]
+    ("rules", "moved", "shrunk", "p_better"), [(RULES, 0.002, 0.015, 0.98), (ONE_WORLD, 0.004, 0.01, 0.99)]
 )
 def test_a_collapse_hardly_moves_the_incumbent_and_a_leap_is_believed_at_once(
     rules: DecisionRules, moved: float, shrunk: float, p_better: float
@@ -231,7 +227,7 @@ def test_a_run_is_conditioned_on_kind_by_kind_and_world_by_world(
     if made_from == belief.sets[parent].tolist() and not any(replaced):
         told = {}  # as by hand
     tested = decision.observe(belief, parent, score, E2, rules, **told)
-    close = 1e-12 if rules is OF_VERSION_1 else 1e-7  # a share of 0 is one of 1e-9
+    close = 1e-12 if rules is ONE_WORLD else 1e-7  # a share of 0 is one of 1e-9
     shares = [shares for _, shares in rules.priors for _ in rules.noises]
     assert len(shares) == len(belief.weights)
     s2 = tested.belief.run_variance(rules)
@@ -291,30 +287,28 @@ def test_a_batch_is_the_same_campaigns_one_by_one(rules: DecisionRules) -> None:
 
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
 def test_the_recorded_judgements_are_made_again(name: str) -> None:
-    """Version 0.1.0 wrote them with all digits, by another program."""
-    rules, belief, kept, runs_of = DECISION["arithmetic-trl"], None, [], list[Floats]()
-    records = [json.loads(path.read_text()) for path in sorted((CAMPAIGNS / name).glob("*/record.json"))]
-    for record in records:
-        recorded: dict[str, Any] = record["judgement"]
-        recorded["diagnostics"].pop("mcnemar_z", None)  # which is wrong of weighted scores, and nobody reads
-        runs = np.array([run["evaluation"]["scores"] for run in record["runs"] if run["evaluation"]])
-        if record["status"] == Verdict.CRASH:
-            continue
+    """Nightshift 0.1.0 wrote them with all digits, by another program."""
+    belief, kept, runs_of = None, list[int](), list[Floats]()
+    for record in records(name):
+        rules, judged = record.decision, record.judgement
+        assert judged is not None
+        runs = np.array([evaluation.example_scores for evaluation in record.evaluations])
         if belief is None:
             belief = decision.baseline(runs.mean(axis=1), runs.shape[1], rules)
-            kept, runs_of = [record["number"]], [runs]
+            kept, runs_of = [record.number], [runs]
             continue
-        parent = kept.index(record["parent"])
+        assert record.parent is not None
+        parent = kept.index(record.parent)
         assert parent == belief.incumbent
         e2 = decision.pairing(runs[0], runs_of[parent].mean(axis=0), len(runs_of[parent]))
         tested = decision.observe(belief, parent, runs[0].mean(), e2, rules)
-        judgement = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
-        for field, value in recorded.items():
-            made = getattr(judgement, field)
-            assert made == (pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value), field
+        made = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
+        for field, value in asdict(judged).items():
+            expected = pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value
+            assert getattr(made, field) == expected, field
         belief = decision.settle(tested, tested.keep, rules)
         if tested.keep:
-            kept.append(record["number"])
+            kept.append(record.number)
             runs_of.append(runs)
-    assert len(records) == 30
+    assert len(records(name)) == 30
     assert len(kept) > 1

@@ -20,6 +20,7 @@ from nightshift.rules import Rules
 from nightshift.train_toml.config import load
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
+from tests.recorded_nights import records
 from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml
 
@@ -90,12 +91,11 @@ def test_trl_trains_on_the_gpu_that_is_named(
         assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_the_embedded_experiment_is_the_one_that_was_recorded_with_version_1() -> None:
+def test_the_embedded_experiment_is_the_one_of_the_recorded_nights() -> None:
     """What train.toml gained or lost since is for prime-rl alone: scores of the tiny model go on to compare."""
-    recorded = json.loads((ROOT / "benchmarks/campaigns/tpe-0/0001/record.json").read_bytes())
-    assert recorded["diff"] == []
+    baseline = records("tpe-0")[0]
     found = open_engine(ARITHMETIC_TRL, ROOT, {}).validate(load(ROOT / "train.toml")).settings
-    assert json.loads(json.dumps(found)) == recorded["effective"]
+    assert json.loads(json.dumps(found)) == baseline.effective
 
 
 def test_one_engine_does_not_load_the_other() -> None:

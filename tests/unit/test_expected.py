@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import last_campaign
-from nightshift.campaign.ledger import Ledger
 from nightshift.records import Record
-
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "campaigns"
+from tests.recorded_nights import records
 
 
 def fold(name: str) -> list[Campaign]:
     """The recorded campaign after each of its decisions."""
-    records = Ledger(RECORDED / name, RECORDED / name).records()
     steps = [Campaign()]
-    for record in ordered(records, *last_campaign(records)):
+    for record in ordered(records(name), *last_campaign(records(name))):
         steps.append(steps[-1].step(record))
     return steps[1:]
 

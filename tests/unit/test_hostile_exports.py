@@ -26,6 +26,7 @@ from nightshift.export.table import as_csv
 from nightshift.files import whole_folder
 from nightshift.records import Part
 from tests.campaigns import a_record, a_result
+from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -186,9 +187,8 @@ def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monke
     assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
 
 
-def test_the_old_and_genuine_are_read_as_before() -> None:
-    ledger = Ledger(Path(), ROOT / "benchmarks" / "campaigns" / "tpe-0")
-    records, damaged = ledger.readable()
+def test_genuine_records_are_read_whole(tmp_path: Path) -> None:
+    records, damaged = stored_night(tmp_path).readable()
     assert damaged == []
     assert len(records) > 20
     assert math.isclose(a_record(runs=(a_result(0.5),)).evaluations[0].eval_stderr, 0.01)

@@ -216,6 +216,24 @@ def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
         Ledger(ledger.tsv_path.parent).records()
 
 
+def test_a_record_of_nightshift_0_1_is_refused_in_one_line_that_says_so(ledger: Ledger) -> None:
+    closed(ledger)
+    number = closed(ledger).number
+    path = ledger.run_dir(number) / "record.json"
+    data = json.loads(path.read_text())
+    for name in ("decided", "decision", "harness_tree"):  # 0.1 wrote none of them
+        del data[name]
+    path.write_text(json.dumps(data | {"version": 1}))
+    again = Ledger(ledger.tsv_path.parent)
+    expected = f"{path} was made by Nightshift 0.1; Nightshift 0.2.0 shows it"
+    with pytest.raises(UsageError) as refused:
+        again.records()
+    assert refused.value.cause == expected
+    assert "out of runs/ to go on without it" in str(refused.value)
+    records, damaged = again.readable()
+    assert ([record.number for record in records], damaged) == ([1], [expected])
+
+
 def test_scores_of_several_runs() -> None:
     assert [figures(a_record())[name] for name in ("eval_score", "eval_stderr")] == [None, None]
     told = figures(a_record(runs=(a_result(0.5), a_result(0.6))))

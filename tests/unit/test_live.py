@@ -18,7 +18,6 @@ import msgspec
 import pytest
 
 from nightshift import console, live, running
-from nightshift.campaign.ledger import Ledger
 from nightshift.engines import downloads
 from nightshift.errors import Interrupted
 from nightshift.files import write_json
@@ -32,7 +31,8 @@ from nightshift.running import RunLine
 from nightshift.show import experiment_lines
 from nightshift.waiting import Wait, innermost, lasted, waiting
 from nightshift.worker import JOB_NAME, Job
-from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
+from tests.recorded_nights import stored_night
+from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for
 
 RULES = replace(ARITHMETIC_TRL, budget_seconds=100.0, budget_clock="wall")
@@ -216,9 +216,8 @@ def test_a_download_says_what_and_how_much_and_counts_its_bytes(
     assert seen == [f"downloading {name}: {done} of 12 MB, 0 s" for done in (3, 6)]
 
 
-def test_show_says_first_what_came_of_it_and_last_what_programs_compare() -> None:
-    folder = ROOT / "benchmarks" / "campaigns" / "tpe-0"
-    ledger = Ledger(folder, folder)
+def test_show_says_first_what_came_of_it_and_last_what_programs_compare(tmp_path: Path) -> None:
+    ledger = stored_night(tmp_path)
     record = next(r for r in ledger.records() if r.parent is not None and r.judgement and r.judgement.delta)
     names = [line.split(":")[0] for line in experiment_lines(ledger, record) if not line.startswith(" ")]
     shown = list(dict.fromkeys(names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -129,7 +128,7 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     states.save(ledger, state)
     assert states.load(ledger) == state
     path = tmp_path / "runs" / states.STATE_NAME
-    for damage in (b"", b"{", b"[]", b'{"version": 99}', b'{"version": 2, "cause": 3}'):
+    for damage in (b"", b"{", b"[]", b'{"version": 1}', b'{"version": 99}', b'{"version": 2, "cause": 3}'):
         path.write_bytes(damage)
         with pytest.raises(UsageError, match=r"night\.json is damaged: .*\. Delete it"):
             states.load(ledger)
@@ -168,20 +167,6 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
         lines = told()
     assert lines[0].endswith(", 5 experiments")
     assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"
-
-
-def test_a_night_of_version_0_1_0_is_over_or_has_to_be_finished_there(tmp_path: Path) -> None:
-    ledger, path = Ledger(tmp_path), tmp_path / "runs" / states.STATE_NAME
-    path.parent.mkdir()
-    night = {"version": 1, "order": {"agent": "tpe"}, "branch": BRANCH, "first": 1, "cause": "8 hours are over"}
-    path.write_text(json.dumps(night))
-    assert states.load(ledger) is None
-    path.write_text(json.dumps({**night, "cause": None}))
-    with pytest.raises(UsageError) as error:
-        states.load(ledger)
-    assert str(error.value) == (
-        f"{path} is of a night that Nightshift 0.1.0 did not finish. Finish it with Nightshift 0.1.0, or delete it."
-    )
 
 
 def test_what_is_in_a_row_is_so_in_the_order_of_decisions(records: list[Record]) -> None:

@@ -17,6 +17,7 @@ import pytest
 import nightshift
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config
+from tests.recorded_nights import stored_night
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -33,8 +34,9 @@ def test_the_public_names_are_these_and_load_when_asked_for() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_notebook_reads_a_recorded_campaign_with_them() -> None:
-    records = nightshift.Ledger(ROOT, ROOT / "benchmarks" / "campaigns" / "tpe-0").records()
+def test_a_notebook_reads_a_recorded_campaign_with_them(tmp_path: Path) -> None:
+    stored_night(tmp_path)
+    records = nightshift.Ledger(tmp_path).records()
     assert len(records) == 30
     assert all(isinstance(record, Record) for record in records)
     assert records[0].status == Verdict.KEEP

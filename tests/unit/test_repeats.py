@@ -11,9 +11,7 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.replay import replay, table
 from nightshift.campaign.results import COLUMNS, row
-from nightshift.campaign.version_1 import DECISION
 from nightshift.console import summary
 from nightshift.decision_rules import DecisionRules
 from nightshift.experiment import run_experiment
@@ -27,23 +25,22 @@ from nightshift.request import Request
 from nightshift.train_toml.config import parse
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
 from tests.conftest import git
-from tests.rules import ARITHMETIC_TRL
+from tests.rules import ARITHMETIC_TRL, ONE_WORLD
 from tests.stand_in_setup import furnish, make_setup
 from tests.stand_ins import quick
 
 RULES = ARITHMETIC_TRL.decision
-ONE_WORLD = DECISION["arithmetic-trl"]
 NUM = 400
 Story = Sequence[tuple[str, Sequence[float]]]  # settings and the scores of each experiment's runs
 
 
-def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM, version: int = 2) -> list[Record]:
+def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM) -> list[Record]:
     """A campaign as experiment.py decides it; each experiment is a child of the incumbent of its time."""
     records, campaign = list[Record](), Campaign()
     for number, (settings, scores) in enumerate(story, 1):
         runs = tuple(a_result(score, num_examples, 1000 + index) for index, score in enumerate(scores))
         parent = campaign.incumbent.number if campaign.incumbent else None
-        changes = {"config_hash": f"{number}", "decision": rules, "runs": runs, "version": version}
+        changes = {"config_hash": f"{number}", "decision": rules, "runs": runs}
         record = a_record(number=number, decided=number, parent=parent, **changes, effective_hash=settings)
         judgement = campaign.judge(record)
         records.append(replace(record, status=judgement.verdict, judgement=judgement))
@@ -104,25 +101,6 @@ def test_the_settings_of_a_config_that_is_not_the_parent_are_an_idea() -> None:
     assert (records[3].parent, records[3].status) == (2, "discard")
     assert records[3].judgement
     assert records[3].judgement.delta is not None
-
-
-def test_a_record_of_version_1_is_no_repeat() -> None:
-    first, again = told([("a", [0.50, 0.50]), ("a", [0.60])], ONE_WORLD, version=1)
-    assert again.judgement
-    assert (again.status, again.judgement.p_better is None) == ("keep", False)
-    assert folded([first, again]).incumbent == again
-
-
-def test_a_replay_asks_for_the_parent_that_it_replays() -> None:
-    """0003 repeats 0002. Where 0002 is not kept, it is a child of the baseline with settings of its own."""
-    records = told([("a", [0.50, 0.50]), ("b", [0.58]), ("b", [0.59])])
-    assert [record.status for record in records] == ["keep", "keep", "discard"]
-    assert [record.judgement for record in replay(records, {}).decided] == [record.judgement for record in records]
-    text = table(records, replay(records, {}), "as recorded")
-    assert "verdicts that differ (*): 0" in text
-    unsure = replay(records, {"seed_sd": 0.5}).decided
-    assert [(record.status, record.parent) for record in unsure] == [("keep", None), ("discard", 1), ("discard", 1)]
-    assert [record.judgement.delta is None for record in unsure if record.judgement] == [True, False, False]
 
 
 def test_all_that_shows_records_shows_a_repeat_without_numbers_it_does_not_have(tmp_path: Path) -> None:

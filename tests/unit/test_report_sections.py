@@ -29,10 +29,9 @@ from nightshift.report.slices import shown_examples
 from nightshift.report.timing import timeline
 from tests.browsing import NOW
 from tests.campaigns import BRANCH, certificate_for, judged, stored, with_certificate
+from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import build
 from tests.unit.test_report_data import STORY, crash
-
-RECORDED = Path(__file__).parents[2] / "benchmarks" / "campaigns" / "tpe-0"
 
 
 def morning(root: Path, records: list[Record], **certified: Any) -> Morning:
@@ -140,7 +139,7 @@ def test_what_is_shortened_ends_at_a_word_with_an_ellipsis(whole: str, limit: in
 
 
 def test_effects_are_those_of_the_belief(tmp_path: Path) -> None:
-    found = gather(Ledger(RECORDED, RECORDED), None, "")
+    found = gather(stored_night(tmp_path), None, "")
     shown = importances(found.campaign, found.experiments)
     belief = found.campaign.belief
     assert shown
@@ -236,9 +235,9 @@ def test_the_share_of_others_stands_below_the_slots() -> None:
     assert bare.others == ()
 
 
-def test_what_kept_changes_are_called_is_not_told_twice() -> None:
+def test_what_kept_changes_are_called_is_not_told_twice(tmp_path: Path) -> None:
     """A search's description is the change itself."""
-    found = gather(Ledger(RECORDED, RECORDED), None, "")
+    found = gather(stored_night(tmp_path), None, "")
     assert [e.idea for e in found.chain] == ["baseline", *[""] * (len(found.chain) - 1)]
     said = replace(found.chain[1], record=replace(found.chain[1].record, description="hot: it is too cold"))
     assert said.idea == "hot: it is too cold"

@@ -12,7 +12,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.standing import DECIDED, Support, fresh
 from nightshift.proposers.brief import compose
 from nightshift.proposers.history import history
-from nightshift.records import Failure, Judgement, Record, Verdict
+from nightshift.records import Failure, Record
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.train_toml.config import parse
@@ -142,10 +142,3 @@ def test_page_and_markdown_say_it(tmp_path: Path, story: list[list[float]], word
     assert line.split("|")[2].strip() == (word if word == "taken back" else f"keep, {word}")
     (first,) = (line for line in text.splitlines() if line.startswith("| 0001 ") and line.count("|") > 5)
     assert first.split("|")[2].strip() == "baseline"
-
-
-def test_a_record_of_before_has_its_own_words_in_why_and_is_told_of_as_any() -> None:
-    """Version 1's `why` has no such word; what is believed of its keeps has."""
-    records = kept(FIRST)
-    judgement = Judgement(Verdict.KEEP, "expected +9 pp", 0.09, 0.02, p_better=None)
-    assert folded([records[0], replace(records[1], judgement=judgement)]).since == {}

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift.campaign.ledger import Ledger
 from nightshift.proposers.throughput import Throughput
 from nightshift.records import Load, Result
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
 from tests.campaigns import a_result
+from tests.recorded_nights import configs, records
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (ROOT / "train.toml").read_bytes()
@@ -78,8 +78,7 @@ def test_a_batch_in_tokens_and_groups_of_one_have_a_plan_too() -> None:
 @pytest.mark.parametrize("name", ["random-0", "tpe-0"])
 def test_in_the_recorded_nights_it_predicts_each_run_from_those_before(name: str) -> None:
     """Every run there had another batch, group, optimizer and filter. Its own doubt is honest."""
-    ledger = Ledger(ROOT, ROOT / "benchmarks" / "campaigns" / name)
-    runs = [(parse(ledger.source(r.number)), each) for r in ledger.records() for each in r.runs if each.evaluation]
+    runs = [(configs(name)[record.number], each) for record in records(name) for each in record.runs]
     errors, z = list[float](), list[float]()
     for place in range(10, len(runs)):
         configured, told = runs[place]

@@ -25,6 +25,7 @@ from nightshift.records import Failure, Judgement, Verdict
 from nightshift.views import compared, encoded, schemas
 from tests.campaigns import COMPARISON, a_record
 from tests.checkouts import commit_all
+from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
 from tests.terminals import Terminal
 
@@ -44,9 +45,9 @@ def furnished(root: Path, branch: str) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The night of the README."""
+    """A night of the recorded runs."""
     root = tmp_path_factory.mktemp("recorded")
-    shutil.copytree(ROOT / "benchmarks" / "campaigns" / "tpe-0", root / "runs")
+    stored_night(root)
     return furnished(root, "autoresearch/tpe-0")
 
 

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from nightshift.campaign import decision
 from nightshift.campaign.belief import Belief
-from nightshift.campaign.version_1 import DECISION
 from nightshift.decision_rules import DecisionRules
+from tests.rules import ONE_WORLD
 
 Floats = NDArray[np.float64]
 RULES = DecisionRules()
-OF_VERSION_1 = DECISION["gsm8k-prime-rl"]
 NUM, START = 1319, 0.475
 E2 = 0.4 * 0.25 / NUM
 NUM_CAMPAIGNS = 2000
@@ -92,7 +91,7 @@ def test_a_share_of_0_divides_nothing_and_is_as_good_as_none(score: float) -> No
     assert abs(decision.observe(start(rules=only), 0, 0.49, E2, only).delta) < 1e-4
 
 
-@pytest.mark.parametrize("rules", [RULES, OF_VERSION_1], ids=["today", "version 1"])
+@pytest.mark.parametrize("rules", [RULES, ONE_WORLD], ids=["today", "one world"])
 @pytest.mark.parametrize("score", [0.02, 0.45, 0.475, 0.50, 0.775])
 def test_a_run_without_an_idea_differs_from_its_parent_by_nothing(score: float, rules: DecisionRules) -> None:
     again = rules.of_a_repeat

@@ -1,0 +1,111 @@
+"""The runs of two recorded nights, as records and configs: recorded_runs.json says how it writes them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nightshift.decision_rules import DecisionRules
+from nightshift.records import Evaluation, Judgement, Outcome, Record, Result, Training, Weights, packed
+from nightshift.train_toml.config import Config, parse
+
+PATH = Path(__file__).with_name("recorded_runs.json")
+NIGHTS = ("random-0", "tpe-0")
+
+
+@cache
+def data() -> dict[str, Any]:
+    """The parsed file."""
+    found: dict[str, Any] = json.loads(PATH.read_bytes())
+    return found
+
+
+def certificate(night: str) -> dict[str, Any]:
+    """The night's certificate: baseline and incumbent, trained again with fresh seeds, on the sealed set."""
+    found: dict[str, Any] = data()["nights"][night]["certificate"]
+    return found
+
+
+@cache
+def configs(night: str) -> dict[int, Config]:
+    """The train.toml of each experiment, by the experiment's number."""
+    return {
+        experiment["number"]: _config(experiment["config"]) for experiment in data()["nights"][night]["experiments"]
+    }
+
+
+@cache
+def records(night: str) -> tuple[Record, ...]:
+    """The night's 30 experiments in order, with the constants of the rule that decided them."""
+    return tuple(_record(night, experiment) for experiment in data()["nights"][night]["experiments"])
+
+
+def _config(values: dict[str, Any]) -> Config:
+    lines = []
+    for key, value in values.items():
+        is_opened_below = value == {} and any(other.startswith(f"{key}.") for other in values)
+        if not is_opened_below:  # TOML takes a table once
+            lines.append(f"{key} = {json.dumps('None' if value is None else value)}\n")
+    return parse("".join(lines).encode())
+
+
+def _record(night: str, experiment: dict[str, Any]) -> Record:
+    common = data()["common"]
+    return Record(
+        number=experiment["number"],
+        status=experiment["status"],
+        branch=data()["nights"][night]["branch"],
+        parent=experiment["parent"],
+        description=experiment["description"],
+        started=experiment["started"],
+        engine=common["engine"],
+        rules_name=common["rules_name"],
+        rules_hash=common["rules_hash"],
+        config_hash=configs(night)[experiment["number"]].hash,
+        effective_hash=experiment["settings_hash"],
+        diff=tuple(experiment["diff"]),
+        unused_keys=(),
+        commit=None,
+        versions=common["versions"],
+        hardware=common["hardware"],
+        decision=msgspec.convert(common["decision"], DecisionRules),
+        runs=tuple(map(_result, experiment["runs"])),
+        judgement=msgspec.convert({"verdict": experiment["status"], **experiment["judgement"]}, Judgement),
+        decided=experiment["number"],
+        settled="recorded",
+        total_seconds=experiment["total_seconds"],
+        effective=experiment["settings"],
+    )
+
+
+def _result(run: dict[str, Any]) -> Result:
+    common = data()["common"]
+    bits = f"{int(run['correct'], 16):0{common['num_examples']}b}"
+    return Result(
+        run["seed"],
+        Training(
+            Outcome(run["outcome"]),
+            run["steps"],
+            run["training_seconds"],
+            run["reward_mean"],
+            run["peak_memory_gb"],
+        ),
+        Evaluation(
+            eval_score=run["score"],
+            eval_stderr=run["stderr"],
+            scores=packed([float(bit) for bit in bits]),
+            examples_sha256=common["examples_sha256"],
+            truncated_share=run["truncated_share"],
+            completion_tokens_mean=run["completion_tokens_mean"],
+            weights=Weights(run["steps"], run["weights_sha256"]),
+            seconds=run["evaluation_seconds"],
+        ),
+        startup_seconds=run["startup_seconds"],
+        total_seconds=run["total_seconds"],
+        hardware=common["hardware"],
+        versions=common["versions"],
+    )

@@ -1,1 +1,0 @@
-"""What Nightshift expects of prime-rl, looked up in a checkout of it: what breaks when the pin moves."""
