@@ -21,8 +21,8 @@ import recorded
 from machine import RESULTS, machine, write_result
 from simulated_nights import Floats
 
-from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.scores import run_scores
 from nightshift.records import Record
 
 

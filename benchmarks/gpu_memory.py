@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.presets import (
+from nightshift.engines.prime_rl.effective import (
     AC,
     CHUNK,
     OFFLOAD,

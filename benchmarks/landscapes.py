@@ -21,8 +21,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from nightshift.decision_rules import DecisionRules
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.proposers.boxes import STEPS
-from nightshift.proposers.space import SearchSpace
+from nightshift.proposers.space import STEPS, SearchSpace
 from nightshift.proposers.throughput import Throughput
 from nightshift.records import Result
 from nightshift.rules import Rules

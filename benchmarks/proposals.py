@@ -20,10 +20,10 @@ import numpy as np
 from machine import RESULTS, machine, write_result
 from replay import campaigns
 
-from nightshift.campaign.busy import BUSY
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.scores import BUSY
 from nightshift.metrics import METRICS_NAME, Step, read_steps
-from nightshift.proposers.boxes import DECAY, DECAYING, KIND, STEPS
+from nightshift.proposers.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.proposers.throughput import Throughput
 from nightshift.records import Record, Result
 from nightshift.train_toml.config import Config, parse

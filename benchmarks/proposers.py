@@ -26,8 +26,8 @@ from nightshift.campaign.recombine import next_base
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 from nightshift.proposers import Context
-from nightshift.proposers.boxes import DECAY, DECAYING, KIND, STEPS
 from nightshift.proposers.search import SearchProposer
+from nightshift.proposers.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.records import Evaluation, Outcome, Record, Result, Training, Verdict, Weights, packed
 from nightshift.runs import hash_of
 from nightshift.train_toml.config import Config, diff, parse

@@ -11,8 +11,7 @@ from statistics import fmean
 from nightshift.environments import load
 from nightshift.errors import UsageError
 from nightshift.rules import RULES_NAME
-from nightshift.rules_toml import environments_named
-from nightshift.tasksets import NAME
+from nightshift.rules_toml import NAME, environments_named
 from nightshift.text import clean
 
 NUM_LOOKED_AT = 20

@@ -25,7 +25,7 @@ from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import Pool
 from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmPool
-from nightshift.pools.slurm_toml import read as read_slurm
+from nightshift.pools.slurm import read as read_slurm
 from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
 from nightshift.records import Phase, Progress, Record

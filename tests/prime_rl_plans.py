@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.launch import Launch
-from nightshift.engines.prime_rl.ports import Ports
+from nightshift.engines.prime_rl.launch import Launch, Ports
 from nightshift.errors import ConfigError
 from nightshift.processes.gpus import Gpu
 from nightshift.rules import NO_CARD

@@ -14,12 +14,10 @@ import numpy as np
 
 from nightshift.campaign import decision
 from nightshift.campaign.belief import UNUSED, Belief, Floats
-from nightshift.campaign.busy import extra_variance, remark
-from nightshift.campaign.composite import remarks, run_scores, without
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.expected import Expected, last_expected
-from nightshift.campaign.form import Form, compare
 from nightshift.campaign.idea import Idea, difference, is_set
+from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Standing, fresh, standing_of, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict

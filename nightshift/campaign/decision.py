@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nightshift.campaign.belief import UNUSED, Array, Belief, Floats, Index, at, padded
-from nightshift.campaign.composite import paired
+from nightshift.campaign.scores import paired
 from nightshift.decision_rules import DecisionRules
 from nightshift.records import Judgement, Verdict
 

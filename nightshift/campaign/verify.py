@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nightshift.campaign.chain import Entry, digests, entry_of, sha256
-from nightshift.campaign.composite import run_scores
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Ledger
+from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME

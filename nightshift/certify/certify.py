@@ -23,9 +23,8 @@ from typing import Any, Literal
 
 from nightshift.baseline import require_packaged
 from nightshift.campaign.agreed import baseline_of, require_same_setup
-from nightshift.campaign.busy import BUSY
-from nightshift.campaign.composite import split, weighted
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.certify.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.engines import Effective, open_engine
 from nightshift.engines.downloads import data_problem

@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from nightshift.export.story import Story, scores
-from nightshift.proposers.boxes import BOXES, Scale
+from nightshift.proposers.space import BOXES, Scale
 from nightshift.records import Record
 from nightshift.report.data import Span, span
 from nightshift.text import clean

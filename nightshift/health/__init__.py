@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nightshift.health import checks
-from nightshift.health.finding import Conditions, Finding, Severity
+from nightshift.health.checks import Conditions, Finding, Severity
 from nightshift.metrics import Step
 
 __all__ = ["MAX_FINDINGS", "Conditions", "digest", "examine"]

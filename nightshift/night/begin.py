@@ -17,9 +17,8 @@ from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
 from nightshift.live import TerminalReporter
-from nightshift.night.loop import Night
+from nightshift.night.loop import Night, adopt
 from nightshift.night.notify import Notifier
-from nightshift.night.pending import adopt
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
 from nightshift.pools.survivors import end_jobs, survivors
 from nightshift.processes.leftovers import end_leftovers

@@ -8,43 +8,232 @@ side by side, one in each slot of the pool, and are decided as they end; train.t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.busy import BUSY, to_repeat
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.closing import resume
-from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.recombine import base_of, next_base
+from nightshift.campaign.scores import BUSY, to_repeat
 from nightshift.cost import Cost, log_proposal
-from nightshift.errors import EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, collect, interrupt, start
+from nightshift.engines import used_keys
+from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
+from nightshift.experiment import admit, collect, interrupt, start, withdraw
+from nightshift.files import write_atomically
 from nightshift.git.repo import CONFIG_NAME
-from nightshift.night.asking import ask, learn, unpriced
-from nightshift.night.interrupt import Interrupt
 from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
-from nightshift.night.pending import attempts, repeat_of, request_of, undecided, waiting, withdraw_jobs
 from nightshift.night.state import (
     STOP_NAME,
     NightState,
     Stop,
+    decided,
     is_full,
     is_spent,
     night_cost,
+    num_since_keep,
     run_seconds,
     save,
     stop_rule,
+    used,
 )
 from nightshift.night.text import message, write_summary
-from nightshift.night.working_file import place
+from nightshift.pools.survivors import survivors
 from nightshift.processes.load import taken_now
-from nightshift.proposers import Proposal, Proposer
+from nightshift.processes.supervise import interruptible
+from nightshift.proposers import Context, Proposal, Proposer
 from nightshift.records import Failure, Load, Record
+from nightshift.report.slices import shown_examples
 from nightshift.request import Request
+from nightshift.rules import covered_files
 from nightshift.runs import cancel, next_run
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
+from nightshift.train_toml.text import read_source
+from nightshift.waiting import news
+from nightshift.waiting import waiting as wait_for
+
+
+@lru_cache(maxsize=512)
+def _hash(source: bytes) -> str:
+    """Of a train.toml that waits, and is asked for at each step of a night."""
+    return parse(source).hash
+
+
+def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
+    """The closed experiments that ran a proposal; `own` are the night's."""
+    if pending.source is None:
+        return []
+    tried, after = _hash(pending.source), -1 if pending.repeats is None else pending.repeats
+    return [record for record in own if record.config_hash == tried and record.number > after]
+
+
+def undecided(state: NightState, own: Sequence[Record]) -> tuple[Proposal, ...]:
+    """Those that no closed experiment has decided."""
+    return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
+
+
+def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
+    """Those that nothing runs."""
+    running = [record.config_hash for record in in_flight]
+    found = []
+    for pending in state.pending:
+        config_hash = _hash(pending.source or b"")
+        if config_hash in running:
+            running.remove(config_hash)
+        else:
+            found.append(pending)
+    return found
+
+
+def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
+    """Take back what waits for its turn on a cluster: it would begin when the night is over."""
+    for record in in_flight:
+        folders = [f for f in setup.pool.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
+        if not any(map(setup.pool.has_begun, folders)):
+            withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
+
+
+def adopt(state: NightState, setup: Setup) -> set[str]:
+    """Take over what an earlier head of this night left running, or finished; the workers' names."""
+    alive = survivors(setup.ledger, state.first)
+    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.pool.adopt(folder, was, job)}
+    if adopted:
+        setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
+        numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
+        setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
+    return set(adopted.values())
+
+
+def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Proposal:
+    """An experiment's train.toml once more, with another seed; it is the first to run that `after` that one."""
+    base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
+    return Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
+
+
+def request_of(pending: Proposal, own: Sequence[Record]) -> Request:
+    """What its experiment is asked for. The first that runs a proposal has its cost: that is paid once."""
+    return Request(
+        pending.hypothesis,
+        again=pending.repeats is not None,
+        proposer=pending.proposer,
+        prediction=pending.prediction,
+        mechanism=pending.mechanism,
+        refuted_by=pending.refuted_by,
+        notes=pending.notes,
+        cost=None if attempts(pending, own) else pending.cost,
+        base=pending.base,
+    )
+
+
+def ask(
+    proposer: Proposer,
+    state: NightState,
+    setup: Setup,
+    campaign: Campaign,
+    incumbent: Record,
+    waiting: Sequence[Proposal],
+) -> Proposal:
+    """One proposal, with the base that it was made from and who made it. `waiting`: those that nothing runs yet."""
+    own, now, in_flight = state.own(setup.ledger.records()), setup.now(), setup.in_flight
+    num_open = len(in_flight) + len(waiting)
+    base, config = next_base(
+        campaign, used(state, own, now), setup.ledger.stored_config, setup.engine.validate, num_open
+    )
+    admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
+    plateau, last = state.request.plateau, campaign.decided[-1]
+    parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
+    flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
+    context = Context(
+        number=setup.ledger.next_number(),
+        incumbent=incumbent,
+        source=config.source,
+        base=base,
+        campaign=campaign,
+        rules=setup.rules,
+        ledger=setup.ledger,
+        used_keys=used_keys(setup.engine, config),
+        refusals=state.refusals,
+        in_flight=in_flight,
+        waiting=tuple(waiting),
+        flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
+        new_direction=plateau is not None and num_since_keep(own) >= plateau,
+        seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
+    )
+    setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
+    with wait_for(what):
+        proposal = proposer.propose(context, setup.is_stopping)
+    if proposal.cause is None and proposal.source in [other.source for other in waiting]:
+        proposal = replace(proposal, cause="this config waits for its turn already. Change train.toml.")
+    return replace(proposal, base=base, proposer=proposer.name)
+
+
+def learn(proposal: Proposal, last: Record, setup: Setup) -> None:
+    """Write down what a proposer says that the `last` experiment taught, unless that is known."""
+    if proposal.lesson and last.lesson is None:
+        with setup.ledger.lock():
+            setup.ledger.write(replace(last, told_outcome=proposal.told_outcome, lesson=proposal.lesson))
+
+
+def unpriced(proposer: Proposer, proposal: Proposal, max_cost: float | None) -> str | None:
+    """What to tell a person who gave `max_cost` dollars, where it is not known what this proposal cost."""
+    cost = proposal.cost
+    if max_cost is None or (cost is not None and cost.is_whole("dollars")):
+        return None
+    told = f"{proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
+    return f"--max-cost {max_cost:g}: {told}, so this rule cannot hold; others stop it"
+
+
+def place(incumbent: Record, setup: Setup) -> None:
+    """Write train.toml as the incumbent has it; what somebody else wrote there is kept aside. On another branch than
+    its own it is left alone."""
+    path, source = setup.root / CONFIG_NAME, setup.ledger.source(incumbent.number)
+    try:
+        present = read_source(path)
+    except ConfigError:
+        present = None
+    if present == source or setup.repo.head().branch != incumbent.branch:
+        return
+    known = {setup.ledger.source(record.number) for record in setup.ledger.records()}
+    if present is not None and present not in known | {setup.repo.config_at("HEAD")}:
+        aside = setup.ledger.runs_dir / f"edited-{setup.now():%Y%m%dT%H%M%S}.toml"
+        write_atomically(aside, present)
+        setup.reporter.note(f"train.toml was edited by somebody else: kept as {aside}")
+    write_atomically(path, source)
+
+
+class Interrupt:
+    """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started. A `stop_file` says the same."""
+
+    def __init__(self, stop_file: Path) -> None:
+        self.asked, self._stop_file = False, stop_file
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the file lies there now."""
+        return self._stop_file.exists()
+
+    @property
+    def signs(self) -> tuple[bool, bool]:
+        """What a night that waits has to look at anew when it changes."""
+        return self.asked, self.has_file
+
+    def installed(self) -> AbstractContextManager[None]:
+        """The second SIGINT, or the first of the other signals that stop, raises Interrupted in the main thread."""
+        return interruptible(is_noted=self._is_first)
+
+    def _is_first(self, number: int) -> bool:
+        is_first = number == signal.SIGINT and not self.asked
+        self.asked |= is_first
+        if is_first:
+            news.put("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+        return is_first
+
 
 MAX_TRIES = 3  # of one config that ends in failures of machinery
 MAX_REFUSALS = 8  # of proposals in a row

@@ -11,6 +11,7 @@ where there is no wall cannot be prevented, only detected.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 import uuid
@@ -34,12 +35,36 @@ from nightshift.guard.surroundings import Surroundings
 from nightshift.guard.wall import Wall, choose, hidden_places
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.proposers import Context, Proposal
-from nightshift.proposers.answer import parse_answer
-from nightshift.proposers.brief import compose
+from nightshift.proposers.brief import MAX_SENTENCE, compose
 from nightshift.proposers.output import Log, said
 from nightshift.proposers.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
+from nightshift.text import clean
 from nightshift.train_toml.text import read_source
 from nightshift.waiting import waiting
+
+_LABELS = {
+    "HYPOTHESIS": "hypothesis",
+    "MECHANISM": "mechanism",
+    "PREDICTION": "prediction",
+    "REFUTED BY": "refuted_by",
+    "OUTCOME": "told_outcome",
+    "LESSON": "lesson",
+}
+_ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
+
+
+def parse_answer(text: str) -> dict[str, str]:
+    """By the names of Proposal, the last of each that a text says as `HYPOTHESIS: ... PREDICTION: ...`, on one line or
+    several; cleaned, and without the placeholders of the form."""
+    found = {}
+    for line in text.splitlines():
+        pieces = _ANSWER.split(line)
+        for name, value in zip(pieces[1::2], pieces[2::2], strict=True):
+            cleaned = clean(value.strip(" \t*`|"), MAX_SENTENCE)
+            if cleaned and not cleaned.startswith("<"):
+                found[_LABELS[name]] = cleaned
+    return found
+
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.5

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from nightshift import text
 from nightshift.campaign.expected import Expected
-from nightshift.campaign.form import compare
+from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import Z95
 from nightshift.certify.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span

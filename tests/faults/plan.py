@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.engines import Engine
-from nightshift.engines.prime_rl.ports import Ports
+from nightshift.engines.prime_rl.launch import Ports
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.rules import Rules
 from tests.checkouts import ROOT

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
-from nightshift.engines.prime_rl.ports import free_ports
+from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.errors import EngineError
 from nightshift.pools import Submitted, job_of, verified
 from nightshift.records import Result

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nightshift.campaign.busy import taken
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.scores import taken
 from nightshift.records import Record
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, is_running, leftovers, problems, records, start, state, whole_night

@@ -20,7 +20,7 @@ import pytest
 
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.engines.prime_rl.ports import Ports, free_ports
+from nightshift.engines.prime_rl.launch import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError

@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.effective import ADAPTER
+from nightshift.engines.prime_rl.effective import AC, AC_OFFLOADING, ADAPTER, OFFLOAD, PRESETS, ROW
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
-from nightshift.engines.prime_rl.presets import AC, AC_OFFLOADING, OFFLOAD, PRESETS, ROW
 from nightshift.errors import ConfigError
 from nightshift.proposers.space import SearchSpace
 from nightshift.rules_toml import Chosen, rules_of

@@ -15,8 +15,7 @@ import pytest
 from nightshift.errors import EngineError
 from nightshift.pools import Pool, slurm
 from nightshift.pools.local import LocalPool
-from nightshift.pools.slurm import SlurmPool
-from nightshift.pools.slurm_toml import SlurmConfig, read
+from nightshift.pools.slurm import SlurmConfig, SlurmPool, read
 from nightshift.processes.slots import Slot
 from nightshift.records import Failure
 from nightshift.worker import Job

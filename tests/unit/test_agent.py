@@ -14,8 +14,7 @@ from nightshift.git.repo import Repo
 from nightshift.guard import clone as module
 from nightshift.guard import seal
 from nightshift.guard.clone import Clone
-from nightshift.proposers.agent import agent_environment
-from nightshift.proposers.answer import parse_answer
+from nightshift.proposers.agent import agent_environment, parse_answer
 from nightshift.proposers.presets import PRESETS, command_of
 from tests.conftest import git
 

@@ -13,8 +13,8 @@ import pytest
 
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.scores import run_scores
 from nightshift.campaign.standing import Standing
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError

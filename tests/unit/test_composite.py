@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from nightshift.campaign import composite
+from nightshift.campaign import scores as composite
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.composite import run_scores
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import columns, row
+from nightshift.campaign.scores import run_scores
 from nightshift.certify.certify import FreshRun, Task, _parts
 from nightshift.console import summary
 from nightshift.engines.mixture import ratios

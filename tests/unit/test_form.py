@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.form import compare
 from nightshift.campaign.results import COLUMNS, figures, row
+from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import fresh
 from nightshift.console import summary
 from nightshift.environments import load

@@ -15,8 +15,7 @@ import pytest
 
 from nightshift import health
 from nightshift.health import checks, digest, examine
-from nightshift.health.finding import Conditions, Finding, Severity
-from nightshift.health.trends import trend
+from nightshift.health.checks import Conditions, Finding, Severity, trend
 from nightshift.metrics import Step, read_steps
 from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.train_toml.keys import variants

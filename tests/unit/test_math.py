@@ -19,9 +19,8 @@ from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.environments import Environment
 from nightshift.errors import EngineError, UsageError
 from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, rules_of
+from nightshift.rules_toml import Chosen, Table, rules_of
 from nightshift.scorer import Scorer
-from nightshift.tasksets import Table
 from nightshift.train_toml.config import load
 from tests.conftest import living_children
 from tests.rules import GSM8K_PRIME_RL, ROOT

@@ -13,8 +13,18 @@ import pytest
 from benchmarks.gpu_memory import GB, PARAMETERS, TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
 from nightshift.engines import open_engine, used_keys
 from nightshift.engines.memory import on_cards, smaller
-from nightshift.engines.prime_rl.effective import effective
-from nightshift.engines.prime_rl.presets import AC, CHUNK, OFFLOAD, PRESETS, ROW, SEQUENCES, SHARE, TOKENS, with_preset
+from nightshift.engines.prime_rl.effective import (
+    AC,
+    CHUNK,
+    OFFLOAD,
+    PRESETS,
+    ROW,
+    SEQUENCES,
+    SHARE,
+    TOKENS,
+    effective,
+    with_preset,
+)
 from nightshift.engines.trl.engine import MEMORY, TOO_SMALL_FOR_TWO
 from nightshift.errors import ConfigError, UsageError
 from nightshift.rules import NO_CARD, Rules

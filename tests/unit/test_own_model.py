@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.downloads import prepare_model
-from nightshift.engines.own_model import changes, folder_problem
+from nightshift.engines.downloads import changes, folder_problem, prepare_model
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
 from nightshift.rules import Rules

@@ -19,8 +19,7 @@ from click.testing import CliRunner
 
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.launch import Launch, leaves
-from nightshift.engines.prime_rl.ports import Ports
+from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
 from nightshift.errors import UsageError
 from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import parse

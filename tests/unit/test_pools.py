@@ -23,8 +23,7 @@ from nightshift.errors import EngineError, Interrupted
 from nightshift.files import write_json
 from nightshift.pools import Submitted, announce, job_of, local, slurm, verified
 from nightshift.pools.local import LocalPool
-from nightshift.pools.slurm import SlurmPool
-from nightshift.pools.slurm_toml import SlurmConfig
+from nightshift.pools.slurm import SlurmConfig, SlurmPool
 from nightshift.processes.slots import Slot
 from nightshift.processes.supervise import interruptible
 from nightshift.processes.watchdog import is_alive

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, describe, leaves
-from nightshift.engines.prime_rl.ports import Ports, free_ports
+from nightshift.engines.prime_rl.launch import VALIDATOR, Launch, Ports, describe, free_ports, leaves
 from nightshift.errors import EngineError
 from tests.prime_rl_plans import ENVIRONMENT, PORTS, VARIANTS, launch_of, variant
 
@@ -115,7 +114,7 @@ def test_two_runs_side_by_side_share_only_the_installation(tmp_path: Path) -> No
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # one that nobody else has, whatever runs beside
         taken = server.getsockname()[1]
-        monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(taken - 6, taken + 6))
+        monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken - 6, taken + 6))
         for _ in range(20):
             found = bound(free_ports())
             assert len(set(found)) == 5
@@ -125,7 +124,7 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_free_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        monkeypatch.setattr("nightshift.engines.prime_rl.ports._PORT_RANGE", range(taken, taken + 1))
+        monkeypatch.setattr("nightshift.engines.prime_rl.launch._PORT_RANGE", range(taken, taken + 1))
         with pytest.raises(EngineError, match=rf"no free port among {taken}-{taken + 1}\. See what listens"):
             free_ports()
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.metrics import MetricsTail
-from nightshift.engines.prime_rl.rollouts import num_rollouts, rollout_files, sample_rollouts
+from nightshift.engines.prime_rl.metrics import MetricsTail, num_rollouts, rollout_files, sample_rollouts
 from nightshift.health import Conditions, digest
 from nightshift.metrics import Step, read_steps, write_steps
 from nightshift.records import Outcome, Result, Training

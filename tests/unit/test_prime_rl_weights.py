@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from nightshift.engines.prime_rl.rollouts import MAX_TEXT, sample_rollouts
+from nightshift.engines.prime_rl.metrics import MAX_TEXT, sample_rollouts
 from nightshift.engines.prime_rl.weights import build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
 

@@ -18,7 +18,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import chosen, combine, is_drawn, made_of, next_base, start_from
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.night.pending import repeat_of
+from nightshift.night.loop import repeat_of
 from nightshift.night.state import NightRequest, NightState, used
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, diff, parse

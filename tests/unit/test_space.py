@@ -11,8 +11,18 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.boxes import BOXES, DECAY, DECAYING, KIND, STEPS, WARMUP, Scale
-from nightshift.proposers.space import MAX_KEYS, Dimension, SearchSpace
+from nightshift.proposers.space import (
+    BOXES,
+    DECAY,
+    DECAYING,
+    KIND,
+    MAX_KEYS,
+    STEPS,
+    WARMUP,
+    Dimension,
+    Scale,
+    SearchSpace,
+)
 from nightshift.proposers.throughput import Plan
 from nightshift.train_toml.config import Config, changed_keys, parse
 from nightshift.train_toml.edit import ABSENT, set_values

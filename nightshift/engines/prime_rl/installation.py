@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightshift.engines import Check
-from nightshift.engines.downloads import data_problem, is_whole_model
-from nightshift.engines.own_model import local_problem
+from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
 from nightshift.engines.prime_rl.copies import environment_files, environments_hash, files_of, missing
 from nightshift.engines.prime_rl.machine import ENGINE, check_machine
 from nightshift.errors import EngineError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nightshift.campaign.closing import MODELS_GB
 from nightshift.engines import Check
-from nightshift.engines.prime_rl.ports import free_ports
+from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
 from nightshift.files import free_disk_gb

@@ -23,10 +23,9 @@ from nightshift.engines.prime_rl.causes import diagnose, no_step
 from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.errors import explain, read_verdict
 from nightshift.engines.prime_rl.launch import Launch
-from nightshift.engines.prime_rl.metrics import MetricsTail
+from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.proof import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.remains import EARLIER_DIR, Remains
-from nightshift.engines.prime_rl.rollouts import keep_rollouts, num_rollouts, rollout_files
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.engines import Check, Effective, Note, PrepareFlags
-from nightshift.engines.downloads import data_problem, prepare_data, prepare_model
+from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import above_cap, line_in
 from nightshift.engines.mixture import opponent, ratios
-from nightshift.engines.own_model import changes, local_problem
 from nightshift.engines.trl.session import TrlSession
 from nightshift.entry import isolated
 from nightshift.errors import ConfigError, EngineError, UsageError

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -26,9 +27,54 @@ from trl import GRPOConfig, GRPOTrainer
 
 from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
 from nightshift.engines.trl.sampler import Sample, sample
-from nightshift.engines.trl.samples import Samples
-from nightshift.engines.trl.training_set import training_set
-from nightshift.environments import Environment
+from nightshift.environments import Environment, Example
+
+NUM_EACH = 7
+MAX_TEXT = 4_000  # characters of a problem or completion
+
+
+class Samples:
+    """Call `look` with every batch."""
+
+    def __init__(self) -> None:
+        self._best, self._worst, self._cut = (deque[dict[str, Any]](maxlen=NUM_EACH) for _ in range(3))
+
+    def look(
+        self, step: int, problems: Sequence[str], texts: Sequence[str], rewards: Sequence[float], is_cut: Sequence[bool]
+    ) -> None:
+        """Of the batch of a step, (b,) each, keep the best rollout, the worst and one that was cut off."""
+        order = sorted(range(len(rewards)), key=lambda i: rewards[i])
+        whole, cut = ([i for i in order if is_cut[i] is way] for way in (False, True))
+        for kept, found in ((self._best, whole[-1:]), (self._worst, whole[:1]), (self._cut, cut[:1])):
+            kept.extend(
+                {
+                    "step": step,
+                    "problem": problems[i][:MAX_TEXT],
+                    "completion": texts[i][:MAX_TEXT],
+                    "reward": rewards[i],
+                    "truncated": is_cut[i],
+                }
+                for i in found
+            )
+
+    def write(self, path: Path) -> None:
+        """A line each, in the order of the steps; none twice."""
+        kept = sorted((*self._best, *self._worst, *self._cut), key=lambda sample: sample["step"])
+        path.write_text("".join(f"{line}\n" for line in dict.fromkeys(map(json.dumps, kept))))
+
+
+def training_set(environments: Sequence[Environment], ratio: Mapping[str, float]) -> list[tuple[Environment, Example]]:
+    """All examples of one environment; of several as many in all, in their ratio (1 where nothing is said), over and
+    again where that is more than there are."""
+    sets = {one.name: (one, one.examples("train")) for one in environments}
+    shares = {name: ratio.get(name, 1.0) for name in sets}
+    total = sum(len(examples) for _, examples in sets.values()) / sum(shares.values())
+    return [
+        (environment, example)
+        for name, (environment, examples) in sets.items()
+        for example in itertools.islice(itertools.cycle(examples), max(round(total * shares[name]), 1))
+    ]
+
 
 Settings = Mapping[str, Any]
 
