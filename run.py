@@ -21,9 +21,8 @@ import click
 
 from nightshift.command import run
 from nightshift.engines import ENGINES
-from nightshift.flags import FOLDER, use_prime_rl
 from nightshift.request import Request, prediction_in
-from nightshift.shell import Command
+from nightshift.shell import FOLDER, Command, use_prime_rl
 
 ROOT = Path(__file__).resolve().parent
 

@@ -61,7 +61,7 @@ def campaign_of(folder: Path) -> Campaign:
 
 def certificate_of(folder: Path) -> Comparison | None:
     comparisons, _ = read_comparisons(Ledger(folder))
-    return next((comparison for comparison in reversed(comparisons) if comparison.split == "test"), None)
+    return next((comparison for comparison in reversed(comparisons) if comparison.plan.split == "test"), None)
 
 
 def measure(folder: Path, agent: str, seed: int, flags: Sequence[str], budget: Sequence[str], seeds: int) -> None:
@@ -96,8 +96,8 @@ def night(folder: Path, agent: str) -> dict[str, Any]:
         "crashed": sum(r.status == "crash" for r in decided),
         "minutes": round(sum(r.total_seconds or 0.0 for r in decided) / 60, 1),
         "believed_pp": 100 * campaign.standing.difference if campaign.standing else None,
-        "gain_pp": 0.0 if is_baseline else 100 * sealed.difference if sealed else None,
-        "interval_pp": [100 * end for end in sealed.interval] if sealed and not is_baseline else None,
+        "gain_pp": 0.0 if is_baseline else 100 * sealed.estimate.difference if sealed else None,
+        "interval_pp": [100 * end for end in sealed.estimate.interval] if sealed and not is_baseline else None,
         "curve": [100 * standing.difference for standing in campaign.standings if standing],
     }
 

@@ -15,10 +15,9 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli_exports import export_command
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.flags import AS_JSON, GPUS, SLURM, Finite, hexadecimal, num_slots
 from nightshift.live import at_work
 from nightshift.request import Request
-from nightshift.shell import Group
+from nightshift.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
 from nightshift.status import status_lines, wait_for_verdict
 
 
@@ -253,7 +252,7 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 @at_work("reading the records")
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
-    from nightshift.show import experiment_lines
+    from nightshift.status import experiment_lines
     from nightshift.views import encoded, history
 
     ledger = Ledger(command.process_root())

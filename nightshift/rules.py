@@ -28,12 +28,10 @@ RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
     "nightshift/campaign/belief.py",
-    "nightshift/campaign/busy.py",
     "nightshift/campaign/campaign.py",
-    "nightshift/campaign/composite.py",
     "nightshift/campaign/decision.py",
-    "nightshift/campaign/idea.py",
     "nightshift/campaign/index.py",
+    "nightshift/campaign/scores.py",
     "nightshift/decision_rules.py",
     "nightshift/engines/__init__.py",
     "nightshift/engines/mixture.py",
@@ -43,7 +41,6 @@ MEASURING_CODE = (
     "nightshift/processes/load.py",
     "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
-    "nightshift/watched.py",
     "nightshift/worker.py",
 )
 # All that runs beside it. Documents, tests, benchmarks and other environments come and go.

@@ -2,7 +2,7 @@
 
 A set-up is a way to train: engine, limits, budget, a model of its own. An environment says in [tool.nightshift] of its
 pyproject.toml how large its sets are, which models can answer it (its own first; `any`: those that are not in models/),
-and what was measured of the effects of changes there; of somebody's taskset rules.toml says it (tasksets.py).
+and what was measured of the effects of changes there; of somebody's taskset rules.toml says it.
 `rules_here` puts together what goes together.
 """
 

@@ -24,8 +24,7 @@ import msgspec
 
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.processes.child import Child
-from nightshift.processes.supervise import ProcessGroup, engine_environment
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Fraction, Seconds
 from nightshift.text import clean
 

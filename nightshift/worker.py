@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,19 +25,71 @@ from typing import Any, Literal
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nightshift.engines import Engine, open_engine
+from nightshift.engines import Engine, NoGradient, ProgressCallback, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
-from nightshift.files import read_file, write_json
-from nightshift.metrics import METRICS_NAME, PROGRESS_NAME, Step, read_steps
+from nightshift.files import read_file, write_atomically, write_json
+from nightshift.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import nvml_session
 from nightshift.processes.load import Watch, watching
 from nightshift.processes.supervise import engine_environment, interruptible, limit_life
-from nightshift.records import Failure, Outcome, Result, Training
+from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
-from nightshift.watched import curve, ending, reporter
+
+_PROGRESS_SECONDS = 0.5
+_CHANCE = 1e-4  # of a row by chance; a run has some hundred rows at most
+
+
+def reporter(path: Path, place: str) -> ProgressCallback:
+    """Leaves the last reading in `path`, for the head's live line and for `nightshift status`."""
+    last_phase: Phase | None = None
+    last = -_PROGRESS_SECONDS
+
+    def report(reading: Progress) -> None:
+        nonlocal last_phase, last
+        now = time.monotonic()
+        if reading.phase is not last_phase or now - last >= _PROGRESS_SECONDS:
+            with suppress(OSError):  # a full disk ends the run where it matters, not here
+                write_atomically(path, msgspec.json.encode(replace(reading, place=place)), sync=False)
+            last_phase, last = reading.phase, now
+
+    report(Progress(Phase.STARTING, 0))
+    return report
+
+
+def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
+    """Wrap `report` so that it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
+
+    Where rewards are sparse, many steps have none by chance: the row has to be so long that the steps before it, taken
+    for independent, make it less likely than _CHANCE. A run without any gradient since its first step goes on for half
+    of its budget: sparse rewards start late.
+    """
+
+    def watch(reading: Progress) -> None:
+        report(reading)
+        row, left = reading.num_without_gradient, reading.seconds_left
+        if row < NO_GRADIENT_STEPS or left is None:
+            return
+        before = reading.num_steps - row
+        share = (before - reading.num_with_gradient + 1) / (before + 2)  # without a gradient; Laplace's rule
+        is_over = share**row < _CHANCE if before else left <= budget_seconds / 2
+        if is_over:
+            raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
+
+    return watch
+
+
+def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, ...]:
+    """Mean reward of the steps that ended in each of CURVE_POINTS equal parts of the budget; None where none did."""
+    parts: list[list[float]] = [[] for _ in range(CURVE_POINTS)]
+    for step in steps:
+        if step.time is not None and step.reward_mean is not None:
+            part = step.time / budget_seconds * CURVE_POINTS  # an engine's clock may be set back
+            parts[int(min(max(part, 0), CURVE_POINTS - 1))].append(step.reward_mean)
+    return tuple(sum(part) / len(part) if part else None for part in parts)
+
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32  # of Ed25519, and of a look

@@ -9,7 +9,8 @@ from typing import Any
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.certify.certify import COMPARISON_NAME, Comparison
+from nightshift.certify.certify import COMPARISON_NAME, Comparison, Plan
+from nightshift.certify.estimate import Estimate
 from nightshift.decision_rules import DecisionRules
 from nightshift.files import write_json
 from nightshift.proposers import Context
@@ -142,28 +143,30 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
 
 
 COMPARISON = Comparison(
+    plan=Plan(
+        branch=BRANCH,
+        rules_hash="abc123",
+        split="test",
+        configs={"baseline": "b", "incumbent": "i"},
+        names={"baseline": "experiment 0001", "incumbent": "experiment 0005"},
+        num_seeds=3,
+        first_seed_index=100_000,
+        access=1,
+    ),
     created="2026-11-21T08:00:00+00:00",
-    branch=BRANCH,
-    rules_hash="abc123",
-    split="test",
     environments=("arithmetic",),
     budget_seconds=60.0,
     model="models/arithmetic-base",
-    configs={"baseline": "b", "incumbent": "i"},
-    names={"baseline": "experiment 0001", "incumbent": "experiment 0005"},
     verdict="better",
     level=0.025,
     access=1,
+    estimate=Estimate(0.05, 0.015, 30.0, (0.02, 0.08)),
     baseline_score=0.66,
     incumbent_score=0.71,
-    difference=0.05,
-    stderr=0.015,
-    df=30.0,
-    interval=(0.02, 0.08),
     num_seeds={"baseline": 3, "incumbent": 3},
     num_examples=1000,
     strict_scores=None,
-    parts=(),
+    by_environment={},
     notes=(),
     chain="abc",
 )
@@ -177,11 +180,11 @@ def with_certificate(ledger: Ledger, comparison: Comparison) -> None:
     ledger.enter(path)
 
 
-def certificate_for(ledger: Ledger, **changes: Any) -> Comparison:
-    """A certificate of the campaign's baseline and incumbent."""
+def certificate_for(ledger: Ledger, plan: dict[str, Any] | None = None, **changes: Any) -> Comparison:
+    """A certificate of the campaign's baseline and incumbent; `plan`: what is changed of its plan."""
     records = ledger.records()
     campaign = Campaign.of(records, records[0].branch, records[0].rules_hash)
     assert campaign.incumbent is not None
     configs = {"baseline": campaign.kept[0].config_hash, "incumbent": campaign.incumbent.config_hash}
-    told = {"branch": records[0].branch, "rules_hash": records[0].rules_hash, "configs": configs}
-    return replace(COMPARISON, **(told | changes))
+    told = {"branch": records[0].branch, "rules_hash": records[0].rules_hash, "configs": configs} | (plan or {})
+    return replace(COMPARISON, plan=replace(COMPARISON.plan, **told), **changes)

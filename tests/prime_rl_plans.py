@@ -14,8 +14,7 @@ from nightshift.processes.gpus import Gpu
 from nightshift.rules import NO_CARD
 from nightshift.train_toml.config import Config, parse
 from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import ANY, KEYS
-from nightshift.train_toml.locks import CURRICULUM
+from nightshift.train_toml.keys import ANY, CURRICULUM, KEYS
 from nightshift.train_toml.values import Key, Kind, Value
 from tests.rules import GSM8K_PRIME_RL
 

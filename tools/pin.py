@@ -24,8 +24,7 @@ import click
 from nightshift.engines.prime_rl.installation import Pins
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
-from nightshift.train_toml.keys import ANY, is_inner, variants
-from nightshift.train_toml.locks import SHARED, lock
+from nightshift.train_toml.keys import ANY, SHARED, is_inner, lock, variants
 
 TABLE = Path(__file__).with_name("pin_expectations.toml")
 ROOT = Path(__file__).resolve().parents[1]

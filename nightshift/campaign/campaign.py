@@ -6,7 +6,7 @@ only place where a belief changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -16,12 +16,41 @@ from nightshift.campaign import decision
 from nightshift.campaign.belief import UNUSED, Belief, Floats
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.expected import Expected, last_expected
-from nightshift.campaign.idea import Idea, difference, is_set
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Standing, fresh, standing_of, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.train_toml.config import keys_of
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """`keys` of train.toml, with the values of its experiment's; none where they are not known, and it joins no set.
+    `replaced`: ideas of which it took the place, because it sets a key of theirs; their other keys are its own then."""
+
+    keys: frozenset[str]
+    replaced: frozenset[int] = frozenset()
+
+    def over(self, held: Mapping[int, Idea]) -> Idea:
+        """The same, tried on a config that held these."""
+        gone = {number: idea for number, idea in held.items() if idea.keys & self.keys}
+        keys = self.keys.union(*(idea.keys for idea in gone.values()))
+        return Idea(keys, frozenset(gone).union(*(idea.replaced for idea in gone.values())))
+
+
+def is_set(ideas: Mapping[int, Idea], numbers: Collection[int] | None) -> bool:
+    """Whether these are remembered, and can stand in one file: each sets keys, and no two the same."""
+    found = [ideas[number].keys for number in numbers or () if number in ideas]
+    is_whole = numbers is not None and len(found) == len(numbers) and all(found)
+    return is_whole and len(frozenset().union(*found)) == sum(map(len, found))
+
+
+def difference(own: Collection[int], ideas: Collection[int] | None) -> str:
+    """In words, how a set of ideas differs from a config's own; empty where it does not, or is not known."""
+    if ideas is None:
+        return ""
+    changes = {"less": {*own} - {*ideas}, "plus": {*ideas} - {*own}}
+    return " ".join(f"{word} {number:04d}" for word, numbers in changes.items() for number in sorted(numbers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

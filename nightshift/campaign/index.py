@@ -17,10 +17,9 @@ import msgspec
 import numpy as np
 
 from nightshift.campaign.belief import Belief
-from nightshift.campaign.campaign import Campaign, ordered
+from nightshift.campaign.campaign import Campaign, Idea, ordered
 from nightshift.campaign.chain import sha256
 from nightshift.campaign.expected import Expected
-from nightshift.campaign.idea import Idea
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Standing
 from nightshift.errors import UsageError

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.idea import is_set
+from nightshift.campaign.campaign import Campaign, is_set
 from nightshift.errors import UsageError
 from nightshift.records import Record
 from nightshift.train_toml.config import Config, parse

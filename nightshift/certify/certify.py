@@ -86,47 +86,30 @@ class FreshRun:
     taken: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Incumbent minus baseline on one environment of several, fractions. The interval is not corrected for several."""
-
-    environment: str
-    baseline_score: float
-    incumbent_score: float
-    difference: float
-    interval: tuple[float, float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1; `interval` is 95 %.
+    """Incumbent minus baseline by fresh runs of both: `comparison.json`. Scores are fractions 0..1.
 
-    `verdict` (better, worse, not told apart) tests at `level`, the interval does not depend on it. `access`: which
-    access to the test split by this campaign it was, None on the validation split.
+    `verdict` (better, worse, not told apart) tests at `level`; the interval does not depend on that. `access`: which
+    access to the test split by this campaign it was, None on the validation split. `by_environment`: the difference on
+    each of several, not corrected for several.
     """
 
+    plan: Plan
     created: str  # ISO 8601, UTC
-    branch: str
-    rules_hash: str
-    split: Literal["test", "validation"]
     environments: tuple[str, ...]
     budget_seconds: float
     model: str
-    configs: dict[str, str]
-    names: dict[str, str]
     verdict: str
     level: float
     access: int | None
+    estimate: Estimate
     baseline_score: float
     incumbent_score: float
-    difference: float
-    stderr: float
-    df: float
-    interval: tuple[float, float]
     num_seeds: dict[str, int]  # runs that were evaluated, by side
     num_examples: int
     strict_scores: tuple[float, float] | None
-    parts: tuple[Difference, ...]  # of each environment, where there are several
+    by_environment: dict[str, Estimate]
     notes: tuple[str, ...]
     chain: str
 
@@ -135,7 +118,7 @@ class Comparison:
         """How the interval was made, in one sentence."""
         return (
             "95 % interval from the variance between seeds (pooled over both configs) and of the paired difference "
-            f"between examples; t with {self.df:.1f} degrees of freedom"
+            f"between examples; t with {self.estimate.df:.1f} degrees of freedom"
         )
 
 
@@ -147,7 +130,6 @@ class Task:
     plan: Plan
     folder: Path
     settings: Mapping[str, Mapping[str, Any]]
-    pair_seconds: float | None  # what one run of each side takes; None: unknown
     unused_keys: tuple[str, ...] = ()  # of the incumbent, that change nothing there
 
     @property
@@ -170,12 +152,12 @@ class Task:
         """The plan as lines for people."""
         rules, plan, num_done = self.setup.rules, self.plan, len(self.done())
         num_examples = sum(environment.num_selection for environment in rules.environments)
-        minutes = plan.num_seeds * (self.pair_seconds or 2 * rules.budget_seconds) / 60
+        minutes = 2 * plan.num_seeds * rules.budget_seconds / 60
         lines = [
             f"certify:  {plan.names['incumbent']} (incumbent) against {plan.names['baseline']} (baseline)",
             f"where:    {'+'.join(rules.environment_names)}, {rules.budget_text} of training, {rules.model}",
             f"runs:     {plan.num_seeds} new seeds each, {num_examples} examples of the {plan.split} split",
-            f"time:     {'about' if self.pair_seconds else 'at least'} {minutes:.0f} min"
+            f"time:     at least {minutes:.0f} min"
             + (f", {num_done} of {2 * plan.num_seeds} runs are done" if num_done else ""),
         ]
         if plan.access is not None:
@@ -199,18 +181,16 @@ def tasks(
     `revisions`: by side, a commit whose train.toml takes the place of the campaign's own. UsageError if there is
     nothing to compare, data is missing, or a config is invalid there.
     """
-    configs, names, pair_seconds = _contenders(setup, revisions or {})
+    configs, names = _contenders(setup, revisions or {})
     if not environments and budget_seconds is None:
-        return [_task(setup, "test", configs, names, num_seeds, pair_seconds)]
+        return [_task(setup, "test", configs, names, num_seeds)]
     wanted = dict.fromkeys(environments or ["+".join(setup.rules.environment_names)])
     places = [_elsewhere(setup, name, budget_seconds) for name in wanted]
-    return [_task(place, "validation", configs, names, num_seeds, None) for place in places]
+    return [_task(place, "validation", configs, names, num_seeds) for place in places]
 
 
-def _contenders(
-    setup: Setup, revisions: Mapping[str, str | None]
-) -> tuple[dict[str, Config], dict[str, str], float | None]:
-    """Config and name by side; the seconds of a run of each, where experiments tell it."""
+def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict[str, Config], dict[str, str]]:
+    """Config and name by side."""
     configs, names, head = dict[str, Config](), dict[str, str](), setup.repo.head()
     for side, revision in revisions.items():
         if revision is not None:
@@ -221,7 +201,7 @@ def _contenders(
     if len(configs) == len(SIDES):
         if configs["baseline"].hash == configs["incumbent"].hash:
             raise UsageError("both commits have the same train.toml", "Name two that differ.")
-        return configs, names, None
+        return configs, names
     first = baseline_of(setup.ledger.records(), head)
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
@@ -235,8 +215,7 @@ def _contenders(
     for side, record in records.items():
         configs.setdefault(side, setup.ledger.stored_config(record))
         names.setdefault(side, f"experiment {record.number:04d}")
-    seconds = [fmean(run.total_seconds for run in r.runs if run.evaluation) for r in records.values()]
-    return configs, names, sum(seconds)
+    return configs, names
 
 
 def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
@@ -264,7 +243,6 @@ def _task(
     configs: Mapping[str, Config],
     names: Mapping[str, str],
     num_seeds: int | None,
-    pair_seconds: float | None,
 ) -> Task:
     """A new comparison, or the one that was begun and is not finished."""
     validated = dict[str, Effective]()
@@ -298,7 +276,7 @@ def _task(
             plan, folder = old, begun
             break
     settings = {side: effective.settings for side, effective in validated.items()}
-    return Task(setup, plan, folder, settings, pair_seconds, validated["incumbent"].unused)
+    return Task(setup, plan, folder, settings, validated["incumbent"].unused)
 
 
 def _can_resume(plan: Plan, setup: Setup) -> bool:
@@ -447,47 +425,38 @@ def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
 def _comparison(
     task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int
 ) -> Comparison:
-    setup, plan, sides = task.setup, task.plan, [_evaluated(runs, side) for side in SIDES]
+    setup, sides = task.setup, [_evaluated(runs, side) for side in SIDES]
     means = [fmean(float(weighted(run.scores, run.parts).mean()) for run in side) for side in sides]
     strict = [[run.strict_score for run in side if run.strict_score is not None] for side in sides]
     has_strict = all(len(known) == len(side) for known, side in zip(strict, sides, strict=True))
     return Comparison(
+        plan=task.plan,
         created=setup.now().isoformat(timespec="milliseconds"),
-        branch=plan.branch,
-        rules_hash=plan.rules_hash,
-        split=plan.split,
         environments=setup.rules.environment_names,
         budget_seconds=setup.rules.budget_seconds,
         model=setup.rules.model,
-        configs=plan.configs,
-        names=plan.names,
         verdict=verdict,
         level=level,
-        access=None if plan.access is None else access,
+        access=None if task.plan.access is None else access,
+        estimate=result,
         baseline_score=means[0],
         incumbent_score=means[1],
-        difference=result.difference,
-        stderr=result.stderr,
-        df=result.df,
-        interval=result.interval,
         num_seeds={side: len(evaluated) for side, evaluated in zip(SIDES, sides, strict=True)},
         num_examples=len(sides[0][0].scores),
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
-        parts=_parts(task, sides),
+        by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
         chain=setup.ledger.chain.head,
     )
 
 
-def _parts(task: Task, sides: Sequence[Sequence[FreshRun]]) -> tuple[Difference, ...]:
-    """Environment by environment, where there are several."""
-    differences = []
+def _by_environment(task: Task, sides: Sequence[Sequence[FreshRun]]) -> dict[str, Estimate]:
+    """The difference on each environment, where there are several."""
+    estimates = {}
     for index, part in enumerate(sides[0][0].parts):
-        scores = [[split(run.scores, run.parts)[index] for run in side] for side in sides]
-        baseline, incumbent = (fmean(map(fmean, side)) for side in scores)
-        result = estimate(scores[0], scores[1], task.setup.rules.decision)
-        differences.append(Difference(part.environment, baseline, incumbent, result.difference, result.interval))
-    return tuple(differences)
+        baseline, incumbent = ([split(run.scores, run.parts)[index] for run in side] for side in sides)
+        estimates[part.environment] = estimate(baseline, incumbent, task.setup.rules.decision)
+    return estimates
 
 
 def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
@@ -531,22 +500,19 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def _lines(c: Comparison) -> list[tuple[str, str]]:
-    parts = [
-        (f"{part.environment}_difference", f"{part.difference:+.6f} (interval_95 {_interval(part.interval)})")
-        for part in c.parts
-    ]
+    parts = [(f"{name}_difference", f"{e.difference:+.6f} ({_interval(e)})") for name, e in c.by_environment.items()]
     access = "" if c.access is None else f"; access {c.access} to the test split by this campaign"
     return [
-        ("difference", f"{c.difference:+.6f}"),
-        ("interval_95", _interval(c.interval)),
+        ("difference", f"{c.estimate.difference:+.6f}"),
+        ("interval_95", _interval(c.estimate)),
         ("verdict", f"{c.verdict} (tested at level {c.level:.3g}{access})"),
         ("baseline_score", f"{c.baseline_score:.6f}"),
         ("incumbent_score", f"{c.incumbent_score:.6f}"),
         ("strict_scores", " ".join(f"{value:.6f}" for value in c.strict_scores or ())),
         *parts,
-        ("baseline", c.names["baseline"]),
-        ("incumbent", c.names["incumbent"]),
-        ("where", f"{'+'.join(c.environments)}, {c.split} split, {c.budget_seconds:g} s of training, {c.model}"),
+        ("baseline", c.plan.names["baseline"]),
+        ("incumbent", c.plan.names["incumbent"]),
+        ("where", f"{'+'.join(c.environments)}, {c.plan.split} split, {c.budget_seconds:g} s of training, {c.model}"),
         ("num_seeds", " ".join(f"{side} {number}" for side, number in c.num_seeds.items())),
         ("num_examples", str(c.num_examples)),
         ("estimator", c.estimator),
@@ -555,5 +521,5 @@ def _lines(c: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def _interval(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:+.6f} {interval[1]:+.6f}"
+def _interval(result: Estimate) -> str:
+    return f"{result.interval[0]:+.6f} {result.interval[1]:+.6f}"

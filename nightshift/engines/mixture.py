@@ -10,7 +10,7 @@ from nightshift.engines.memory import line_in, where
 from nightshift.errors import ConfigError
 from nightshift.rules import Rules
 from nightshift.train_toml.config import Config
-from nightshift.train_toml.locks import OPPONENT, RATIO
+from nightshift.train_toml.keys import OPPONENT, RATIO
 
 LEAST_RATIO = 1e-6
 

@@ -244,9 +244,9 @@ def certified(story: Story, record: Record) -> str:
     if best is None or best.number != record.number or best is campaign.kept[0] or standing is None:
         return "Not certified: it is not the incumbent of a campaign with a gain."
     for comparison in reversed(read_comparisons(story.ledger)[0]):
-        is_it = (comparison.branch, comparison.rules_hash) == (record.branch, record.rules_hash)
-        if is_it and comparison.split == "test" and comparison.configs["incumbent"] == record.config_hash:
-            gain = _gain(comparison.difference, comparison.interval)
+        plan, wanted = comparison.plan, ("test", record.branch, record.rules_hash, record.config_hash)
+        if (plan.split, plan.branch, plan.rules_hash, plan.configs["incumbent"]) == wanted:
+            gain = _gain(comparison.estimate.difference, comparison.estimate.interval)
             verdict = comparison.verdict
             return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."
     gain = _gain(standing.difference, standing.difference_interval)

@@ -1,7 +1,7 @@
 """A study of Optuna in a journal file, which its loader and optuna-dashboard open.
 
 A trial's value is its eval_score, which was measured; what is believed of it stands in its attributes. Parameters are
-the keys that a train.toml of the campaign writes: numbers in their box (proposers/boxes.py), widened to what was tried,
+the keys that a train.toml of the campaign writes: numbers in their box (proposers/space.py), widened to what was tried,
 anything else among the values that were. A crash is FAIL.
 """
 

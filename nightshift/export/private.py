@@ -2,7 +2,7 @@
 
 Paths of two names or more are replaced wherever they stand, known ones and all that begins with them even where they
 have blanks; of secrets the values of variables that are called so, what looks like a token of a known service, and
-whoever an address names before an @. In JSON it is the texts that are looked at: a number stays a number.
+whoever an address names before an @.
 """
 
 from __future__ import annotations
@@ -63,27 +63,6 @@ class Private:
     def _without_paths(self, text: str) -> str:
         return _ANY_PATH.sub(PLACE, self._places.sub(PLACE, text))
 
-    def data(self, data: bytes) -> bytes:
-        """The same for the bytes of a text or of JSON, as they are where nothing of it is private; what is no UTF-8 in
-        a text becomes question marks."""
-        try:
-            value = json.loads(data, object_pairs_hook=_once)
-            plain = self._value(value)
-            return data if plain == value else json.dumps(plain, ensure_ascii=False).encode(errors="replace")
-        except (ValueError, RecursionError):  # no JSON, or none that says one thing
-            return self.text(data.decode(errors="replace")).encode(errors="replace")
-
-    def _value(self, value: Any) -> Any:
-        match value:
-            case str():
-                return self.text(value)
-            case list():
-                return [self._value(each) for each in value]
-            case dict():
-                return {self.text(name): self._value(each) for name, each in value.items()}
-            case _:
-                return value
-
 
 def _any_of(texts: Any, after: str = "", before: str = "") -> re.Pattern[str]:
     """What finds each of them, the longest first, as it is or as JSON writes it; where there is none, nothing."""
@@ -94,10 +73,3 @@ def _any_of(texts: Any, after: str = "", before: str = "") -> re.Pattern[str]:
 
 def _named(address: str) -> str:
     return _NAMED.sub(f"{SECRET}@", address)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """ValueError for a name that stands twice: of the first nothing would be looked at."""
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice")
-    return found

@@ -13,17 +13,218 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from nightshift.errors import UsageError
+from nightshift.files import read_file, write_atomically
 from nightshift.guard import doorstep
 from nightshift.guard.clone import EVIDENCE_NAME, Clone
-from nightshift.guard.login import Login, home_of
-from nightshift.guard.places import Places, cover, file_places, is_shown, program_places, system_places
+
+MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What a program needs of the person: variables (patterns of names), and files of a folder.
+
+    `folder`: its name in HOME, and the variable that may name another. `credential` holds tokens that the program
+    renews: the one file that is taken back.
+    """
+
+    variables: tuple[str, ...] = ()
+    folder: tuple[str, str] = ("", "")
+    credential: str = ""
+    settings: tuple[str, ...] = ()
+
+    def copy_in(self, environ: Mapping[str, str], home: Path) -> bytes | None:
+        """Copy what there is of it below the new `home`; the credential as it was."""
+        copied = dict[str, bytes]()
+        for name in filter(None, (self.credential, *self.settings)):
+            source, target = self._source(environ) / name, home / self.folder[0] / name
+            if source.is_file() and source.stat().st_size <= MAX_BYTES:  # people link them from elsewhere
+                target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                copied[name] = source.read_bytes()
+                target.touch(mode=0o600)
+                target.write_bytes(copied[name])
+        return copied.get(self.credential)
+
+    def take_back(self, environ: Mapping[str, str], home: Path, before: bytes | None) -> tuple[str, ...]:
+        """Replace the person's credential by the agent's, whole; a note where it is not what it should be.
+
+        Call it when no process of the agent is left. `before`: what copy_in gave.
+        """
+        if before is None:
+            return ()
+        there, own = home / self.folder[0] / self.credential, (self._source(environ) / self.credential).resolve()
+        try:
+            if there.resolve() != home.resolve() / self.folder[0] / self.credential:
+                raise ValueError("it is behind a link")
+            after = read_file(there, MAX_BYTES)
+            if after == before:
+                return ()
+            if _keys(after) != _keys(before):
+                raise ValueError("its keys are others")
+            if own.read_bytes() != before:
+                raise ValueError(f"{own} has changed meanwhile")
+            write_atomically(own, after, mode=0o600)
+        except (OSError, ValueError, RecursionError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            return (f"the {self.credential} that it left was not taken back: {reason}",)
+        return ()
+
+    def _source(self, environ: Mapping[str, str]) -> Path:
+        name, variable = self.folder
+        return Path(environ[variable]).expanduser() if environ.get(variable) else home_of(environ) / name
+
+
+def home_of(environ: Mapping[str, str]) -> Path:
+    """The person's home folder."""
+    return Path(environ.get("HOME") or Path.home()).absolute()
+
+
+def _keys(text: bytes) -> set[str]:
+    return set(msgspec.json.decode(text, type=dict[str, Any]))
+
+
+Places = dict[Path, tuple[str, ...]]
+
+_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/home/linuxbrew/.linuxbrew")
+# What programs need to load, to find a host and to trust it; of /etc nothing else, which may hold secrets.
+_ETC = """
+    ld.so.cache ld.so.conf ld.so.conf.d alternatives crypto-policies localtime services protocols
+    resolv.conf hosts host.conf nsswitch.conf gai.conf ssl/certs ssl/cert.pem ssl/openssl.cnf
+    pki/tls/certs pki/tls/cert.pem pki/tls/openssl.cnf pki/ca-trust/extracted ca-certificates/extracted
+"""
+_MAX_HEAD = 256  # bytes of a script in which its interpreter stands
+
+
+def system_places() -> Places:
+    """Programs, libraries, name resolution and certificates of this machine, to read."""
+    places: Places = {Path(name): ("--ro-bind", name) for name in _SYSTEM if Path(name).is_dir()}
+    for path in Path("/").iterdir():
+        if path.name in ("bin", "sbin") or path.name.startswith("lib"):
+            places[path] = (
+                ("--symlink", os.fspath(path.readlink())) if path.is_symlink() else ("--ro-bind", os.fspath(path))
+            )
+    for path in (Path("/etc", name) for name in _ETC.split()):
+        if path.exists():  # /etc/resolv.conf is often a link into /run: its file, and nothing else of it
+            places[path] = ("--ro-bind", os.fspath(path.resolve()))
+    return places
+
+
+def program_places(words: Sequence[str], search: str, places: Places, hidden: Sequence[Path]) -> Places:
+    """`places`, with the program that `words` begin with, its interpreter and package, and the files that they name.
+
+    `search`: the person's PATH. UsageError if one of them is hidden.
+    """
+    found, program = dict(places), shutil.which(words[0], path=search)
+    waiting = [Path(program)] if program and Path(program).is_absolute() else []  # any other lies in the clone
+    seen = set[Path]()
+    while waiting:
+        steps = _steps(waiting.pop())
+        for folder in [folder for step in steps for folder in _package(step)]:
+            # Not the checkout's .venv; nor a HOME in which somebody made an environment.
+            if not _is_below(folder, hidden) and folder / ".cache" not in hidden:
+                found |= {} if is_shown(folder, found, hidden) else {folder: ("--ro-bind", os.fspath(folder))}
+        found |= expose(steps, found, hidden)
+        waiting += _interpreter(steps[-1], search) if steps[-1] not in seen else []
+        seen.add(steps[-1])
+    for word in words[1:]:
+        if _is_file(word):
+            found |= expose(_steps(Path(word)), found, hidden)
+    return found
+
+
+def file_places(files: Iterable[str], places: Places, hidden: Sequence[Path]) -> Places:
+    """`places`, with these files, as far as they are there and not hidden."""
+    found = dict(places)
+    for name in files:
+        if _is_file(name) and not _is_below(Path(name).resolve(), hidden):
+            found |= expose(_steps(Path(name)), found, hidden)
+    return found
+
+
+def expose(steps: Sequence[Path], places: Places, hidden: Sequence[Path]) -> Places:
+    """The links that lead to a file, and the file. UsageError if it is hidden."""
+    *links, real = steps
+    if _is_below(real, hidden):
+        raise UsageError(
+            f"the agent's {real} lies where no agent may look", "Install it in a folder of its own; or --sandbox none."
+        )
+    found: Places = {link: ("--symlink", os.fspath(link.readlink())) for link in links}
+    found[real] = ("--ro-bind", os.fspath(real))
+    return {path: option for path, option in found.items() if path not in places and not is_shown(path, places, hidden)}
+
+
+def cover(places: Places, hidden: Sequence[Path]) -> Places:
+    """`places`, with an empty folder over all that is hidden and would be seen in one of them."""
+    shown = [(place, option[1]) for place, option in places.items() if option[0] == "--ro-bind"]
+    return places | {
+        place / path.relative_to(source): ("--tmpfs",)
+        for place, source in shown
+        for path in hidden
+        if path.is_relative_to(source) and os.access(path, os.F_OK) and path.is_dir()
+    }
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).is_absolute() and Path(name).is_file()
+
+
+def _is_below(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def is_shown(path: Path, places: Places, hidden: Sequence[Path] = ()) -> bool:
+    """True if it lies in a folder that is shown already, and is not covered there."""
+    folders = [place for place, option in places.items() if option[0] == "--ro-bind" and path.is_relative_to(place)]
+    return bool(folders) and not _is_below(path, [place for place in hidden if _is_below(place, folders)])
+
+
+def _steps(path: Path) -> list[Path]:
+    """All links on the way to a file, each without links before it, and the file that it is at last."""
+    links, real, parts = list[Path](), Path("/"), [*path.parts[1:]]
+    while parts:
+        step = Path(os.path.normpath(real / parts.pop(0)))
+        if step.is_symlink():
+            links.append(step)
+            parts = [*step.readlink().parts, *parts]
+        else:
+            real = step
+    return [*links, real]
+
+
+def _package(path: Path) -> list[Path]:
+    """The folders that a program does not run without."""
+    parts, top = path.parts, path.parent.parent
+    if "node_modules" in parts:
+        return [Path(*parts[: parts.index("node_modules") + 1])]
+    if (top / "pyvenv.cfg").is_file() or (top / "conda-meta").is_dir():
+        return [top]
+    if parts[1] == "opt" and len(parts) > 3:
+        return [Path(*parts[:3])]
+    return [*top.glob("lib/python3*"), *top.glob("lib/libpython*")] if path.name.startswith("python") else []
+
+
+def _interpreter(program: Path, search: str) -> list[Path]:
+    """What the first line of a script names; nothing for another program."""
+    words = list[str]()
+    with suppress(OSError), program.open("rb") as file:
+        mark, _, line = file.read(_MAX_HEAD).partition(b"\n")[0].partition(b"#!")
+        words = [] if mark else os.fsdecode(line).split()
+    if words and Path(words[0]).name == "env":
+        named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
+        words = [found] if (found := shutil.which(named, path=search)) else []
+    return [Path(words[0])] if words and _is_file(words[0]) else []
+
 
 HOME = Path("/agent")  # inside; below /tmp, Codex would not keep its helpers
 _VARIABLES = """

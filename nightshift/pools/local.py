@@ -22,9 +22,8 @@ import psutil
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.pools import Submitted, announce, verified
-from nightshift.processes.child import Child
 from nightshift.processes.slots import Slot, layout
-from nightshift.processes.supervise import ProcessGroup, engine_environment
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.records import Result
 from nightshift.waiting import waiting

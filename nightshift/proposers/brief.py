@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nightshift.campaign.campaign import difference
 from nightshift.campaign.expected import Expected, expected
-from nightshift.campaign.idea import difference
 from nightshift.campaign.standing import Z95
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nightshift.files import read_rows
 from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.processes.child import tail
+from nightshift.processes.supervise import tail
 from nightshift.proposers import Context
 from nightshift.proposers.notebook import NOTEBOOK_NAME, notebook
 from nightshift.records import Record

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 
 from nightshift.errors import UsageError
-from nightshift.guard.login import Login
+from nightshift.guard.wall import Login
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from nightshift.proposers.throughput import LEAST_STEPS, Plan
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.edit import ABSENT, set_values
-from nightshift.train_toml.keys import KEYS, applies, resolve, variants
-from nightshift.train_toml.locks import CURRICULUM
+from nightshift.train_toml.keys import CURRICULUM, KEYS, applies, resolve, variants
 from nightshift.train_toml.values import Key, Value
 
 

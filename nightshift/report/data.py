@@ -206,7 +206,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     )
     cost, unpaid = _cost(ledger, shown)
     comparisons, unread = read_comparisons(ledger)
-    certified = next((c for c in reversed(comparisons) if c.split == "test"), None)
+    certified = next((c for c in reversed(comparisons) if c.plan.split == "test"), None)
     obsolete = _obsolete(certified, branch, rules_hash, campaign) if certified else None
     return Morning(
         branch,
@@ -217,7 +217,7 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         obsolete,
         campaign,
         cost,
-        tuple(c for c in comparisons if c.split == "validation" and c.branch == branch),
+        tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
         (*notes, *unpaid, *unread),
     )
 
@@ -235,13 +235,14 @@ def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Cost, list[str]]:
 
 
 def _obsolete(certified: Comparison, branch: str, rules_hash: str, campaign: Campaign) -> str | None:
-    if certified.branch != branch:
-        return f"it is of branch {certified.branch}"
-    if certified.rules_hash != rules_hash:
-        return f"it was made under other rules ({certified.rules_hash})"
+    plan = certified.plan
+    if plan.branch != branch:
+        return f"it is of branch {plan.branch}"
+    if plan.rules_hash != rules_hash:
+        return f"it was made under other rules ({plan.rules_hash})"
     wanted = [record.config_hash for record in (*campaign.kept[:1], campaign.incumbent) if record is not None]
-    if wanted != [certified.configs[side] for side in ("baseline", "incumbent")]:
-        return f"it compares {certified.names['incumbent']} with {certified.names['baseline']}"
+    if wanted != [plan.configs[side] for side in ("baseline", "incumbent")]:
+        return f"it compares {plan.names['incumbent']} with {plan.names['baseline']}"
     return None
 
 

@@ -78,7 +78,7 @@ def _believed(morning: Morning, change: str, sentence: str) -> Headline:
     if difference > 0 >= low:
         sentence += " The interval includes no gain at all."
     if morning.certificate and not morning.obsolete:
-        certified = points(morning.certificate.difference)
+        certified = points(morning.certificate.estimate.difference)
         if morning.certificate.verdict == "better":
             return Headline(f"Better, certified: {certified}", sentence, "good")
         if morning.certificate.verdict == "worse":
@@ -123,7 +123,7 @@ def elsewhere_lines(morning: Morning) -> list[str]:
     """A sentence for each comparison on another environment, or with another budget."""
     return [
         f"Elsewhere: {'+'.join(c.environments)}, {c.budget_seconds:g} s of training, {c.model}: {c.verdict}, "
-        f"{c.names['incumbent']} against {c.names['baseline']}: {_measured(c)}."
+        f"{c.plan.names['incumbent']} against {c.plan.names['baseline']}: {_measured(c)}."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in c.notes)
         for c in morning.elsewhere
     ]
@@ -132,9 +132,10 @@ def elsewhere_lines(morning: Morning) -> list[str]:
 def _measured(c: Comparison) -> str:
     """`0.500 -> 0.600, +10.0 pp, 95 % interval +4.0 to +16.0 pp`, and what else was measured."""
     strict = f"; strict {score(c.strict_scores[0])} {_ARROW} {score(c.strict_scores[1])}" if c.strict_scores else ""
-    parts = "".join(f"; {p.environment} alone {points(p.difference)}, {_span(p.interval)}" for p in c.parts)
-    change = f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, {points(c.difference)}"
-    return f"{change}, 95 % interval {_span(c.interval)}{strict}{parts}"
+    each = c.by_environment.items()
+    parts = "".join(f"; {name} alone {points(e.difference)}, {_span(e.interval)}" for name, e in each)
+    change = f"{score(c.baseline_score)} {_ARROW} {score(c.incumbent_score)}, {points(c.estimate.difference)}"
+    return f"{change}, 95 % interval {_span(c.estimate.interval)}{strict}{parts}"
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -18,8 +18,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import KEYS
-from nightshift.train_toml.locks import LOCKS, SHARED
+from nightshift.train_toml.keys import KEYS, LOCKS, SHARED
 from nightshift.train_toml.values import Key, Kind
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 

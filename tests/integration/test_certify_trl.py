@@ -39,7 +39,7 @@ def test_a_real_certificate(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read_comparisons(setup.ledger) == ([made], [])
     assert made.num_seeds == {"baseline": 1, "incumbent": 1}
     assert made.num_examples == 32
-    assert made.interval[0] < made.difference < made.interval[1]
+    assert made.estimate.interval[0] < made.estimate.difference < made.estimate.interval[1]
     assert 0.1 < made.baseline_score < 0.9  # the base model scores 0.43 before any training
     assert "its prior was taken" in made.notes[0]
     assert len(counted_looks(setup.ledger.runs_dir)) == 1

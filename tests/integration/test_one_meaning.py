@@ -23,8 +23,7 @@ from nightshift.proposers.brief import describe
 from nightshift.proposers.history import history, load_configs
 from nightshift.records import Failure, Record, Verdict
 from nightshift.report.page import render, view_of, write_report
-from nightshift.show import experiment_lines
-from nightshift.status import status_lines
+from nightshift.status import experiment_lines, status_lines
 from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
 

@@ -27,7 +27,7 @@ from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
 from nightshift.records import Decoding, Failure, Outcome, Progress, Training
 from nightshift.train_toml.config import parse
-from nightshift.watched import ending
+from nightshift.worker import ending
 from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules

@@ -15,7 +15,7 @@ import pytest
 
 from nightshift import environments
 from nightshift.engines.downloads import data_problem
-from nightshift.engines.prime_rl.copies import environment_files
+from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.evaluation import evaluate
 from nightshift.records import Completion, Weights
 from nightshift.rules_toml import rules_here

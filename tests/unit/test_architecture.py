@@ -20,11 +20,11 @@ LINE = """
     status
     export
     views
-    night show
+    night
     live
     running
     console report
-    certify own_environment flags
+    certify own_environment
     experiment
     baseline
     runs
@@ -33,7 +33,7 @@ LINE = """
     pools
     guard
     worker
-    evaluation health sealed watched
+    evaluation health sealed
     engines
     campaign
     git
@@ -43,7 +43,6 @@ LINE = """
     train_toml processes
     metrics
     rules_toml
-    tasksets model_place
     rules
     records request
     cost decision_rules

@@ -80,9 +80,9 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
     assert made.num_examples == NUM_SELECTION
     assert (made.access, made.level, made.verdict) == (1, 0.025, "better")
     assert made.strict_scores == pytest.approx((made.baseline_score, made.incumbent_score))  # all end with `#### n`
-    assert made.interval[0] < made.difference < made.interval[1]
-    assert made.interval[0] > 0.1
-    assert made.difference == pytest.approx(made.incumbent_score - made.baseline_score)
+    low, high = made.estimate.interval
+    assert 0.1 < low < made.estimate.difference < high
+    assert made.estimate.difference == pytest.approx(made.incumbent_score - made.baseline_score)
     first = RULES.seed(FIRST_SEED_INDEX)
     assert run_names(kept) == [
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
@@ -267,7 +267,7 @@ def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_elsewhere_is_compared_on_the_validation_split_and_corrected_by_holm(kept: Setup) -> None:
     places = tasks(kept, 1, budget_seconds=2.0)
     (answer,) = certify(places)
-    assert (answer.split, answer.access, answer.level) == ("validation", None, 0.05)
+    assert (answer.plan.split, answer.access, answer.level) == ("validation", None, 0.05)
     assert answer.budget_seconds == 2.0
     assert counted_looks(kept.ledger.runs_dir) == []
     assert any("the gain may be flattered" in note for note in answer.notes)
@@ -288,9 +288,9 @@ def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(
 def test_two_commits_are_compared(kept: Setup) -> None:
     revisions = {"baseline": "HEAD~1", "incumbent": "HEAD"}
     (answer,) = certify(tasks(kept, 1, revisions=revisions))
-    assert answer.names == revisions
-    assert (answer.split, answer.access) == ("test", 1)
-    assert answer.difference > 0
+    assert answer.plan.names == revisions
+    assert (answer.plan.split, answer.access) == ("test", 1)
+    assert answer.estimate.difference > 0
     with pytest.raises(UsageError, match="both commits have the same train"):
         tasks(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
     with pytest.raises(UsageError, match="--incumbent 1234567: no train"):

@@ -18,7 +18,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
-from nightshift.certify.certify import FreshRun, Task, _parts
+from nightshift.certify.certify import FreshRun, Task, _by_environment
 from nightshift.console import summary
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
@@ -204,12 +204,12 @@ def test_a_certificate_has_a_row_for_each() -> None:
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
     sides = [[sealed("baseline", 1, low, high)], [sealed("incumbent", 2, high, high)]]
     task = cast(Task, SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL)))
-    one, other = _parts(task, sides)
-    assert (one.environment, one.baseline_score, one.incumbent_score) == ("a", 0.25, 0.5)
-    assert one.difference == pytest.approx(0.25)
-    assert one.interval[0] < 0.25 < one.interval[1]
-    assert other.difference == 0.0
-    assert _parts(task, [[FreshRun(side, 1, tuple(low), "e")] for side in ("baseline", "incumbent")]) == ()
+    found = _by_environment(task, sides)
+    assert [*found] == ["a", "b"]
+    assert found["a"].difference == pytest.approx(0.25)
+    assert found["a"].interval[0] < 0.25 < found["a"].interval[1]
+    assert found["b"].difference == 0.0
+    assert _by_environment(task, [[FreshRun(side, 1, tuple(low), "e")] for side in ("baseline", "incumbent")]) == {}
 
 
 def test_training_takes_the_environments_by_their_ratio() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from nightshift.engines import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, checks, is_ready, table
-from nightshift.engines.prime_rl import machine
-from nightshift.engines.prime_rl.machine import check_machine
+from nightshift.engines.prime_rl import installation as machine
+from nightshift.engines.prime_rl.installation import check_machine
 from tests.prime_rl_plans import launch_of, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, Card, StandInNvml

@@ -9,8 +9,21 @@ from typing import Any
 
 import pytest
 
-from nightshift.train_toml.keys import KEYS, describe_keys, is_inner, is_name, nearest, variants
-from nightshift.train_toml.locks import CURRICULUM, LOCKS, OPPONENT, RATIO, SHARED, SOURCE, lock
+from nightshift.train_toml.keys import (
+    CURRICULUM,
+    KEYS,
+    LOCKS,
+    OPPONENT,
+    RATIO,
+    SHARED,
+    SOURCE,
+    describe_keys,
+    is_inner,
+    is_name,
+    lock,
+    nearest,
+    variants,
+)
 from nightshift.train_toml.values import Key, Kind, Problem, accept
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(

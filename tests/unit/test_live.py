@@ -28,7 +28,7 @@ from nightshift.metrics import PROGRESS_NAME
 from nightshift.processes.supervise import interruptible
 from nightshift.records import ATTEMPT, Phase, Progress
 from nightshift.running import RunLine
-from nightshift.show import experiment_lines
+from nightshift.status import experiment_lines
 from nightshift.waiting import Wait, innermost, lasted, waiting
 from nightshift.worker import JOB_NAME, Job
 from tests.recorded_nights import stored_night

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.certify.estimate import Estimate
 from nightshift.errors import EngineError, NightshiftError, UsageError
 from nightshift.export.model import copy_model
 from nightshift.export.private import Private
@@ -146,7 +147,7 @@ def test_the_folder_one_stands_in_is_filled_and_what_a_kill_left_goes(
 
 
 def test_the_card_of_what_is_certified_has_its_interval(ledger: Ledger, tmp_path: Path) -> None:
-    with_certificate(ledger, certificate_for(ledger, difference=0.25, interval=(0.1, 0.4)))
+    with_certificate(ledger, certificate_for(ledger, estimate=Estimate(0.25, 0.1, 9.0, (0.1, 0.4))))
     exported(ledger, tmp_path / "best")
     exported(ledger, tmp_path / "first", 1)
     assert (

@@ -23,8 +23,7 @@ from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
 from nightshift.errors import UsageError
 from nightshift.rules_toml import Chosen, rules_of
 from nightshift.train_toml.config import parse
-from nightshift.train_toml.keys import KEYS, variants
-from nightshift.train_toml.locks import OPPONENT, RATIO, SOURCE
+from nightshift.train_toml.keys import KEYS, OPPONENT, RATIO, SOURCE, variants
 from nightshift.train_toml.values import Key, Kind
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,7 @@ from nightshift.errors import ConfigError
 from nightshift.processes.supervise import engine_environment
 from nightshift.train_toml.config import parse
 from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import ANY, BY_PRESET, KEYS
-from nightshift.train_toml.locks import SOURCE, lock
+from nightshift.train_toml.keys import ANY, BY_PRESET, KEYS, SOURCE, lock
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines.downloads import data_problem
-from nightshift.engines.prime_rl import copies
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
+from nightshift.engines.prime_rl import installation as copies
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.installer import Installer, pin_model

@@ -23,12 +23,16 @@ from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.request import Request
 from nightshift.train_toml.config import parse
+from tests import rules as known_rules
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
 from tests.conftest import git
-from tests.rules import ARITHMETIC_TRL, ONE_WORLD
+from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
 from tests.stand_ins import quick
 
+ONE_WORLD = replace(
+    known_rules.ONE_WORLD, prior_sd=0.08, seed_sd=0.02, take_back=0.008
+)  # as 0.1.0 had it for arithmetic
 RULES = ARITHMETIC_TRL.decision
 NUM = 400
 Story = Sequence[tuple[str, Sequence[float]]]  # settings and the scores of each experiment's runs

@@ -132,9 +132,9 @@ def test_the_kept_chain_is_that_of_the_branch_that_is_asked_for(tmp_path: Path) 
 # The certificate
 
 
-def certified_line(root: Path, **changes: Any) -> str:
+def certified_line(root: Path, plan: dict[str, Any] | None = None, **changes: Any) -> str:
     ledger = stored(root, judged(STORY))
-    with_certificate(ledger, certificate_for(ledger, **changes))
+    with_certificate(ledger, certificate_for(ledger, plan, **changes))
     return certificate_line(gather(ledger, None, BRANCH))
 
 
@@ -157,7 +157,7 @@ def test_a_certificate_is_told_with_its_interval_its_level_and_its_access(tmp_pa
     ],
 )
 def test_a_certificate_of_something_else_says_so_first(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    line = certified_line(tmp_path, **changes)
+    line = certified_line(tmp_path, changes)
     assert line.startswith("Not of this incumbent")
     assert reason in line
 
@@ -175,7 +175,9 @@ def test_a_damaged_certificate_is_named_and_certifies_nothing(tmp_path: Path, da
 
 def test_what_was_compared_elsewhere_has_a_line_of_its_own(tmp_path: Path) -> None:
     ledger = stored(tmp_path, judged(STORY))
-    elsewhere = certificate_for(ledger, split="validation", environments=("countdown",), access=None, notes=("a note",))
+    elsewhere = certificate_for(
+        ledger, {"split": "validation"}, environments=("countdown",), access=None, notes=("a note",)
+    )
     with_certificate(ledger, elsewhere)
     found = gather(ledger, None, BRANCH)
     assert certificate_line(found).startswith("Not certified yet")

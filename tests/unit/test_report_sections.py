@@ -34,10 +34,10 @@ from tests.stand_in_campaign import build
 from tests.unit.test_report_data import STORY, crash
 
 
-def morning(root: Path, records: list[Record], **certified: Any) -> Morning:
+def morning(root: Path, records: list[Record], plan: dict[str, Any] | None = None, **certified: Any) -> Morning:
     ledger = stored(root, records)
-    if certified:
-        with_certificate(ledger, certificate_for(ledger, **certified))
+    if certified or plan:
+        with_certificate(ledger, certificate_for(ledger, plan, **certified))
     return gather(ledger, None, BRANCH)
 
 
@@ -67,7 +67,7 @@ def test_the_headline_does_not_contradict_the_certificate(
 
 
 def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:
-    found = morning(tmp_path, judged(SURE), branch="autoresearch/other")
+    found = morning(tmp_path, judged(SURE), {"branch": "autoresearch/other"})
     assert text.headline(found).title.startswith("Better: 0.5")
 
 

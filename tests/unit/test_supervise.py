@@ -22,8 +22,7 @@ import pytest
 from nightshift.errors import EngineError, Interrupted
 from nightshift.files import free_disk_gb
 from nightshift.processes import supervise
-from nightshift.processes.child import Child
-from nightshift.processes.supervise import ProcessGroup, engine_environment, interruptible
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment, interruptible
 from nightshift.processes.watchdog import ProcessTree, is_alive
 from tests.waiting import HANG_SECONDS, wait_for
 

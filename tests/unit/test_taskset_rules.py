@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nightshift.engines.prime_rl.copies import environment_files
 from nightshift.engines.prime_rl.effective import effective
+from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.errors import UsageError
 from nightshift.rules import Rules
 from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of

@@ -201,9 +201,9 @@ def test_comparisons_have_their_shapes() -> None:
 
 
 def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm() -> None:
-    no_number = replace(COMPARISON, stderr=float("nan"), branch="\udc80")
+    no_number = replace(COMPARISON, level=float("nan"), model="\udc80")
     plain = json.loads(encoded(compared.Certified(comparisons=(no_number,))))
-    assert plain["comparisons"][0]["stderr"] is None
+    assert plain["comparisons"][0]["level"] is None
 
 
 def test_a_narrow_terminal_gets_the_same_line(recorded: Path) -> None:

@@ -13,9 +13,20 @@ from nightshift.errors import UsageError
 from nightshift.git.repo import Repo
 from nightshift.guard.clone import Clone
 from nightshift.guard.doorstep import key_filter
-from nightshift.guard.login import MAX_BYTES, Login
-from nightshift.guard.places import Places, cover, program_places, system_places
-from nightshift.guard.wall import FORMS, Form, Wall, build_argv, choose, hidden_places
+from nightshift.guard.wall import (
+    FORMS,
+    MAX_BYTES,
+    Form,
+    Login,
+    Places,
+    Wall,
+    build_argv,
+    choose,
+    cover,
+    hidden_places,
+    program_places,
+    system_places,
+)
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login(("OPENAI_*",), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",))

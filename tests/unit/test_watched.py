@@ -16,8 +16,7 @@ from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, re
 from nightshift.records import CURVE_POINTS, Outcome, Phase, Progress, Record
 from nightshift.request import Request
 from nightshift.setup import Setup
-from nightshift.watched import curve, ending
-from nightshift.worker import JOB_NAME, Job
+from nightshift.worker import JOB_NAME, Job, curve, ending
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup

@@ -16,8 +16,7 @@ from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.errors import ConfigError
 from nightshift.rules import NO_CARD, EnvironmentRules, Rules
 from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import resolve
-from nightshift.train_toml.locks import CURRICULUM, OPPONENT, SOURCE
+from nightshift.train_toml.keys import CURRICULUM, OPPONENT, SOURCE, resolve
 from nightshift.train_toml.values import Value, value_text
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))

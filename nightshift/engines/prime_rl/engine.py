@@ -17,21 +17,23 @@ from nightshift import environments
 from nightshift.engines import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes
 from nightshift.engines.prime_rl.causes import PortTaken
-from nightshift.engines.prime_rl.copies import write_copy
 from nightshift.engines.prime_rl.effective import effective
 from nightshift.engines.prime_rl.installation import (
+    ENGINE,
     ENV_VAR,
+    MIN_DRIVER,
     Installation,
     Pins,
     cache_dir,
+    check_machine,
     examine,
     installed_versions,
     model_folder,
     problems,
+    write_copy,
 )
 from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, free_ports
-from nightshift.engines.prime_rl.machine import ENGINE, MIN_DRIVER, check_machine
 from nightshift.engines.prime_rl.prepare import prepare
 from nightshift.engines.prime_rl.proof import READER, prove
 from nightshift.engines.prime_rl.remains import sweep

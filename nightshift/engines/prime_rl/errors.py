@@ -15,8 +15,7 @@ from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.text import clean
 from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import is_inner, variants
-from nightshift.train_toml.locks import SHARED, lock
+from nightshift.train_toml.keys import SHARED, is_inner, lock, variants
 from nightshift.train_toml.text import line_of
 from nightshift.train_toml.values import value_text
 

@@ -8,20 +8,175 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import resource
+import shutil
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
+from nightshift.campaign.closing import MODELS_GB
 from nightshift.engines import Check
 from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
-from nightshift.engines.prime_rl.copies import environment_files, environments_hash, files_of, missing
-from nightshift.engines.prime_rl.machine import ENGINE, check_machine
+from nightshift.engines.prime_rl.launch import free_ports
+from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
+from nightshift.files import free_disk_gb
 from nightshift.processes.gpus import Gpu
-from nightshift.rules import Rules
+from nightshift.rules import TASKSET_FOLDERS, Rules
+
+ENGINE = "prime-rl"
+MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built
+# One run: three broadcasts at once of 1.3 GB (494 M parameters in bf16, the tied head of 136 M once more), the kept
+# model, traces, logs.
+RUN_DISK_GB = 6.0
+BROADCAST_GB = 1.3
+_GLIBC = (2, 28)  # vllm-0.26.0+cu129-cp38-abi3-manylinux_2_28; flash-attn's wheel names none
+_ARCHITECTURES = ("x86_64", "aarch64")  # of the same wheels, and of flash-attn's
+_SHM_GB = 0.5  # runs on a CPU left segments of 168 MB there; a container has 64 MB by default
+_OPEN_FILES = 1024  # 512 answers are asked for at once, each a connection; vLLM raises its own limit
+
+
+def check_machine(root: Path, rules: Rules) -> list[Check]:
+    """The machine's lines of `nightshift doctor` for the checkout at `root`. A self-play run keeps more weights."""
+    num_kept = CURVE_STEPS * any(environment.is_game for environment in rules.environments)
+    parts = {"wheels": _wheels, "compiler": _compiler, "shared memory": _shm, "open files": _files, "ports": _ports}
+    found = []
+    for part, look in (*parts.items(), ("disk", lambda: _disk(root, num_kept)), ("WSL", _wsl)):
+        try:
+            found.append(Check(ENGINE, part, detail=look()))
+        except EngineError as error:
+            found.append(Check(ENGINE, part, error))
+    return [check for check in found if not check.ok or check.detail]
+
+
+def _wheels() -> str:
+    machine, (libc, version) = platform.machine(), platform.libc_ver()
+    if platform.system() != "Linux" or machine not in _ARCHITECTURES:
+        cause = f"{platform.system()} {machine}: torch, vLLM and flash-attn have wheels for Linux on x86_64 and aarch64"
+        raise EngineError(cause, "Run it elsewhere, or use --engine trl.")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if libc != "glibc" or numbers < _GLIBC:
+        cause = f"{f'{libc} {version}'.strip() or 'an unknown libc'}: vLLM's wheel is for glibc 2.28 or newer"
+        raise EngineError(cause, "Run a container of Ubuntu 22.04 or newer: docs/gpus.md.")
+    return f"{machine}, glibc {version}: vLLM's wheel wants 2.28"
+
+
+def _compiler() -> str:
+    """Triton builds its launchers with a C compiler, under torch.compile in trainer and server."""
+    found = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if found is None:
+        raise EngineError("no cc, gcc or clang: Triton compiles with one as it starts", "Run: sudo apt install gcc.")
+    nvcc = shutil.which("nvcc") or "no nvcc, which FlashInfer's sampler alone would need"
+    return f"{found}; {nvcc}; VLLM_USE_FLASHINFER_SAMPLER=0 is set"
+
+
+def _shm(folder: Path = Path("/dev/shm")) -> str:
+    free = free_disk_gb(folder)
+    if free < _SHM_GB:
+        cause = f"{free:.2f} GB are free in {folder}, where vLLM's processes share memory; a run wants {_SHM_GB:g}"
+        raise EngineError(cause, f"Run: sudo mount -o remount,size=8G {folder}; a container: docker run --shm-size=8g.")
+    return f"{free:.1f} GB free in {folder}"
+
+
+def _files() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _OPEN_FILES:
+        cause = f"a process may open {soft} files, and 512 answers are asked for at once"
+        raise EngineError(cause, f"Run: ulimit -n {min(hard, 65_536) if hard > 0 else 65_536}; then this again.")
+    return f"{soft} a process (ulimit -n)"
+
+
+def _ports() -> str:
+    ports = free_ports()
+    return f"five in a row are free on the loopback, such as {ports.inference} to {ports.rendezvous}"
+
+
+def _disk(root: Path, num_kept: int) -> str:
+    free = free_disk_gb(root)
+    run = RUN_DISK_GB + BROADCAST_GB * num_kept
+    night = run + MODELS_GB  # and the models of kept experiments, of which no more are left
+    if free < run:
+        cause = f"{free:.1f} GB of disk are free for {root / 'runs'}, a run needs {run:g}"
+        raise EngineError(cause, "Run: du -sh runs/*; then delete old ones.")
+    few = "" if free >= night else ", and fewer are free: du -sh runs/* shows what can go"
+    return f"{free:.1f} GB free; a run needs {run:g}, a night with its kept models {night:g}{few}"
+
+
+def _wsl() -> str:
+    if "microsoft" not in platform.release().lower():
+        return ""
+    return f"{os.uname().release}: VLLM_WSL2_ENABLE_PIN_MEMORY=1 is set; keep the checkout off /mnt/c"
+
+
+_TRAINING = """from nightshift_gsm8k.harness import ChatHarness
+from nightshift_taskset.training import training_set
+
+__all__ = ["ChatHarness", "TrainingSet"]
+"""
+
+
+def environment_files(root: Path, rules: Rules) -> dict[str, bytes]:
+    """What runs need on PYTHONPATH, by name: packages, but for compiled files. Other environments may come and go. Of
+    somebody's taskset prime-rl gets the training set, by a package that is written here."""
+    folders = {folder for one in rules.environments for folder in (TASKSET_FOLDERS if one.taskset else one.folders)}
+    packages = [path.parent for folder in folders for path in (root / folder).glob("*/__init__.py")]
+    written = {}
+    for one in rules.environments:
+        if one.taskset is not None:
+            packages.append(one.taskset.place(root))
+            packages += [path.parent for beside in one.taskset.beside(root) for path in beside.glob("*/__init__.py")]
+            named = {name: getattr(one, name) for name in ("args", "num_selection", "num_train")}
+            spec = asdict(one.taskset) | named
+            text = f"{_TRAINING}TrainingSet = training_set({spec!r})\n"
+            written[f"{one.package}/__init__.py"] = text.encode()
+    return files_of(packages) | written
+
+
+def write_copy(folder: Path, root: Path, rules: Rules) -> None:
+    """The files as they are now, below `folder` by the hash of their bytes; never a link to files that may change."""
+    files = environment_files(root, rules)
+    target = folder / environments_hash(files)
+    temporary = target.with_name(f"{target.name}.tmp")
+    for place in (temporary, target):
+        shutil.rmtree(place, ignore_errors=True)
+    for name, data in files.items():
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).write_bytes(data)
+    temporary.replace(target)
+
+
+def environments_hash(files: Mapping[str, bytes]) -> str:
+    """16 hex digits over their names and bytes."""
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def files_of(packages: Sequence[Path]) -> dict[str, bytes]:
+    """Their files by name."""
+    return {
+        path.relative_to(package.parent).as_posix(): path.read_bytes()
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def missing(rules: Rules, site_packages: Path) -> Iterator[str]:
+    """`name==version` of what environments require and one of Python does not have; of ours in that version."""
+    for one in rules.environments:
+        for version in one.versions:
+            name, _, wanted = version.partition("==")
+            there = {found.version for found in metadata.distributions(name=name, path=[str(site_packages)])}
+            if not there or not (one.taskset or wanted in there):
+                yield version
+
 
 ENV_VAR = "NIGHTSHIFT_PRIME_RL"
 PREPARE = "Run: uv run prepare.py --engine prime-rl."

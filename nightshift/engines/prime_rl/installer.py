@@ -19,7 +19,6 @@ from subprocess import TimeoutExpired
 from filelock import FileLock, Timeout
 
 from nightshift.engines import Note
-from nightshift.engines.prime_rl.copies import write_copy
 from nightshift.engines.prime_rl.installation import (
     SUBMODULES,
     Installation,
@@ -27,6 +26,7 @@ from nightshift.engines.prime_rl.installation import (
     environments_problem,
     model_folder,
     packages_problem,
+    write_copy,
 )
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, free_disk_gb, write_atomically

@@ -14,9 +14,8 @@ from filelock import FileLock, Timeout
 
 from nightshift.engines import Note
 from nightshift.engines.downloads import prepare_data, prepare_model
-from nightshift.engines.prime_rl.installation import Installation, model_problem
+from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
 from nightshift.engines.prime_rl.installer import Installer, pin_model
-from nightshift.engines.prime_rl.machine import MIN_DRIVER
 from nightshift.errors import EngineError, UsageError
 from nightshift.processes.gpus import gpu_problems
 from nightshift.rules import Rules

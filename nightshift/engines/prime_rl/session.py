@@ -31,9 +31,8 @@ from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_fold
 from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
-from nightshift.processes.child import Child
 from nightshift.processes.gpus import PeakMemory, nvml_session
-from nightshift.processes.supervise import ProcessGroup, engine_environment
+from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 from nightshift.train_toml.config import Config
 

@@ -31,7 +31,7 @@ from nightshift.records import Weights
 from nightshift.rules import NO_CARD, Rules
 from nightshift.rules_toml import MODELS
 from nightshift.train_toml.config import Config
-from nightshift.train_toml.locks import OPPONENT, RATIO
+from nightshift.train_toml.keys import OPPONENT, RATIO
 from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
