@@ -21,7 +21,7 @@ import click
 
 from nightshift.command import run
 from nightshift.engines import ENGINES
-from nightshift.request import Request, prediction_in
+from nightshift.records import Request, prediction_in
 from nightshift.shell import FOLDER, Command, use_prime_rl
 
 ROOT = Path(__file__).resolve().parent

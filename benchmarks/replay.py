@@ -20,9 +20,8 @@ import click
 import recorded
 
 from nightshift.campaign.campaign import Campaign, ordered
-from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import expected_then
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Counts, expected_then
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.records import Record
 from nightshift.rules_toml import Chosen, rules_of

@@ -1,4 +1,4 @@
-"""How much of an experiment's wall-clock is training, on the trl engine; and what a warm parent could save.
+"""How much of an experiment's wall-clock is training, on the trl engine.
 
 \b
     uv run benchmarks/where_the_time_goes.py                         3 experiments of 60 s, 7 minutes
@@ -6,13 +6,11 @@
 
 Whole processes of the real run.py in a clone of this checkout, on its default train.toml: a baseline, then experiments
 that repeat it with new seeds, one run each. `harness` is all that head and worker take beside the trainer's start,
-training and evaluation: their own starts too. The trainer's start is taken apart once more in one that does nothing
-else: what it imports is all that a parent which has imported everything before could save, whatever keeps it warm.
+training and evaluation: their own starts too.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -20,22 +18,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import click
-import psutil
 from machine import RESULTS, machine, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.engines.trl.engine import TRAINER  # noqa: E402
-from nightshift.entry import isolated  # noqa: E402
 from tests import checkouts  # noqa: E402
-
-EXIT_SECONDS = 30.0
 
 Row = dict[str, Any]
 
@@ -58,40 +50,11 @@ def measure_experiment(root: Path, budget_seconds: float, python: str = sys.exec
     return {**parts, "harness": wall_seconds - sum(parts.values()), "all": wall_seconds}
 
 
-def measure_start(clone: Path, folder: Path) -> Row:
-    """The start of a trainer like that of the first run: its parts, CPU seconds, and memory when it is ready."""
-    (spec_path,) = clone.glob("runs/0001/run-1/attempt-0/spec.json")
-    spec = json.loads(spec_path.read_text())
-    spec |= {"metrics_path": str(folder / "metrics.jsonl"), "weights_dir": str(folder / "weights")}
-    path = folder / "spec.json"
-    path.write_text(json.dumps(spec))
-    began = time.monotonic()
-    argv = isolated(str(TRAINER), str(path))
-    with subprocess.Popen(argv, cwd=folder, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as trainer:
-        assert trainer.stdin is not None
-        assert trainer.stdout is not None
-        ready = json.loads(trainer.stdout.readline())
-        seconds = time.monotonic() - began
-        process = psutil.Process(trainer.pid)
-        times, memory = process.cpu_times(), process.memory_info().rss
-        trainer.stdin.close()
-        trainer.wait(EXIT_SECONDS)
-    parts = ready["seconds"]
-    return {
-        "interpreter": seconds - sum(parts.values()),
-        **parts,
-        "all": seconds,
-        "cpu_seconds": times.user + times.system,
-        "memory_mb": memory / 1e6,
-    }
-
-
-def summarize(experiments: Sequence[Row], start: Row) -> Row:
-    """Medians, shares of the whole, and the most that a warm parent could save of it."""
+def summarize(experiments: Sequence[Row]) -> Row:
+    """Medians, and shares of the whole."""
     medians = {name: statistics.median(row[name] for row in experiments) for name in experiments[0]}
     shares = {name: seconds / medians["all"] for name, seconds in medians.items() if name != "all"}
-    could_save = min(start["import"] + start["interpreter"], medians["start-up of the trainer"])
-    return {"seconds": medians, "shares": shares, "warm_parent_saves_at_most": could_save / medians["all"]}
+    return {"seconds": medians, "shares": shares}
 
 
 def table(result: Row) -> str:
@@ -99,13 +62,7 @@ def table(result: Row) -> str:
     seconds, shares = result["seconds"], result["shares"]
     lines = [f"{'phase of an experiment of one run':36}{'seconds':>9}{'share':>8}"]
     lines += [f"  {name:34}{seconds[name]:9.1f}{100 * share:7.1f}%" for name, share in shares.items()]
-    lines += [f"  {'all':34}{seconds['all']:9.1f}", "", "start-up of a trainer"]
-    lines += [
-        f"  {name:34}{result['start'][name]:9.2f}" for name in ("interpreter", "import", "model", "trainer", "all")
-    ]
-    lines.append(f"  {'its CPU seconds':34}{result['start']['cpu_seconds']:9.2f}")
-    saved = 100 * result["warm_parent_saves_at_most"]
-    lines.append(f"a parent that has imported everything saves at most {saved:.1f} % of the wall-clock")
+    lines.append(f"  {'all':34}{seconds['all']:9.1f}")
     return "\n".join(lines)
 
 
@@ -120,9 +77,7 @@ def main(runs: int, budget_seconds: float, output: Path) -> None:
         clone = checkouts.clone(Path(name) / "clone", "autoresearch/time")
         measure_experiment(clone, budget_seconds)  # the baseline, of more than one run
         experiments = [measure_experiment(clone, budget_seconds) for _ in range(runs)]
-        start = measure_start(clone, Path(name))
-    result = {"budget_seconds": budget_seconds, "experiments": experiments, "start": start}
-    result |= summarize(experiments, start)
+    result = {"budget_seconds": budget_seconds, "experiments": experiments, **summarize(experiments)}
     command = f"uv run benchmarks/where_the_time_goes.py --runs {runs} --budget-seconds {budget_seconds:g}"
     write_result(output, command, result, kind)
     print(table(result))

@@ -19,8 +19,7 @@ from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME, Head
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
-from nightshift.records import Record
-from nightshift.request import Request
+from nightshift.records import Record, Request
 from nightshift.runs import as_json
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config

@@ -16,7 +16,7 @@ from nightshift.cli_exports import export_command
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 from nightshift.live import at_work
-from nightshift.request import Request
+from nightshift.records import Request
 from nightshift.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
 from nightshift.status import status_lines, wait_for_verdict
 
@@ -276,7 +276,8 @@ def verify_command(head: str | None, as_json: bool) -> None:
     lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
     lines.append(f"chain:    {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
     if as_json:
-        from nightshift.views import checked, encoded
+        from nightshift.views import compared as checked
+        from nightshift.views import encoded
 
         console.print_json(encoded(checked.verified(found)))
     else:

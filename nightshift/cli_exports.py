@@ -77,7 +77,8 @@ def _written(form: str, story: Story, root: Path, named: Path | None, experiment
 
 
 def _bytes(form: str, story: Story) -> bytes:
-    from nightshift.export import optuna_journal, table
+    from nightshift.export import optuna_journal
+    from nightshift.export import story as table
 
     return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)
 

@@ -18,8 +18,7 @@ from nightshift.files import read_file
 from nightshift.git.repo import CONFIG_NAME
 from nightshift.live import TerminalReporter, at_work
 from nightshift.processes.gpus import num_gpus
-from nightshift.records import ATTEMPT
-from nightshift.request import Request
+from nightshift.records import ATTEMPT, Request
 from nightshift.rules_toml import rules_here
 from nightshift.status import exit_code
 from nightshift.train_toml.config import diff, load, parse
@@ -172,7 +171,8 @@ def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = F
         found = checks(root, rules, dict(os.environ), flags)
         found += [check_agent(agent, root, dict(os.environ))] if agent else []
     if as_json:
-        from nightshift.views import checked, encoded
+        from nightshift.views import compared as checked
+        from nightshift.views import encoded
 
         print_json(encoded(checked.examined(found, rules)))
     else:

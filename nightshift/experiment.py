@@ -26,8 +26,7 @@ from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.health import Conditions, digest
 from nightshift.metrics import METRICS_NAME, read_steps
 from nightshift.processes.slots import Slot
-from nightshift.records import Failure, Record
-from nightshift.request import Request
+from nightshift.records import Failure, Record, Request
 from nightshift.runs import as_json, cancel, hash_of, next_run, submit
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, diff, load

@@ -26,9 +26,8 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import fold_sound
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.standing import Z95, Expected, expected, expected_then
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
 _FIRST = ("description", "prediction", "mechanism", "refuted_by", "proposer", "told_outcome", "lesson", "diff", "base")

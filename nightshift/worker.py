@@ -30,8 +30,7 @@ from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftErro
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
 from nightshift.files import read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
-from nightshift.processes.gpus import nvml_session
-from nightshift.processes.load import Watch, watching
+from nightshift.processes.gpus import Watch, nvml_session, watching
 from nightshift.processes.supervise import engine_environment, interruptible, limit_life
 from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
 from nightshift.rules import Rules

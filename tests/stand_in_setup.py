@@ -18,8 +18,7 @@ from nightshift.engines.trl.engine import TrlEngine
 from nightshift.experiment import run_experiment
 from nightshift.git.repo import Repo
 from nightshift.guard.surroundings import Surroundings
-from nightshift.records import Progress
-from nightshift.request import Request
+from nightshift.records import Progress, Request
 from nightshift.rules import Rules
 from nightshift.setup import Setup
 from tests.conftest import git

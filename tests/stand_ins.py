@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
 from nightshift.guard.surroundings import Surroundings  # noqa: E402
-from nightshift.processes.load import Watch  # noqa: E402
+from nightshift.processes.gpus import Watch  # noqa: E402
 from nightshift.records import Load  # noqa: E402
 from nightshift.rules import Rules  # noqa: E402
 from nightshift.rules_toml import rules_here  # noqa: E402

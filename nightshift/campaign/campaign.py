@@ -15,9 +15,8 @@ import numpy as np
 from nightshift.campaign import decision
 from nightshift.campaign.belief import UNUSED, Belief, Floats
 from nightshift.campaign.decision import Tested
-from nightshift.campaign.expected import Expected, last_expected
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
-from nightshift.campaign.standing import Standing, fresh, standing_of, supports
+from nightshift.campaign.standing import Expected, Standing, fresh, last_expected, standing_of, supports
 from nightshift.errors import UsageError
 from nightshift.records import Judgement, Record, Verdict
 from nightshift.train_toml.config import keys_of

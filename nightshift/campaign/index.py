@@ -19,9 +19,8 @@ import numpy as np
 from nightshift.campaign.belief import Belief
 from nightshift.campaign.campaign import Campaign, Idea, ordered
 from nightshift.campaign.chain import sha256
-from nightshift.campaign.expected import Expected
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.standing import Standing
+from nightshift.campaign.standing import Expected, Standing
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
 from nightshift.records import Record

@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from nightshift.campaign.belief import Array
-from nightshift.campaign.expected import Expected
+from nightshift.campaign.standing import Expected
 from nightshift.errors import UsageError
 from nightshift.records import Part, Record
 

@@ -7,16 +7,120 @@ it, and undecided where the odds are even.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nightshift.campaign.belief import Array, Belief
 from nightshift.decision_rules import DecisionRules
-from nightshift.records import Record, Verdict
+from nightshift.records import Failure, Record, Verdict
+
+if TYPE_CHECKING:
+    from nightshift.campaign.campaign import Campaign
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of experiments. The baseline is compared with nothing, so it is not one of the `kept`; of these some are
+    `taken_back`. What a person, a kill or a reboot cut off is `interrupted`: no crash."""
+
+    num_experiments: int = 0
+    baseline: int = 0
+    kept: int = 0
+    taken_back: int = 0
+    discarded: int = 0
+    crashed: int = 0
+    by_machinery: int = 0  # of the crashed: no fault of the config
+    interrupted: int = 0
+    undecided: int = 0  # in flight, or cut off and not closed yet
+
+    @classmethod
+    def of(cls, records: Iterable[Record], taken_back: Collection[int] = ()) -> Counts:
+        """`taken_back`: numbers of the keeps that the incumbent does not stand on (any more)."""
+        records = list(records)
+        kept = [r.number for r in records if r.is_keep and r.parent is not None]
+        crashes = [r.failure for r in records if r.status == Verdict.CRASH]
+        discarded = sum(r.status == Verdict.DISCARD for r in records)
+        baseline = sum(r.is_keep for r in records) - len(kept)
+        return cls(
+            num_experiments=len(records),
+            baseline=baseline,
+            kept=len(kept),
+            taken_back=len({*kept} & {*taken_back}),
+            discarded=discarded,
+            crashed=len(crashes) - crashes.count(Failure.INTERRUPTED),
+            by_machinery=crashes.count(Failure.MACHINERY),
+            interrupted=crashes.count(Failure.INTERRUPTED),
+            undecided=len(records) - baseline - len(kept) - len(crashes) - discarded,
+        )
+
+    def __str__(self) -> str:
+        """One line: `30 experiments: the baseline, 5 kept (1 taken back), 24 discarded, 0 crashed`."""
+        parts = [
+            "the baseline" if self.baseline else "",
+            f"{self.kept} kept" + (f" ({self.taken_back} taken back)" if self.taken_back else ""),
+            f"{self.discarded} discarded",
+            f"{self.crashed} crashed" + (f" ({self.by_machinery} by machinery)" if self.by_machinery else ""),
+            f"{self.interrupted} interrupted" if self.interrupted else "",
+            f"{self.undecided} without a verdict" if self.undecided else "",
+        ]
+        whole = f"{self.num_experiments:,} experiment{'' if self.num_experiments == 1 else 's'}"
+        return f"{whole}: {', '.join(filter(None, parts))}"
+
+
+def num_since_keep(decided: Sequence[Record]) -> int:
+    """Of decided experiments, in their order, how many came since the last keep; repeats try nothing."""
+    tried = [r for r in decided if r.is_keep or r.status == Verdict.CRASH or (r.judgement and r.judgement.delta)]
+    return next((i for i, r in enumerate(reversed(tried)) if r.is_keep), len(tried))
+
+
+class Expected(NamedTuple):
+    """A difference of scores, a fraction: posterior mean and standard deviation."""
+
+    mean: float
+    stderr: float
+
+    def __str__(self) -> str:
+        """`+2.4 ± 4.9 pp`, the second half of its 95 % interval."""
+        return f"{100 * self.mean:+.1f} ± {100 * Z95 * self.stderr:.1f} pp"
+
+
+def expected_then(record: Record) -> Expected | None:
+    """Candidate less parent as its verdict had it; None for the baseline, a repeat, a crash."""
+    judged = record.judgement
+    if judged is None or judged.delta is None or judged.delta_stderr is None:
+        return None
+    return Expected(judged.delta, judged.delta_stderr)
+
+
+def expected(campaign: Campaign, record: Record) -> Expected | None:
+    """The same as believed now; what was believed last, where one of the ideas is forgotten: it was clearly worse."""
+    then, belief, own = expected_then(record), campaign.belief, campaign.ideas.get(record.number)
+    places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
+    if then is None or belief is None:
+        return then
+    made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
+    made_from = made_from if record.base is None else frozenset(record.base)
+    is_known_set = record.base is not None and not record.diff  # one run again: no idea of its own
+    if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
+        return campaign.last_expected.get(record.number, then)
+    ideas = made_from if own is None else made_from - own.replaced | {record.number}
+    candidate = np.isin(belief.ideas, [int(belief.ideas[0]), *ideas])
+    mean, sd = belief.of(candidate - belief.set_of(places[0]))
+    return Expected(float(mean), float(sd))
+
+
+def last_expected(before: Campaign, after: Campaign) -> dict[int, Expected]:
+    """Of the experiments that one step made impossible to tell, what was believed before it."""
+    gone = before.ideas.keys() - after.ideas.keys()
+    records = [r for r in before.decided if r.number in gone or gone & {*(r.base or ())}] if gone else []
+    found = {record.number: expected(before, record) for record in records}
+    return {number: each for number, each in found.items() if each is not None}
+
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations
 DECIDED = 0.6  # with less the odds are nearly even

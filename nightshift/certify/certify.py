@@ -35,7 +35,7 @@ from nightshift.files import read_json, remove_tree, write_json
 from nightshift.guard.freeze import require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.processes.gpus import num_gpus
-from nightshift.records import ATTEMPT, Failure, Part
+from nightshift.records import ATTEMPT, Evaluation, Failure, Result
 from nightshift.rules_toml import rules_elsewhere
 from nightshift.runs import job_of, submit_job
 from nightshift.sealed import Look, count, counted_looks
@@ -72,18 +72,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class FreshRun:
-    """One finished run: its scores, or the `cause` why its training failed. `taken`: the share of the machine that
-    others took, 0 to 1."""
+    """One finished run: `run.json`. `proof`: whether the scored weights are those of the file."""
 
     side: str
     seed: int
-    scores: tuple[float, ...] = ()
-    examples_sha256: str = ""
-    cause: str | None = None
-    strict_score: float | None = None
-    proof: str | None = None  # whether the scored weights are those of the file
-    parts: tuple[Part, ...] = ()
-    taken: float | None = None
+    result: Result
+    proof: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,50 +379,39 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         for path in folder.glob(f"{ATTEMPT}/*"):  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log"):
                 remove_tree(path)
-    run = FreshRun(side, seed, taken=result.load.taken if result.load else None)
-    if evaluation is None:
-        run = replace(run, cause=result.training.cause or "no cause known")
-    else:
-        run = replace(
-            run,
-            scores=evaluation.example_scores,
-            examples_sha256=evaluation.examples_sha256,
-            strict_score=evaluation.strict_score,
-            proof=proof,
-            parts=evaluation.parts,
-        )
+    run = FreshRun(side, seed, result, proof)
     with setup.ledger.lock():
         write_json(folder / RUN_NAME, run)
         setup.ledger.enter(folder / RUN_NAME)
-    text = f"crashed: {run.cause}" if run.cause else f"{fmean(weighted(run.scores, run.parts)):.4f}"
+    text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
 
 
-def _evaluated(runs: Iterable[FreshRun], side: str) -> list[FreshRun]:
-    return [run for run in runs if run.side == side and run.scores]
+def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
+    return [run.result.evaluation for run in runs if run.side == side and run.result.evaluation is not None]
 
 
 def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
     """The difference over all environments. EngineError if a side has no run, UsageError if the examples changed."""
-    for side in SIDES:
-        if not _evaluated(runs, side):
-            cause = next((run.cause for run in runs if run.side == side), "the machinery broke")
+    sides = {side: _evaluations(runs, side) for side in SIDES}
+    for side, evaluations in sides.items():
+        if not evaluations:
+            cause = next((run.result.training.cause for run in runs if run.side == side), "the machinery broke")
             raise EngineError(f"no run of the {side} came through: {cause}", "Mend that, then repeat the command.")
-    if len({run.examples_sha256 for run in runs if run.scores}) > 1:
+    if len({evaluation.examples_sha256 for evaluations in sides.values() for evaluation in evaluations}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
         raise UsageError("the examples changed since this comparison began", fix)
-    scores = [[weighted(run.scores, run.parts) for run in _evaluated(runs, side)] for side in SIDES]
+    scores = [[weighted(e.example_scores, e.parts) for e in evaluations] for evaluations in sides.values()]
     return estimate(scores[0], scores[1], task.setup.rules.decision)
 
 
 def _comparison(
     task: Task, runs: Sequence[FreshRun], result: Estimate, verdict: str, level: float, access: int
 ) -> Comparison:
-    setup, sides = task.setup, [_evaluated(runs, side) for side in SIDES]
-    means = [fmean(float(weighted(run.scores, run.parts).mean()) for run in side) for side in sides]
-    strict = [[run.strict_score for run in side if run.strict_score is not None] for side in sides]
-    has_strict = all(len(known) == len(side) for known, side in zip(strict, sides, strict=True))
+    setup, sides = task.setup, [_evaluations(runs, side) for side in SIDES]
+    strict = [[e.strict_score for e in evaluations if e.strict_score is not None] for evaluations in sides]
+    has_strict = all(len(known) == len(evaluations) for known, evaluations in zip(strict, sides, strict=True))
     return Comparison(
         plan=task.plan,
         created=setup.now().isoformat(timespec="milliseconds"),
@@ -439,10 +422,10 @@ def _comparison(
         level=level,
         access=None if task.plan.access is None else access,
         estimate=result,
-        baseline_score=means[0],
-        incumbent_score=means[1],
-        num_seeds={side: len(evaluated) for side, evaluated in zip(SIDES, sides, strict=True)},
-        num_examples=len(sides[0][0].scores),
+        baseline_score=fmean(e.eval_score for e in sides[0]),
+        incumbent_score=fmean(e.eval_score for e in sides[1]),
+        num_seeds={side: len(evaluations) for side, evaluations in zip(SIDES, sides, strict=True)},
+        num_examples=len(sides[0][0].example_scores),
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
         by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
@@ -450,11 +433,11 @@ def _comparison(
     )
 
 
-def _by_environment(task: Task, sides: Sequence[Sequence[FreshRun]]) -> dict[str, Estimate]:
+def _by_environment(task: Task, sides: Sequence[Sequence[Evaluation]]) -> dict[str, Estimate]:
     """The difference on each environment, where there are several."""
     estimates = {}
     for index, part in enumerate(sides[0][0].parts):
-        baseline, incumbent = ([split(run.scores, run.parts)[index] for run in side] for side in sides)
+        baseline, incumbent = ([split(e.example_scores, e.parts)[index] for e in side] for side in sides)
         estimates[part.environment] = estimate(baseline, incumbent, task.setup.rules.decision)
     return estimates
 
@@ -463,11 +446,11 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     """What a reader should know beside the numbers."""
     notes = [result.note] if result.note else []
     for run in runs:
-        name = f"{run.side}, seed {run.seed}"
-        notes += [f"{name}: crashed: {run.cause}"] if run.cause else []
+        name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.load
+        notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
-        if run.taken is not None and run.taken >= BUSY:
-            notes.append(f"{name}: others took {run.taken:.0%} of the machine while it trained")
+        if load is not None and load.taken >= BUSY:
+            notes.append(f"{name}: others took {load.taken:.0%} of the machine while it trained")
     if num_lost := 2 * task.plan.num_seeds - len(runs):
         notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to failures of machinery")
     if task.unused_keys:

@@ -44,12 +44,11 @@ from nightshift.night.state import (
 )
 from nightshift.night.text import message, write_summary
 from nightshift.pools.survivors import survivors
-from nightshift.processes.load import taken_now
+from nightshift.processes.gpus import taken_now
 from nightshift.processes.supervise import interruptible
 from nightshift.proposers import Context, Proposal, Proposer
-from nightshift.records import Failure, Load, Record
+from nightshift.records import Failure, Load, Record, Request
 from nightshift.report.slices import shown_examples
-from nightshift.request import Request
 from nightshift.rules import covered_files
 from nightshift.runs import cancel, next_run
 from nightshift.setup import Setup

@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import expected, expected_then
+from nightshift.campaign.standing import Counts, expected, expected_then
 from nightshift.cost import NOTHING, Cost, runs_cost
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.files import write_atomically

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 
 from nightshift.campaign.campaign import difference
-from nightshift.campaign.expected import Expected, expected
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.standing import Z95, Expected, expected
 from nightshift.proposers import Context
 from nightshift.proposers import history as memory
 from nightshift.proposers.notebook import belied, calibrations, lessons

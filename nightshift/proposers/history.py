@@ -11,9 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.expected import Expected, expected
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Expected, expected
 from nightshift.errors import UsageError
 from nightshift.records import Record, Verdict
 from nightshift.train_toml.config import Config, changed_keys, changes_of, parse, spelled

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nightshift.campaign.counts import num_since_keep
-from nightshift.campaign.expected import expected_then
-from nightshift.campaign.standing import Z95
-from nightshift.records import Record
-from nightshift.request import POINTS
+from nightshift.campaign.standing import Z95, expected_then, num_since_keep
+from nightshift.records import POINTS, Record
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"

@@ -13,11 +13,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.standing import Z95, Standing
+from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected, expected_then
 from nightshift.certify.certify import Comparison, read_comparisons
 from nightshift.cost import Cost, campaign_cost, runs_cost
 from nightshift.errors import UsageError

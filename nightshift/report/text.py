@@ -10,9 +10,8 @@ from datetime import datetime
 from markupsafe import Markup
 
 from nightshift import text
-from nightshift.campaign.expected import Expected
 from nightshift.campaign.scores import compare
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.standing import Z95, Expected
 from nightshift.certify.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
 

@@ -281,8 +281,8 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
 }  # fmt: skip
 
-# Where train.toml is silent they are as the memory of the cards allows (engines/prime_rl/effective.py): not by prime-rl's
-# defaults, and so writing one down is a change.
+# Where train.toml is silent, the memory of the cards decides (engines/prime_rl/effective.py), not prime-rl's default.
+# So writing one down is a change.
 BY_PRESET = frozenset(f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)
 _ENTRIES: dict[str, tuple[Key, ...]] = {path: tuple(same) for path, same in groupby(KEYS, lambda key: key.path)}

@@ -1,7 +1,7 @@
 """What commands say, as data: one JSON object on stdout for `--json`, and what their text is made from.
 
-Each is a Struct here with its `kind` and `version`; docs/schemas holds their JSON Schemas, which schemas.py makes of
-these types. Names are those that people see; scores and differences of scores are fractions, seconds are wall-clock,
+Each is a Struct here with its `kind` and `version`; docs/schemas holds their JSON Schemas, which tools/schemas.py
+makes of these types. Names are those that people see; scores and differences of scores are fractions, seconds are wall-clock,
 and null is "not measured".
 """
 

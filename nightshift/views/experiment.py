@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.expected import expected, expected_then
 from nightshift.campaign.results import figures
+from nightshift.campaign.standing import expected, expected_then
 from nightshift.records import Failure, Record, Verdict
 from nightshift.train_toml.config import Change, changes_of
 from nightshift.views import Part

@@ -9,9 +9,9 @@ from typing import Literal
 
 import psutil
 
-from nightshift.campaign.counts import Counts
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.campaign.standing import Counts
 from nightshift.cost import Cost, campaign_cost
 from nightshift.night.state import NightState, decided, load
 from nightshift.night.text import next_stop

@@ -37,7 +37,7 @@ from hypothesis import HealthCheck, Phase, configuration
 
 from benchmarks.machine import RESULTS, machine, table, write_result
 from nightshift import command
-from nightshift.request import Request
+from nightshift.records import Request
 from nightshift.shell import in_one_line
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.certify.certify import certify, read_comparisons, tasks
 from nightshift.experiment import run_experiment
-from nightshift.request import Request
+from nightshift.records import Request
 from nightshift.sealed import counted_looks
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL

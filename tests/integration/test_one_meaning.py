@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.standing import Z95
+from nightshift.campaign.standing import Z95, Counts, Expected, expected, expected_then
 from nightshift.console import summary
 from nightshift.cost import runs_cost
 from nightshift.night.text import one_line

@@ -25,9 +25,8 @@ from nightshift.git.repo import Repo
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.proposers import Context, Proposal
-from nightshift.records import Failure, Outcome, Record
+from nightshift.records import Failure, Outcome, Record, Request
 from nightshift.report.page import render, view_of
-from nightshift.request import Request
 from nightshift.setup import Setup
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children

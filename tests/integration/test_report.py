@@ -22,8 +22,8 @@ from msgspec import Raw
 
 from nightshift import console
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.expected import expected
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import expected
 from nightshift.records import Judgement, Verdict
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report

@@ -108,8 +108,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: Any) -> None:
     worker = start(max_steps=3)
-    ready = worker.events("ready")
-    assert set(ready[-1]["seconds"]) == {"import", "model", "trainer"}
+    worker.events("ready")
     examples = data.load("selection", 120)
     prompts = [data.messages(example) for example in examples]
 

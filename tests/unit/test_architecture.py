@@ -44,7 +44,7 @@ LINE = """
     metrics
     rules_toml
     rules
-    records request
+    records
     cost decision_rules
     files
     entry errors

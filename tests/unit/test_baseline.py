@@ -15,8 +15,7 @@ from nightshift.campaign.verify import verify
 from nightshift.command import plan
 from nightshift.errors import Interrupted
 from nightshift.experiment import run_experiment
-from nightshift.records import Failure, Record
-from nightshift.request import Request
+from nightshift.records import Failure, Record, Request
 from nightshift.setup import Setup
 from tests.conftest import git
 from tests.stand_in_setup import furnish, make_setup

@@ -18,7 +18,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
-from nightshift.certify.certify import FreshRun, Task, _by_environment
+from nightshift.certify.certify import Task, _by_environment
 from nightshift.console import summary
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
@@ -196,20 +196,22 @@ def test_an_evaluation_weighs_what_it_measures() -> None:
     assert list(found.example_scores) == [1, 0, 0, 0, 1, 0]
 
 
-def test_a_certificate_has_a_row_for_each() -> None:
-    def sealed(side: str, seed: int, first: Sequence[float], second: Sequence[float]) -> FreshRun:
-        parts = (part("a", first, 1.0), part("b", second, 1.0))
-        return FreshRun(side, seed, (*first, *second), "e", parts=parts)
+def test_a_certificate_has_an_estimate_for_each() -> None:
+    def evaluated(*scores: Sequence[float]) -> Evaluation:
+        parts = tuple(part(name, each, 1.0) for name, each in zip("ab", scores, strict=False))
+        evaluation = a_result(0.5, 1).evaluation
+        assert evaluation is not None
+        return replace(evaluation, scores=packed([s for each in scores for s in each]), parts=parts)
 
     low, high = [1.0, 0.0, 0.0, 0.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20
-    sides = [[sealed("baseline", 1, low, high)], [sealed("incumbent", 2, high, high)]]
     task = cast(Task, SimpleNamespace(setup=SimpleNamespace(rules=ARITHMETIC_TRL)))
-    found = _by_environment(task, sides)
+    found = _by_environment(task, [[evaluated(low, high)], [evaluated(high, high)]])
     assert [*found] == ["a", "b"]
     assert found["a"].difference == pytest.approx(0.25)
     assert found["a"].interval[0] < 0.25 < found["a"].interval[1]
     assert found["b"].difference == 0.0
-    assert _by_environment(task, [[FreshRun(side, 1, tuple(low), "e")] for side in ("baseline", "incumbent")]) == {}
+    alone = replace(evaluated(low, low), parts=())
+    assert _by_environment(task, [[alone], [alone]]) == {}
 
 
 def test_training_takes_the_environments_by_their_ratio() -> None:

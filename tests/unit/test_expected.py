@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from nightshift.campaign.campaign import Campaign, ordered
-from nightshift.campaign.expected import Expected, expected, expected_then
 from nightshift.campaign.index import last_campaign
+from nightshift.campaign.standing import Expected, expected, expected_then
 from nightshift.records import Record
 from tests.recorded_nights import records
 

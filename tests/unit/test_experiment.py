@@ -17,8 +17,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import run_experiment
-from nightshift.records import Failure, Outcome, Record
-from nightshift.request import Request
+from nightshift.records import Failure, Outcome, Record, Request
 from nightshift.setup import Setup
 from tests.campaigns import judged, stored
 from tests.conftest import git, living_children

@@ -23,8 +23,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli import commands
 from nightshift.export.optuna_journal import as_journal
 from nightshift.export.private import PLACE, SECRET, Private
-from nightshift.export.story import Story
-from nightshift.export.table import as_csv, cell
+from nightshift.export.story import Story, as_csv, cell
 from nightshift.records import Record
 from nightshift.train_toml.config import parse
 from nightshift.views.experiment import outcome_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.expected import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import expected
 from nightshift.errors import UsageError
 from nightshift.proposers.history import (
     KeyHistory,

@@ -21,8 +21,7 @@ from nightshift.campaign.results import column_of, columns, figures
 from nightshift.cli import commands
 from nightshift.errors import EngineError, UsageError
 from nightshift.export.optuna_journal import as_journal
-from nightshift.export.story import Story, scores
-from nightshift.export.table import as_csv
+from nightshift.export.story import Story, as_csv, scores
 from nightshift.files import whole_folder
 from nightshift.records import Part
 from tests.campaigns import a_record, a_result

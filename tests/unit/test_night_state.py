@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.expected import expected
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import expected
 from nightshift.cost import NOTHING, Cost
 from nightshift.errors import UsageError
 from nightshift.night import state as states

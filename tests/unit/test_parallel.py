@@ -21,8 +21,7 @@ from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
-from nightshift.records import ATTEMPT, Failure, Outcome, Record, Result, Training
-from nightshift.request import Request
+from nightshift.records import ATTEMPT, Failure, Outcome, Record, Request, Result, Training
 from nightshift.setup import Setup
 from nightshift.train_toml.edit import set_values
 from nightshift.worker import Job

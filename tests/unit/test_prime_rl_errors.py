@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nightshift.engines.prime_rl.errors import Refusal, explain, read_verdict
+from nightshift.engines.prime_rl.session import Refusal, explain, read_verdict
 from nightshift.train_toml.config import parse
 from tests.prime_rl_plans import SHIPPED, launch_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nightshift.engines.prime_rl import remains as shared_memory
 from nightshift.engines.prime_rl.remains import LOOK_SECONDS, TRACE_NAME, Remains, sweep
-from nightshift.processes import shared_memory
 
 DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
 

@@ -18,10 +18,9 @@ from nightshift.experiment import run_experiment
 from nightshift.night.text import one_line
 from nightshift.proposers.brief import describe
 from nightshift.proposers.history import history
-from nightshift.records import Record, Verdict
+from nightshift.records import Record, Request, Verdict
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from nightshift.request import Request
 from nightshift.train_toml.config import parse
 from tests import rules as known_rules
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored

@@ -17,11 +17,10 @@ from nightshift.certify.certify import COMPARISON_NAME
 from nightshift.errors import UsageError
 from nightshift.metrics import Step
 from nightshift.records import Failure, Judgement, Record, Verdict
-from nightshift.report.chart import CHARACTER_WIDTH, Dot, Label, Size, place, short_names
+from nightshift.report.chart import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
 from nightshift.report.data import Morning, gather
 from nightshift.report.diff import kept_chain
 from nightshift.report.markdown import markdown, markdown_code
-from nightshift.report.panels import key_panels
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
 from nightshift.status import status_lines

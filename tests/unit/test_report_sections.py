@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.campaign.expected import Expected
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Expected
 from nightshift.proposers.history import load_configs
 from nightshift.records import Failure, Load, Record
-from nightshift.report import compare, text
-from nightshift.report.coordinates import coordinates
+from nightshift.report import page as compare
+from nightshift.report import text
 from nightshift.report.data import Morning, gather
-from nightshift.report.importance import WIDTH, importances
+from nightshift.report.importance import WIDTH, coordinates, importances
 from nightshift.report.markdown import summary
-from nightshift.report.page import render, view_of
+from nightshift.report.page import render, settings, view_of
 from nightshift.report.rows import detailed, rows
-from nightshift.report.settings import settings
 from nightshift.report.slices import shown_examples
 from nightshift.report.timing import timeline
 from tests.browsing import NOW

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.proposers.notebook import calibrations, predicted
-from nightshift.request import prediction_in
+from nightshift.records import prediction_in
 from tests.campaigns import campaign
 
 

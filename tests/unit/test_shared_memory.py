@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.processes import shared_memory
-from nightshift.processes.shared_memory import FOLDER, mapped, remove
+from nightshift.engines.prime_rl import remains as shared_memory
+from nightshift.engines.prime_rl.remains import FOLDER, mapped, remove
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no /dev/shm here")

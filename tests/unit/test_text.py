@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.errors import UsageError
-from nightshift.request import Request
+from nightshift.records import Request
 from nightshift.text import clean
 
 TEXTS = {

@@ -16,13 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nightshift import command
-from nightshift.campaign.counts import Counts
-from nightshift.campaign.expected import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.standing import Counts, expected
 from nightshift.cli import commands
 from nightshift.records import Failure, Judgement, Verdict
-from nightshift.views import compared, encoded, schemas
+from nightshift.views import compared, encoded
 from tests.campaigns import COMPARISON, a_record
 from tests.checkouts import commit_all
 from tests.recorded_nights import stored_night
@@ -30,6 +29,9 @@ from tests.stand_in_campaign import BRANCH, build
 from tests.terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import schemas  # noqa: E402
 
 
 def furnished(root: Path, branch: str) -> Path:
@@ -96,7 +98,7 @@ def checked(text: str) -> dict[str, Any]:
 
 
 def test_the_schemas_in_docs_are_those_of_the_types() -> None:
-    """python -m nightshift.views.schemas docs/schemas writes them."""
+    """uv run tools/schemas.py docs/schemas writes them."""
     folder = ROOT / "docs" / "schemas"
     made = {f"{kind}.json": schemas.text_of(schema) for kind, schema in schemas.schemas().items()}
     assert {path.name: path.read_text() for path in folder.iterdir()} == made

@@ -13,8 +13,7 @@ from nightshift.console import summary
 from nightshift.engines import NoGradient
 from nightshift.experiment import run_experiment
 from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
-from nightshift.records import CURVE_POINTS, Outcome, Phase, Progress, Record
-from nightshift.request import Request
+from nightshift.records import CURVE_POINTS, Outcome, Phase, Progress, Record, Request
 from nightshift.setup import Setup
 from nightshift.worker import JOB_NAME, Job, curve, ending
 from tests.conftest import git

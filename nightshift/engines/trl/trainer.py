@@ -15,7 +15,6 @@ import resource
 import select
 import shutil
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -47,7 +46,6 @@ class Trainer:
     """A policy with its trainer; one method a command."""
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
-        began = time.monotonic()
         from nightshift.engines.trl import grpo, selfplay  # torch and trl: seconds, so inside what reports errors
 
         self._send, self._spec = partial(_send, events), spec
@@ -58,7 +56,6 @@ class Trainer:
 
         wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
         loaded = environments.load(Path(spec["root"]), wanted)
-        imported = time.monotonic()
         import torch
         from transformers import AutoTokenizer
         from transformers.utils import logging
@@ -69,12 +66,10 @@ class Trainer:
         self._tokenizer = AutoTokenizer.from_pretrained(spec["model"], revision=spec.get("model_revision"))
         self._policy = self._load_policy(spec["model"])
         self._said: dict[str, Any] = {}  # by a chat up to an answer of the final policy: its Trace
-        with_model = time.monotonic()
         kind = selfplay.SelfPlay if any(rules.is_game for rules in wanted) else grpo.Trainer
         self._trainer = kind(self._policy, self._tokenizer, loaded, spec, self._send)
         self._trainer.is_stopped = lambda: bool(select.select([0], [], [], 0)[0])  # a command came, or stdin was closed
-        seconds = {"import": imported - began, "model": with_model - imported, "trainer": time.monotonic() - with_model}
-        self._send({"event": "ready", "seconds": seconds})
+        self._send({"event": "ready"})
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """Carry out one command up to its last event. `stop` does no more than end a training by its arrival."""

@@ -1,6 +1,6 @@
 """The JSON Schemas of all views, made from their types: docs/schemas/KIND.json.
 
-python -m nightshift.views.schemas FOLDER       writes them
+uv run tools/schemas.py docs/schemas       writes them
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from nightshift.views import View
-from nightshift.views.checked import Doctor, Verified
-from nightshift.views.compared import Certified, Chain, Diff, Planned
+from nightshift.views.compared import Certified, Chain, Diff, Doctor, Planned, Verified
 from nightshift.views.history import History, Show
 from nightshift.views.status import Status
 
