@@ -213,7 +213,7 @@ def packed(scores: Sequence[float]) -> Raw:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained; shares, 0..1, of what others took (processes/load.py)."""
+    """How busy the machine was while a run trained; shares, 0..1, of what others took (processes/gpus.py)."""
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended

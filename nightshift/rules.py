@@ -38,7 +38,7 @@ MEASURING_CODE = (
     "nightshift/environments.py",
     "nightshift/evaluation.py",
     "nightshift/metrics.py",
-    "nightshift/processes/load.py",
+    "nightshift/processes/gpus.py",
     "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
     "nightshift/worker.py",

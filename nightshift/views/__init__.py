@@ -1,8 +1,8 @@
 """What commands say, as data: one JSON object on stdout for `--json`, and what their text is made from.
 
-Each is a Struct here with its `kind` and `version`; docs/schemas holds their JSON Schemas, which tools/schemas.py
-makes of these types. Names are those that people see; scores and differences of scores are fractions, seconds are wall-clock,
-and null is "not measured".
+Each is a Struct here with its `kind` and `version`; tools/schemas.py makes the JSON Schemas in docs/schemas of these
+types. Names are those that people see; scores and differences of scores are fractions, seconds are wall-clock, and null
+is "not measured".
 """
 
 from __future__ import annotations
