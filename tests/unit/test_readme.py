@@ -151,6 +151,17 @@ def test_cheats() -> None:
     assert "\n".join(totals(data["attempts"])) in MEASURED
 
 
+def test_certificates_of_equal_configs() -> None:
+    rows = result("certificates")["rows"]
+    assert {row["campaigns"] for row in rows} == {2000}
+    better, covered = [row["better_within"][-1] for row in rows], [row["covered"] for row in rows]
+    assert max(better) <= 0.05
+    assert min(covered) >= 0.94
+    told = row_of("certificates", "certificates of two equal configs")
+    assert f"in {100 * min(better):.1f} to {100 * max(better):.1f} % of campaigns" in told
+    assert f"holds in {100 * min(covered):.1f} to {100 * max(covered):.1f} %" in told
+
+
 def test_the_same_config_against_itself() -> None:
     data = result("aa")
     assert data["predicted_inside"]
