@@ -8,7 +8,6 @@ nothing. It is for tests and for looking at the page.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 from nightshift import environments
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.evaluation import examples_digest
 from nightshift.metrics import Step, write_steps
 from nightshift.records import (
     ATTEMPT,
@@ -113,8 +113,7 @@ def build(
     (rules,) = ARITHMETIC_TRL.environments
     (environment,) = environments.load(Path(__file__).parents[1], [replace(rules, num_selection=num_examples)])
     examples = environment.examples("selection")
-    keys = "\n".join(f"{environment.package}/{example.key}" for example in examples)
-    sha256 = hashlib.sha256(keys.encode()).hexdigest()
+    sha256 = examples_digest([(environment, example) for example in examples])
     state = State(Ledger(root), rng, examples, rng.standard_normal(num_examples), with_files, changes, sha256)
     with mock.patch("os.fsync"):  # no power cut here, and five of them an experiment take their time
         for number in range(1, num_experiments + 1):

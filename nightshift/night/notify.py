@@ -122,6 +122,7 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     """
     marker = f"notify-{uuid.uuid4().hex}"
     environment = {**os.environ, MARKER_NAME: marker, **leftovers.mark()}
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the command inherits the mask of this thread
     try:
         child = subprocess.Popen(
             words,
@@ -133,6 +134,8 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
         )
     except (OSError, ValueError) as error:
         return str(error)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     assert child.stdin is not None
     assert child.stdout is not None
     tree = ProcessTree(None, lambda process: False)
@@ -160,7 +163,8 @@ def run(words: Sequence[str], message: bytes, limit_seconds: float, cancelled: E
     finally:
         left = tree.end(GRACE_SECONDS)
         child.stdout.close()
-        child.wait()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_SECONDS)
     if left:
         problem = f"could not be ended: {', '.join(left)}"
     if problem is None:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from nightshift.campaign import standing as counts
+from nightshift.campaign import standing
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.cost import NOTHING, Cost, proposals_cost
 from nightshift.files import read_json, write_json
@@ -164,7 +164,7 @@ def run_seconds(own: Sequence[Record], at_first: float) -> float:
 
 def num_since_keep(records: Sequence[Record]) -> int:
     """Decided experiments since the last keep."""
-    return counts.num_since_keep(decided(records))
+    return standing.num_since_keep(decided(records))
 
 
 def num_crashes(records: Sequence[Record]) -> int:

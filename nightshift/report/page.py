@@ -27,10 +27,8 @@ from nightshift.files import write_atomically
 from nightshift.git.repo import Repo
 from nightshift.proposers.history import load_configs
 from nightshift.proposers.notebook import belied, notebook
-from nightshift.report import chart as panels
-from nightshift.report import page as compare
 from nightshift.report import text, timing
-from nightshift.report.chart import SIZES, Chart, Panel, progress_chart
+from nightshift.report.chart import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
 from nightshift.report.data import Experiment, Morning, counted, gather
 from nightshift.report.importance import (
     WIDTH,
@@ -206,7 +204,7 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
     morning = gather(ledger, branch, head_branch)
     shown = detailed(morning.experiments)
     examples = shown_examples(morning.environments, ledger.tsv_path.parent)
-    wanted = compare.dividing(shown, examples)
+    wanted = dividing(shown, examples)
     found = rows(morning.experiments, shown, ledger, examples, wanted)
     configs = settings(load_configs(ledger, [e.record for e in shown]))
     charts = (progress_chart(morning.experiments, size) for size in SIZES)
@@ -215,13 +213,13 @@ def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None 
         morning=morning,
         headline=text.headline(morning),
         rows=tuple(found),
-        panels=tuple(panels.key_panels(morning.experiments)),
+        panels=tuple(key_panels(morning.experiments)),
         charts=tuple(chart for chart in charts if chart is not None),
         nights=tuple(nights([(row.experiment.record, row.uses) for row in found])),
         slots=timeline([e.record for e in morning.experiments]),
         importances=importances(morning.campaign, morning.experiments),
         coordinates=tuple(coordinates(shown, configs)),
-        compared=compare.data_block(found, configs, examples),
+        compared=data_block(found, configs, examples),
         notebook=tuple(entries[1:]),  # without its heading
         written=now,
     )
@@ -255,7 +253,8 @@ def render(view: View, version: str = "") -> str:
     context: dict[str, Any] = {
         "view": view,
         "morning": view.morning,
-        "panels": panels,
+        "panel_width": PANEL_WIDTH,
+        "panel_height": PANEL_HEIGHT,
         "timing": timing,
         "axis_width": WIDTH,
         "uses": list(Use),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -49,6 +50,15 @@ def test_a_command_that_misbehaves_is_a_line_of_news_and_leaves_nothing(folder: 
     assert line.startswith(f"--notify: the notification of end failed: {cause}")
     assert len(line) < 400
     assert left(folder) == []
+
+
+def test_a_command_gets_every_signal(tmp_path: Path) -> None:
+    script = tmp_path / "blocked.py"
+    script.write_text("import signal, sys\nsys.exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))\n")
+    news = list[str]()
+    with Notifier(shlex.join((sys.executable, str(script))), news.append) as notifier:
+        notifier.send(END, {"version": 1})
+    assert news == []  # it exits with the number of signals that are blocked
 
 
 def test_a_deaf_command_is_no_failure(folder: Path) -> None:

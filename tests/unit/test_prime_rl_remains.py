@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.engines.prime_rl import remains as shared_memory
+from nightshift.engines.prime_rl import remains as remains_module
 from nightshift.engines.prime_rl.remains import LOOK_SECONDS, TRACE_NAME, Remains, sweep
 
 DEAD = {"pid": 1, "began": 0.0, "keep_all": False, "segments": []}
@@ -98,11 +98,11 @@ def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
 def test_processes_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = [0.0], []
 
-    def mapped(processes: object) -> set[shared_memory.Segment]:
+    def mapped_segments(processes: object) -> set[remains_module.Segment]:
         looks.append(clock[0])
         return {("psm_1", len(looks))}
 
-    monkeypatch.setattr(shared_memory, "mapped", mapped)
+    monkeypatch.setattr(remains_module, "mapped_segments", mapped_segments)
     remains = Remains(tmp_path / "prime-rl", False, lambda: clock[0])
     for clock[0] in (0.0, 1.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 1):
         remains.look([])

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.engines.prime_rl import remains as shared_memory
-from nightshift.engines.prime_rl.remains import FOLDER, mapped, remove
+from nightshift.engines.prime_rl.remains import FOLDER, mapped_segments, remove_segments
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no /dev/shm here")
@@ -52,35 +51,35 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def test_a_segment_goes_once_all_who_map_it_are_gone(name: str) -> None:
     first, second = holder(name), holder(name)
     try:
-        seen = mapped([psutil.Process(first.pid)])
+        seen = mapped_segments([psutil.Process(first.pid)])
         assert [segment[0] for segment in seen] == [name]
         end(first)
-        assert remove(seen) == []  # the other one, which nobody knows of, has it still
+        assert remove_segments(seen) == []  # the other one, which nobody knows of, has it still
         assert (FOLDER / name).exists()
     finally:
         end(second)
-    assert remove(seen) == [name]
+    assert remove_segments(seen) == [name]
     assert not (FOLDER / name).exists()
-    assert remove(seen) == []
+    assert remove_segments(seen) == []
 
 
 def test_what_took_its_name_stays(name: str) -> None:
     process = holder(name)
-    seen = mapped([psutil.Process(process.pid)])
+    seen = mapped_segments([psutil.Process(process.pid)])
     end(process)
     (FOLDER / f"{name}-new").write_bytes(b"of another program")
     (FOLDER / f"{name}-new").chmod(0o600)
     (FOLDER / f"{name}-new").rename(FOLDER / name)
-    assert remove(seen) == []
+    assert remove_segments(seen) == []
     assert (FOLDER / name).read_bytes() == b"of another program"
 
 
 def test_what_others_may_open_stays_and_so_does_what_is_no_segment(name: str, tmp_path: Path) -> None:
     process = holder(name)
-    seen = mapped([psutil.Process(process.pid)])
+    seen = mapped_segments([psutil.Process(process.pid)])
     end(process)
     (FOLDER / name).chmod(0o644)
-    assert remove(seen) == []
+    assert remove_segments(seen) == []
     outside = tmp_path / "file"
     outside.touch(mode=0o600)
     inode = outside.stat().st_ino
@@ -95,16 +94,16 @@ def test_what_others_may_open_stays_and_so_does_what_is_no_segment(name: str, tm
         ("x" * 5000, 4),
         (name, 1 << 99),
     ]
-    assert remove(hostile) == []
+    assert remove_segments(hostile) == []
     assert outside.exists()
 
 
 def test_what_was_unlinked_is_nobody_s_and_a_process_that_is_gone_has_nothing(name: str) -> None:
     process = holder(name)
     (FOLDER / name).unlink()
-    assert mapped([psutil.Process(process.pid)]) == set()
+    assert mapped_segments([psutil.Process(process.pid)]) == set()
     gone = psutil.Process(process.pid)
     end(process)
     wait_for(lambda: not psutil.pid_exists(gone.pid))
-    assert mapped([gone]) == set()
-    assert shared_memory.mapped([psutil.Process(os.getpid())]) == set()
+    assert mapped_segments([gone]) == set()
+    assert mapped_segments([psutil.Process(os.getpid())]) == set()

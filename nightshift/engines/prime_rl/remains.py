@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from nightshift.engines.prime_rl import remains as shared_memory
 from nightshift.errors import NightshiftError
 from nightshift.files import read_json, write_json
 from nightshift.processes.leftovers import SAME_SECONDS
@@ -29,12 +28,12 @@ FOLDER = Path("/dev/shm")
 Segment = tuple[str, int]  # its name in FOLDER, its inode
 
 
-def mapped(processes: Iterable[psutil.Process]) -> set[Segment]:
+def mapped_segments(processes: Iterable[psutil.Process]) -> set[Segment]:
     """What these map and what has a name still."""
     return {segment for process in processes for segment in _mapped_by(process.pid) if _is_private(segment)}
 
 
-def remove(segments: Iterable[Segment]) -> list[str]:
+def remove_segments(segments: Iterable[Segment]) -> list[str]:
     """Unlink those that are what they were and that nobody maps; their names."""
     wanted = {segment for segment in segments if _is_private(segment)}
     if not wanted:
@@ -83,7 +82,7 @@ class _Trace(msgspec.Struct):
     pid: int
     began: float  # of the process, as psutil tells
     keep_all: bool
-    segments: set[shared_memory.Segment]
+    segments: set[Segment]
     node: str = ""
     boot: str = ""  # id of its kernel's
 
@@ -95,7 +94,7 @@ class Remains:
     prime_dir: Path
     keep_all: bool
     clock: Callable[[], float]
-    _segments: set[shared_memory.Segment] = field(default_factory=set)
+    _segments: set[Segment] = field(default_factory=set)
     _looked: float = float("-inf")
 
     def begin(self) -> None:
@@ -110,7 +109,7 @@ class Remains:
         if not now and self.clock() < self._looked + LOOK_SECONDS:
             return
         self._looked = self.clock()
-        if new := shared_memory.mapped(p for group in groups for p in group.processes) - self._segments:
+        if new := mapped_segments(p for group in groups for p in group.processes) - self._segments:
             self._segments |= new
             self.begin()
 
@@ -146,8 +145,8 @@ def _boot_id() -> str:
     return ""
 
 
-def _remove(prime_dir: Path, keep_all: bool, segments: Iterable[shared_memory.Segment]) -> None:
-    shared_memory.remove(segments)
+def _remove(prime_dir: Path, keep_all: bool, segments: Iterable[Segment]) -> None:
+    remove_segments(segments)
     for name in () if keep_all else _HEAVY:
         shutil.rmtree(prime_dir / name, ignore_errors=True)  # refuses a link
     (prime_dir.parent / TRACE_NAME).unlink(missing_ok=True)
