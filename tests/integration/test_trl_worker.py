@@ -25,8 +25,8 @@ WORKER = ROOT / "nightshift" / "engines" / "trl" / "trainer.py"
 MODEL = ROOT / "models" / "arithmetic-base"
 COLUMNS = {
     "step", "time", "reward_mean", "reward_std", "completion_tokens_mean", "truncated_share", "all_right_share",
-    "all_wrong_share", "entropy", "kl", "grad_norm", "lr", "loss", "tokens_per_second", "generate_seconds",
-    "train_seconds",
+    "all_wrong_share", "equal_share", "entropy", "kl", "grad_norm", "lr", "loss", "tokens_per_second",
+    "generate_seconds", "train_seconds",
 }  # fmt: skip
 
 
