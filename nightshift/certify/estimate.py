@@ -10,8 +10,9 @@ V is the sample variance over examples of the paired difference (each config's m
 of examples would change, and the noise of an example. R is the within-config variance of run scores, E the mean square
 of what run and example leave unexplained (two-way analysis of variance), so R - E / n is what a seed adds to all
 examples of a run. R and E are pooled over both configs. The interval takes the t quantile at Satterthwaite's (1946)
-degrees of freedom, variance^2 / ((k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2. S is never below E / n: a
-spread of few seeds that came out too small by luck does not count as known.
+degrees of freedom, U^2 / ((2 k S)^2 / df + (V / n)^2 / (n - 1)), df = m0 + m1 - 2, with U = V / n + k (2 S - E / n).
+The formula takes S for its true value: of few seeds S is often too small, and the degrees of freedom too many. With
+2 S in its place the interval holds as often as it says (benchmarks/certificates.py).
 
 With fewer than MIN_SEED_DF degrees of freedom, or where all runs of a config scored alike, R is the square of the
 rules' `seed_sd` with its `seed_df` degrees of freedom, E is 0, and `note` says so.
@@ -70,12 +71,11 @@ def estimate(baseline: Sequence[Scores], incumbent: Sequence[Scores], rules: Dec
         why = "too few runs to measure the spread of seeds" if df < MIN_SEED_DF else "all runs of a config scored alike"
         note = f"{why}: its prior was taken, sd {100 * rules.seed_sd:g} pp"
         run_variance, rest_variance, df = rules.seed_sd**2, 0.0, rules.seed_df
-    variance = example_variance + k * (run_variance - rest_variance)
-    uncertainty = (k * run_variance) ** 2 / df + example_variance**2 / (n - 1)
-    effective_df = variance**2 / uncertainty if uncertainty else n - 1.0
-    stderr, difference = math.sqrt(variance), float(paired.mean())
-    half = t_quantile(0.975, effective_df) * stderr
-    return Estimate(difference, stderr, effective_df, (difference - half, difference + half), note)
+    cautious = example_variance + k * (2 * run_variance - rest_variance)
+    df = cautious**2 / ((2 * k * run_variance) ** 2 / df + example_variance**2 / (n - 1))
+    stderr, difference = math.sqrt(cautious - k * run_variance), float(paired.mean())
+    half = t_quantile(0.975, df) * stderr
+    return Estimate(difference, stderr, df, (difference - half, difference + half), note)
 
 
 def level_of_access(number: int) -> float:

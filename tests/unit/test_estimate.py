@@ -95,7 +95,8 @@ def test_the_variance_is_the_one_of_the_docstring() -> None:
     result = estimate(baseline, incumbent, RULES)
     assert r > e / n, "the case does not show the seeds' part"
     assert result.stderr**2 == pytest.approx(v / n + k * (r - e / n))
-    assert result.df == pytest.approx(result.stderr**4 / ((k * r) ** 2 / 3 + (v / n) ** 2 / 49))
+    cautious = v / n + k * (2 * r - e / n)
+    assert result.df == pytest.approx(cautious**2 / ((2 * k * r) ** 2 / 3 + (v / n) ** 2 / 49))
 
 
 @pytest.mark.parametrize("answer", [0.0, 1.0])
@@ -139,7 +140,8 @@ def test_a_spread_of_seeds_that_came_out_small_is_not_known_better_for_that() ->
     result = estimate(baseline, incumbent, RULES)
     v = (incumbent.mean(axis=0) - baseline.mean(axis=0)).var(ddof=1)
     assert result.stderr**2 == pytest.approx(v / 400)
-    assert result.df == pytest.approx((v / 400) ** 2 / ((2 / 3 * e / 400) ** 2 / 4 + (v / 400) ** 2 / 399))
+    cautious = v / 400 + 2 / 3 * e / 400
+    assert result.df == pytest.approx(cautious**2 / ((4 / 3 * e / 400) ** 2 / 4 + (v / 400) ** 2 / 399))
 
 
 def test_the_levels_of_all_accesses_of_a_campaign_add_up_to_5_percent() -> None:
