@@ -27,7 +27,8 @@ LOOKS_NAME = "sealed-looks.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One certificate's claim on the sealed set. `baseline` and `incumbent` are hashes of their configs.
+    """One certificate's claim on the sealed set. `baseline` and `incumbent` are hashes of their configs;
+    in lines of 0.2 numbers of experiments.
 
     `key_sha256` is of the key that the look's head gives to its workers; `count` fills it in.
     """
@@ -36,8 +37,8 @@ class Look:
     time: str  # ISO 8601, UTC
     branch: str
     rules_hash: str
-    baseline: str
-    incumbent: str
+    baseline: str | int
+    incumbent: str | int
     num_seeds: Annotated[int, msgspec.Meta(ge=1, le=100)]
     key_sha256: str = ""
 

@@ -32,7 +32,7 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.experiment import require_ready
 from nightshift.files import read_json, remove_tree, write_json
-from nightshift.guard.freeze import require_clean_start
+from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.processes.gpus import num_gpus
 from nightshift.records import ATTEMPT, Evaluation, Failure, Result
@@ -192,16 +192,19 @@ def _contenders(setup: Setup, revisions: Mapping[str, str | None]) -> tuple[dict
             if source is None:
                 raise UsageError(f"--{side} {revision}: no train.toml there", "git fetch, then name a commit.")
             configs[side], names[side] = parse(source, f"train.toml of {revision}"), revision
+    first = baseline_of(setup.ledger.records(), head)
+    if first is not None:
+        require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables)
+        require_clean_start(setup.repo, head, b"", first, setup.rules)
+    elif configs and (changed := changed_harness_files(setup.repo, head.commit or "HEAD", setup.rules)):
+        raise UsageError(f"{listed(changed)} differ from the commit checked out", "Commit or restore them.")
     if len(configs) == len(SIDES):
         if configs["baseline"].hash == configs["incumbent"].hash:
             raise UsageError("both commits have the same train.toml", "Name two that differ.")
         return configs, names
-    first = baseline_of(setup.ledger.records(), head)
     if first is None:
         where = f"branch {head.branch}" if head.branch else "a detached HEAD"
         raise UsageError(f"{where} holds no measured campaign", "Switch to its branch autoresearch/<tag>.")
-    require_same_setup(first, setup.engine.name, setup.rules_hash, setup.hardware, setup.surroundings.variables)
-    require_clean_start(setup.repo, head, b"", first, setup.rules)
     incumbent = setup.campaign(head.branch).incumbent
     if incumbent is None or (incumbent.number == first.number and not configs):
         raise UsageError("nothing was kept: the incumbent is the baseline", "Come back when an experiment was kept.")
@@ -259,12 +262,16 @@ def _task(
     folders = sorted(path for path in (ledger.runs_dir / FOLDER).glob("[0-9]*") if path.name.isdecimal())
     folder = ledger.runs_dir / FOLDER / f"{max((int(path.name) for path in folders), default=0) + 1:04d}"
     for begun in reversed(folders):
-        if not (begun / PLAN_NAME).is_file() or (begun / COMPARISON_NAME).exists():
+        if not (begun / PLAN_NAME).is_file() or (split == "test" and (begun / COMPARISON_NAME).exists()):
+            continue
+        if not ledger.holds(begun / PLAN_NAME):  # a kill came before the chain, and so before any run
+            folder = folder if any(begun.glob("*-*")) else begun
             continue
         old = read_json(begun / PLAN_NAME, Plan, f"Give it up: rm -r {begun}")
-        if old is not None and ledger.holds(begun / PLAN_NAME) and old.is_same(plan) and _can_resume(old, setup):
+        if old is not None and old.is_same(plan) and _can_resume(old, setup):
+            # Elsewhere the same question has the same answer: nobody asks until one is better.
             if num_seeds not in (None, old.num_seeds):
-                cause = f"{begun} began with {old.num_seeds} seeds and is not finished"
+                cause = f"{begun} began with {old.num_seeds} seeds"
                 fix = f"Resume with --seeds {old.num_seeds}, or give it up (an access stays counted): rm -r {begun}"
                 raise UsageError(cause, fix)
             plan, folder = old, begun
@@ -321,7 +328,7 @@ def _begin(task: Task) -> None:
     setup, plan, ledger = task.setup, task.plan, task.setup.ledger
     task.folder.mkdir(parents=True, exist_ok=True)
     with ledger.lock():
-        if not (task.folder / PLAN_NAME).exists():
+        if not (task.folder / PLAN_NAME).exists() or not ledger.holds(task.folder / PLAN_NAME):
             write_json(task.folder / PLAN_NAME, plan)
             ledger.enter(task.folder / PLAN_NAME)
         if plan.access is not None:
@@ -488,7 +495,7 @@ def _lines(c: Comparison) -> list[tuple[str, str]]:
     return [
         ("difference", f"{c.estimate.difference:+.6f}"),
         ("interval_95", _interval(c.estimate)),
-        ("verdict", f"{c.verdict} (tested at level {c.level:.3g}{access})"),
+        ("verdict", f"{c.verdict} (p = {c.estimate.p_value:.2g}, tested at level {c.level:.3g}{access})"),
         ("baseline_score", f"{c.baseline_score:.6f}"),
         ("incumbent_score", f"{c.incumbent_score:.6f}"),
         ("strict_scores", " ".join(f"{value:.6f}" for value in c.strict_scores or ())),

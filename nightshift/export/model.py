@@ -243,9 +243,10 @@ def certified(story: Story, record: Record) -> str:
     best, standing = campaign.incumbent, campaign.standing
     if best is None or best.number != record.number or best is campaign.kept[0] or standing is None:
         return "Not certified: it is not the incumbent of a campaign with a gain."
+    wanted = "test", record.branch, record.rules_hash, campaign.kept[0].config_hash, record.config_hash
     for comparison in reversed(read_comparisons(story.ledger)[0]):
-        plan, wanted = comparison.plan, ("test", record.branch, record.rules_hash, record.config_hash)
-        if (plan.split, plan.branch, plan.rules_hash, plan.configs["incumbent"]) == wanted:
+        plan = comparison.plan
+        if (plan.split, plan.branch, plan.rules_hash, plan.configs["baseline"], plan.configs["incumbent"]) == wanted:
             gain = _gain(comparison.estimate.difference, comparison.estimate.interval)
             verdict = comparison.verdict
             return f"Certified, {verdict}: its config gains {gain}, by fresh runs of both on sealed examples."

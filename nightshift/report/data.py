@@ -204,8 +204,8 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
     )
     cost, unpaid = _cost(ledger, shown)
     comparisons, unread = read_comparisons(ledger)
-    certified = next((c for c in reversed(comparisons) if c.plan.split == "test"), None)
-    obsolete = _obsolete(certified, branch, rules_hash, campaign) if certified else None
+    on_test = [(c, _obsolete(c, branch, rules_hash, campaign)) for c in reversed(comparisons) if c.plan.split == "test"]
+    certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
     return Morning(
         branch,
         shown[-1].environments if shown else (),

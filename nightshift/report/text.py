@@ -18,6 +18,7 @@ from nightshift.report.data import Experiment, Morning, counted, span
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
 _ARROW = "\N{RIGHTWARDS ARROW}"
+_TONES = {"better": "good", "worse": "bad"}
 # Text that is not to be shown as it is: controls but for tab and newline, lone surrogates, and the
 # characters that reorder or hide other text.
 _HIDDEN = re.compile(
@@ -62,33 +63,28 @@ def headline(morning: Morning) -> Headline:
         sentence += f"The baseline is believed to score {score(standing.baseline)}."
         return Headline("No gain so far", sentence, "open")
     change = f"{score(standing.baseline)} {_ARROW} {score(standing.incumbent)}"
-    sentence = f"Expected gain of the incumbent over the baseline: {points(standing.difference)} "
-    sentence += f"(95 % interval {_span(standing.difference_interval)})."
+    low, difference = standing.difference_interval[0], standing.difference
+    sentence = f"{points(difference)} (95 % interval {_span(standing.difference_interval)})."
+    certificate = None if morning.obsolete else morning.certificate
+    if certificate:  # one gain is told, the certified one
+        result = certificate.estimate
+        certified = f"{points(result.difference)} (95 % interval {_span(result.interval)})"
+        sentence = f"{certified}. The campaign itself expected {sentence}"
+    sentence = f"{'Certified' if certificate else 'Expected'} gain of the incumbent over the baseline: {sentence}"
     form = compare(morning.chain[-1].record, morning.chain[0].record)
     if form and form.conclusion:
         strict = f"strict score {score(form.before.strict)} {_ARROW} {score(form.after.strict)}"
         sentence += f" Raw {strict}, score {points(form.gain)}: {form.conclusion}."
-    return _believed(morning, change, sentence)
-
-
-def _believed(morning: Morning, change: str, sentence: str) -> Headline:
-    """Of a campaign that stands on a change: what its certificate says goes before what is believed."""
-    (low, _), difference = morning.standing.difference_interval, morning.standing.difference  # type: ignore[union-attr]
-    if difference > 0 >= low:
+    if certificate and certificate.verdict in _TONES:
+        title = f"{certificate.verdict.capitalize()}, certified: {points(certificate.estimate.difference)}"
+        return Headline(title, sentence, _TONES[certificate.verdict])
+    if difference > 0 >= low and not certificate:
         sentence += " The interval includes no gain at all."
-    if morning.certificate and not morning.obsolete:
-        certified = points(morning.certificate.estimate.difference)
-        if morning.certificate.verdict == "better":
-            return Headline(f"Better, certified: {certified}", sentence, "good")
-        if morning.certificate.verdict == "worse":
-            return Headline(f"Worse, certified: {certified}", sentence, "bad")
-        if low > 0:
-            return Headline(f"Believed better, not certified: {change}", sentence, "open")
     if low > 0:
-        return Headline(f"Better: {change}", sentence, "good")
-    if difference > 0:
-        return Headline(f"Perhaps better: {change}", sentence, "open")
-    return Headline("No gain is believed yet", sentence, "open")
+        title = f"Believed better, not certified: {change}" if certificate else f"Better: {change}"
+        return Headline(title, sentence, "open" if certificate else "good")
+    title = f"Perhaps better: {change}" if difference > 0 else "No gain is believed yet"
+    return Headline(title, sentence, "open")
 
 
 def counts(morning: Morning) -> list[tuple[str, int, str, str]]:

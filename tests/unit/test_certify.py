@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import verify
 from nightshift.certify import certify as certifying
 from nightshift.certify.certify import (
@@ -24,12 +25,15 @@ from nightshift.certify.certify import (
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment import run_experiment
+from nightshift.export.model import certified as card_line
+from nightshift.export.story import Story
 from nightshift.records import Load, Request, Weights
+from nightshift.report.data import gather
 from nightshift.sealed import LOOKS_NAME, counted_looks
 from nightshift.setup import Setup
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import POOR, SilentReporter, keep, make_poor
+from tests.stand_in_setup import GOOD, POOR, SilentReporter, keep, make_poor
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -124,7 +128,7 @@ def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook:
     assert len(before) == 3
     assert certificate_of(kept) is None
     notebook.on_note = lambda text: None
-    with pytest.raises(UsageError, match="began with 3 seeds and is not finished"):
+    with pytest.raises(UsageError, match="began with 3 seeds"):
         certified(kept, num_seeds=5)
     notebook.notes.clear()
     made = certified(kept)
@@ -291,6 +295,66 @@ def test_two_commits_are_compared(kept: Setup) -> None:
         tasks(kept, revisions={"baseline": "HEAD", "incumbent": "HEAD"})
     with pytest.raises(UsageError, match="--incumbent 1234567: no train"):
         tasks(kept, revisions={"baseline": "HEAD", "incumbent": "1234567"})
+
+
+def test_two_commits_are_not_measured_by_a_changed_harness(kept: Setup) -> None:
+    (kept.root / "prepare.py").write_text("MEASURES = 'better'\n")
+    revisions = {"baseline": "HEAD~1", "incumbent": "HEAD"}
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the branch point"):
+        tasks(kept, 1, revisions=revisions)
+    git(kept.root, "switch", "--quiet", "--detach")
+    with pytest.raises(UsageError, match=r"prepare\.py differ from the commit checked out"):
+        tasks(kept, 1, revisions=revisions)
+
+
+def test_a_comparison_with_another_baseline_is_not_on_the_card_and_hides_no_certificate(kept: Setup) -> None:
+    branch, path = kept.repo.head().branch, kept.root / "train.toml"
+    good, incumbent = path.read_text(), kept.repo.head().commit
+    path.write_text(good.replace(GOOD, "1e-7"))
+    git(kept.root, "commit", "--quiet", "--all", "-m", "bad")
+    bad = kept.repo.head().commit
+    path.write_text(good)
+    git(kept.root, "commit", "--quiet", "--all", "-m", "good again")
+    best = kept.campaign(branch).incumbent
+    assert best is not None
+    certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
+    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Not certified")
+    own = certified(kept, 1)
+    certify(tasks(kept, 1, revisions={"baseline": bad, "incumbent": incumbent}))
+    page = gather(kept.ledger, branch, branch)
+    assert (page.certificate, page.obsolete) == (own, None)
+    assert card_line(Story.of(kept.ledger, None, branch), best).startswith("Certified")
+
+
+def test_a_question_elsewhere_that_is_asked_again_has_the_same_answer(
+    kept: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = certify(tasks(kept, 1, budget_seconds=2.0))
+    monkeypatch.setattr("secrets.randbelow", lambda number: 7)
+    before = {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")}
+    (again,) = certify(tasks(kept, budget_seconds=2.0))
+    assert (again.plan, again.estimate) == (first.plan, first.estimate)
+    assert {path: path.stat().st_mtime_ns for path in kept.ledger.runs_dir.glob("certify/*/*/run.json")} == before
+    with pytest.raises(UsageError, match="began with 1 seeds"):
+        tasks(kept, 3, budget_seconds=2.0)
+
+
+def test_a_kill_before_the_chain_has_the_plan_leaves_nothing_wrong(
+    kept: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = Ledger.enter
+
+    def killed(ledger: Ledger, path: Path) -> None:
+        if path.name == PLAN_NAME:
+            raise KeyboardInterrupt
+        enter(ledger, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "enter", killed)
+        with pytest.raises(KeyboardInterrupt):
+            certified(kept, 1)
+    assert certified(kept, 1).access == 1
+    assert verify(kept.ledger).problems == []
 
 
 def test_a_damaged_comparison_is_named_and_the_others_are_read(kept: Setup) -> None:

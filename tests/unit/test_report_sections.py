@@ -63,6 +63,7 @@ def test_the_headline_does_not_contradict_the_certificate(
     line = text.headline(found)
     assert line.title.startswith(title)
     assert line.tone == tone
+    assert line.sentence.startswith("Certified gain of the incumbent over the baseline: +5.0 pp")
 
 
 def test_a_certificate_of_another_incumbent_is_no_headline(tmp_path: Path) -> None:

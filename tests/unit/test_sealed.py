@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,13 @@ def test_a_look_that_goes_on_is_the_same_look_with_another_heads_key(tmp_path: P
     assert [(look.number, look.incumbent) for look in sealed.counted_looks(runs)] == [(1, FIRST.incumbent), (2, "j")]
     with pytest.raises(ValueError, match="look 1 after 2 looks"):
         sealed.count(runs, FIRST, b"n" * 32)
+
+
+def test_looks_of_version_0_2_are_counted(tmp_path: Path) -> None:
+    runs = root_with(tmp_path) / "runs"
+    old = {name: getattr(FIRST, name) for name in FIRST.__slots__} | {"baseline": 1, "incumbent": 4}
+    (runs / sealed.LOOKS_NAME).write_text(json.dumps(old) + "\n")
+    assert [look.baseline for look in sealed.counted_looks(runs)] == [1]
 
 
 def test_a_damaged_count_stops_everything(tmp_path: Path) -> None:
