@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.console import dry_run, print_error, print_json, print_lines, print_text, summary
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nightshift.certify.certify import Comparison
     from nightshift.setup import Setup
 
-R = TypeVar("R")
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
 _UNWRAPPED = 10_000  # columns: what prints it knows how many there are

@@ -99,10 +99,10 @@ class Setup:
 
     def tell(self) -> None:
         """How far the runs in flight are."""
-        self.reporter.show({folder: read_progress(folder) or self._begun(folder) for folder in self.pool.in_flight()})
-
-    def _begun(self, folder: Path) -> Progress | None:
-        return Progress(Phase.STARTING, 0) if self.pool.has_begun(folder) else None
+        starting = {
+            folder: Progress(Phase.STARTING, 0) for folder in self.pool.in_flight() if self.pool.has_begun(folder)
+        }
+        self.reporter.show({f: read_progress(f) or starting.get(f) for f in self.pool.in_flight()})
 
 
 class _ToldLedger(Ledger):

@@ -160,8 +160,8 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
 def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(start: Any) -> None:
     worker = start()
     worker.events("ready")
-    first = worker.ask({"command": "train", "budget_seconds": 2.0}, "step")[-1]
     began = time.monotonic()
+    first = worker.ask({"command": "train", "budget_seconds": 2.0}, "step")[-1]
     worker.process.send_signal(signal.SIGSTOP)  # another process has the cores
     time.sleep(4.0)
     worker.process.send_signal(signal.SIGCONT)
@@ -170,4 +170,4 @@ def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(star
     assert trained["training_seconds"] >= 4.0  # wall-clock
     assert trained["num_steps"] > first["step"]
     last = worker.rows()[-1]
-    assert last["time"] <= first["time"] + time.monotonic() - began - 4.0
+    assert last["time"] <= time.monotonic() - began - 4.0
