@@ -134,7 +134,7 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(set(row) == COLUMNS for row in rows)
     assert trained["reward_mean"] == pytest.approx(sum(row["reward_mean"] for row in rows) / 3)
-    assert rows[-1]["time"] <= trained["training_seconds"]
+    assert rows[-1]["time"] <= trained["training_seconds"] + 1.0  # CPU seconds, of more than one thread
     assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
 
     rollouts = read_rows(worker.folder / SAMPLES_NAME, Sample)
