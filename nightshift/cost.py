@@ -1,4 +1,4 @@
-"""What work cost: tokens and dollars of agents, hours of runs and GPUs. What nobody told is None, never 0.
+"""What work cost: tokens and dollars of agents, hours of runs and GPUs. A figure that nobody reported is None, not 0.
 
 `runs/proposals.jsonl` has one line for each proposal that a night asked for, refused or not: the one source of what the
 agents of a night and of a campaign cost.
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from nightshift.errors import UsageError
-from nightshift.files import disk_error, open_regular, read_file
+from nightshift.files import disk_error, open_regular, read_rows
 
 if TYPE_CHECKING:
     from nightshift.records import Record, Result
@@ -37,8 +36,8 @@ class Cost:
 
     `tokens_in` includes tokens from a cache, `tokens_out` those of thinking; `dollars` are the agent program's own
     figure, US; `seconds` is the agents' wall-clock time. `run_seconds` adds up the wall-clock time of runs, though some
-    ran side by side; `gpu_seconds` is the same times the GPUs of each run. `at_least`: the figures that were more than
-    what stands here, because not everyone who was asked told them.
+    ran side by side; `gpu_seconds` is the same times the GPUs of each run. `at_least`: the figures that are lower
+    bounds, because not every agent reported its part.
     """
 
     tokens_in: Tokens | None = None
@@ -51,7 +50,7 @@ class Cost:
     gpu_seconds: Seconds | None = None
 
     def is_whole(self, figure: Figure) -> bool:
-        """True if everyone who was asked told a figure."""
+        """True if every agent that was asked reported `figure`."""
         return figure not in self.at_least and (self.num_proposals == 0 or getattr(self, figure) is not None)
 
     def __add__(self, other: Cost) -> Cost:
@@ -65,8 +64,8 @@ class Cost:
             run_seconds=_sum(self.run_seconds, other.run_seconds),
             gpu_seconds=_sum(self.gpu_seconds, other.gpu_seconds),
         )
-        told = [figure for figure in FIGURES if getattr(total, figure) is not None]
-        return replace(total, at_least=tuple(f for f in told if not (self.is_whole(f) and other.is_whole(f))))
+        reported = [figure for figure in FIGURES if getattr(total, figure) is not None]
+        return replace(total, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
 
     def __str__(self) -> str:
         """One line: `1.2 h of runs, 2.4 GPU-hours; 5 proposals: 0.3 h, 120,345 tokens in, 4,321 out, $1.23`."""
@@ -74,10 +73,10 @@ class Cost:
         machine += [] if self.gpu_seconds is None else [f"{self.gpu_seconds / _HOUR:.2f} GPU-hours"]
         agents = [] if self.seconds is None else [f"{self.seconds / _HOUR:.2f} h"]
         if self.tokens_in is None and self.tokens_out is None:
-            agents.append("tokens not told")
+            agents.append("tokens not reported")
         else:
-            agents += [f"{self._told('tokens_in')} tokens in", f"{self._told('tokens_out')} out"]
-        agents.append("dollars not told" if self.dollars is None else self.dollars_text)
+            agents += [f"{self._text('tokens_in')} tokens in", f"{self._text('tokens_out')} out"]
+        agents.append("dollars not reported" if self.dollars is None else self.dollars_text)
         num = self.num_proposals
         proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {', '.join(agents)}" if num else ""
         return "; ".join(filter(None, (", ".join(machine), proposals))) or "nothing yet"
@@ -87,7 +86,7 @@ class Cost:
         """`$1.23`, or `at least $1.23`."""
         return f"{self._at_least('dollars')}${self.dollars or 0.0:,.2f}"
 
-    def _told(self, figure: Figure) -> str:
+    def _text(self, figure: Figure) -> str:
         value = getattr(self, figure)
         return "?" if value is None else f"{self._at_least(figure)}{value:,}"
 
@@ -99,7 +98,7 @@ NOTHING = Cost(num_proposals=0)
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of proposals.jsonl. `night`: when it started."""
+    """A line of proposals.jsonl. `night` is when the night started."""
 
     branch: str
     rules_hash: str
@@ -108,11 +107,12 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost: Cost) -> None:
-    """Add what a proposal cost. EngineError when the disk refuses."""
+    """Append what a proposal cost. Raises EngineError if the disk refuses."""
     path = runs_dir / PROPOSALS_NAME
     try:
         with open_regular(path, "ab") as file:
-            file.write(msgspec.json.encode(_Line(branch, rules_hash, night, cost)) + b"\n")
+            # It begins a line of its own: a line that a power cut or a full disk tore takes no other with it.
+            file.write(b"\n" + msgspec.json.encode(_Line(branch, rules_hash, night, cost)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -120,15 +120,8 @@ def log_proposal(runs_dir: Path, branch: str, rules_hash: str, night: str, cost:
 
 
 def proposals_cost(runs_dir: Path, branch: str, rules_hash: str, night: str | None = None) -> Cost:
-    """What the proposals of one campaign cost, or those of one of its nights. UsageError if the file is damaged."""
-    path = runs_dir / PROPOSALS_NAME
-    try:
-        lines = [msgspec.json.decode(line, type=_Line) for line in read_file(path).splitlines()]
-    except FileNotFoundError:
-        return NOTHING
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path} is damaged: {reason}", "Mend the line, or delete the file.") from None
+    """Return what the proposals of one campaign cost, or those of one of its nights. A damaged line is left out."""
+    lines = read_rows(runs_dir / PROPOSALS_NAME, _Line)
     ours = [line for line in lines if (line.branch, line.rules_hash) == (branch, rules_hash)]
     return sum((line.cost for line in ours if night in (None, line.night)), NOTHING)
 
@@ -142,7 +135,7 @@ def runs_cost(records: Iterable[Record]) -> Cost:
 
 
 def campaign_cost(runs_dir: Path, records: Sequence[Record]) -> Cost:
-    """What the runs of one campaign's experiments and its proposals cost. UsageError as `proposals_cost`."""
+    """What the runs of one campaign's experiments and its proposals cost."""
     campaigns = {(record.branch, record.rules_hash) for record in records}
     proposals = (proposals_cost(runs_dir, branch, rules_hash) for branch, rules_hash in campaigns)
     return sum(proposals, runs_cost(records))
@@ -164,7 +157,7 @@ def gpus_of(hardware: str) -> int | None:
 
 
 def together(costs: Iterable[Cost | None]) -> Cost | None:
-    """What everyone who was asked for one proposal cost; None if nobody was."""
+    """Return the cost of one proposal that several agents made; None if no agent was asked."""
     asked = [cost for cost in costs if cost is not None]
     return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
 

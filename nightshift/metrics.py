@@ -13,7 +13,7 @@ from nightshift.files import read_rows, write_atomically
 
 METRICS_NAME, PROGRESS_NAME, SAMPLES_NAME = "metrics.jsonl", "progress.json", "rollouts.jsonl"
 NO_GRADIENT_STEPS = 10  # in a row; as many empty batches in a row end prime-rl itself
-_ALL = 1 - 1e-9  # a share that is a sum of shares
+_ALL = 1 - 1e-9  # a share of 1, up to rounding: it may be a sum of shares
 
 
 @dataclass(frozen=True, slots=True)

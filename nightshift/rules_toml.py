@@ -50,13 +50,13 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     models: Annotated[tuple[str, ...], Meta(min_length=1)] = ("any",)
 
 
-def check(root: Path, name: str, table: Table) -> None:
+def check_environment(root: Path, name: str, table: Table) -> None:
     """UsageError for what does not go together in [environment.NAME]."""
     where = f"{RULES_NAME}: [environment.{name}]"
     if not NAME.fullmatch(name) or name in _TAKEN:
         fix = f"Write up to 40 of a-z, 0-9 and _, and none of: {', '.join(_TAKEN)}."
         raise UsageError(f"{RULES_NAME}: {json.dumps(name)} is no name", fix)
-    check_args(where, table.args)
+    check_json(where, table.args)
     if not table.package:
         given = msgspec.to_builtins(table).keys() - {"weight", "args"}
         alone = [key for key in sorted(given) if getattr(table, key) != getattr(Table(), key)]
@@ -72,7 +72,7 @@ def check(root: Path, name: str, table: Table) -> None:
         raise UsageError(f"{where}: reward_range = [{low:g}, {high:g}]", "Write [lowest, highest].")
 
 
-def check_args(where: str, args: dict[str, Any]) -> None:
+def check_json(where: str, args: dict[str, Any]) -> None:
     """UsageError for what TOML knows and the rules cannot be hashed with."""
     try:
         json.dumps(args, allow_nan=False)
@@ -117,7 +117,7 @@ def taskset_rules(root: Path, name: str, table: Table) -> tuple[TasksetRules, li
     return found, ["verifiers", *requires]
 
 
-def versions(requirements: Sequence[str]) -> tuple[tuple[str, ...], str]:
+def versions_of(requirements: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Of the installed distributions that they name, `name==version`; and sha256 over those and all that these require
     in turn, "" for none."""
     found = list(_versions(requirements))
@@ -142,7 +142,7 @@ def _versions(requirements: Sequence[str]) -> Iterator[tuple[int, str]]:
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def placed(root: Path, model: str) -> str:
+def portable_path(root: Path, model: str) -> str:
     """A folder as the rules name it, whose bytes are hashed: relative where it lies in the checkout, or is linked.
     UsageError for one that holds the checkout."""
     if not model or not (root / model).is_dir():
@@ -285,7 +285,7 @@ def rules_of(root: Path, chosen: Chosen, engine: str | None, gpu_count: int) -> 
     if not chosen.model and (chosen.revision or chosen.learning_rate_scale):
         cause = f"{RULES_NAME}: revision and learning_rate_scale go with model"
         raise UsageError(cause, "Name the model, or leave them out.")
-    chosen = msgspec.structs.replace(chosen, model=placed(root, chosen.model))
+    chosen = msgspec.structs.replace(chosen, model=portable_path(root, chosen.model))
     mine = [setup for setup in _SETUPS if engine in (None, setup.engine)]
     if not mine:  # a record said so
         raise UsageError(
@@ -343,7 +343,7 @@ def _environment(root: Path, name: str, table: Table) -> EnvironmentRules:
     taskset, requires = taskset_rules(root, name, table) if table.package else (None, declared.requires)
     sizes, args = (declared.num_selection, declared.num_train), declared.args | table.args
     needs, kind = tuple(declared.needs), (declared.is_game, declared.is_bounded)
-    named, digest = versions(requires)
+    named, digest = versions_of(requires)
     if taskset is None:  # another version elsewhere is no fault of what ours leave open
         named = tuple(version for version in named if version in requires)
     return EnvironmentRules(name, *sizes, needs, table.weight, taskset, *kind, args, named, digest)
@@ -379,7 +379,7 @@ def _composed(root: Path, setup: Rules, model: str, declared: dict[str, _Declare
 def _declared(root: Path, name: str, table: Table) -> _Declared:
     """What the environment says of itself, or rules.toml of somebody's. UsageError where there is no such environment,
     or it says something else."""
-    check(root, name, table)
+    check_environment(root, name, table)
     if table.num_selection is not None:
         return _Declared(table.num_selection, table.models, table.num_train, args=table.args)
     there = sorted(path.parent.name for path in (root / "environments").glob("*/pyproject.toml"))
@@ -395,7 +395,7 @@ def _declared(root: Path, name: str, table: Table) -> _Declared:
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         cause = f"{path}: [tool.nightshift]: {error}"
         raise UsageError(cause, "docs/environments.md says what it holds.") from None
-    check_args(f"{path}: [tool.nightshift]", declared.args)
+    check_json(f"{path}: [tool.nightshift]", declared.args)
     if unknown := sorted(table.args.keys() - declared.args):
         fix = f"Write some of: {', '.join(declared.args)}." if declared.args else "Leave args out: it takes none."
         raise UsageError(f"{RULES_NAME}: [environment.{name}]: args has {json.dumps(unknown[0])}", fix)

@@ -98,11 +98,9 @@ class Setup:
         self.tell()
 
     def tell(self) -> None:
-        """How far the runs in flight are."""
-        starting = {
-            folder: Progress(Phase.STARTING, 0) for folder in self.pool.in_flight() if self.pool.has_begun(folder)
-        }
-        self.reporter.show({f: read_progress(f) or starting.get(f) for f in self.pool.in_flight()})
+        """Show how far the runs in flight are."""
+        starting, pool = Progress(Phase.STARTING, 0), self.pool
+        self.reporter.show({f: read_progress(f) or (starting if pool.has_begun(f) else None) for f in pool.in_flight()})
 
 
 class _ToldLedger(Ledger):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import signal
 import sys
@@ -38,7 +39,7 @@ from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
-_CHANCE = 1e-4  # of a row by chance; a run has some hundred rows at most
+_CHANCE = 1e-4  # a row of steps that is less likely than this by chance ends the run
 
 
 def reporter(path: Path, place: str) -> ProgressCallback:
@@ -61,9 +62,9 @@ def reporter(path: Path, place: str) -> ProgressCallback:
 def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
     """Wrap `report` so that it raises NoGradient once NO_GRADIENT_STEPS steps in a row had no gradient.
 
-    Where rewards are sparse, many steps have none by chance: the row has to be so long that the steps before it, taken
-    for independent, make it less likely than _CHANCE. A run without any gradient since its first step goes on for half
-    of its budget: sparse rewards start late.
+    Where rewards are sparse, many steps have no gradient by chance. So the row must also be less likely than _CHANCE,
+    given the steps before it: steps are taken for independent, and the share without a gradient has a uniform prior. A
+    run that never had a gradient goes on for half of its budget, because sparse rewards start late.
     """
 
     def watch(reading: Progress) -> None:
@@ -72,8 +73,11 @@ def ending(report: ProgressCallback, budget_seconds: float) -> ProgressCallback:
         if row < NO_GRADIENT_STEPS or left is None:
             return
         before = reading.num_steps - row
-        share = (before - reading.num_with_gradient + 1) / (before + 2)  # without a gradient; Laplace's rule
-        is_over = share**row < _CHANCE if before else left <= budget_seconds / 2
+        without = before - reading.num_with_gradient
+        chance = math.comb(without + row, row) / math.comb(
+            before + 1 + row, row
+        )  # of the next `row` steps, all without
+        is_over = chance < _CHANCE if before else left <= budget_seconds / 2
         if is_over:
             raise NoGradient(f"no gradient in the last {row} of {reading.num_steps} steps", is_config_fault=True)
 
@@ -101,7 +105,8 @@ class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
     campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
     `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
-    `ends_without_gradient`: training ends early when no gradient is left, never that of a baseline. `cores`: what it is
+    `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
+    ends any run after ten empty batches. `cores`: what it is
     pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
     refuses."""
 

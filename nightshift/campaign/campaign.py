@@ -178,7 +178,7 @@ class Campaign:
         return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
 
     def form(self, record: Record) -> Form | None:
-        """What a measured experiment learnt of the form beside its parent, see form.py."""
+        """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
         parent = self._parent_of(record)
         return compare(record, parent) if parent else None
 

@@ -231,7 +231,7 @@ def _compare_files(
             say = found.notes.append
         if was is None:
             say(f"runs/{name} is not in the chain: invented, or copied into runs/")
-        elif name not in there:
+        elif _hash(ledger, name) == _ABSENT:
             say(f"runs/{name} was deleted")
         elif len(was) > 1 and name.endswith("/run.json"):
             say(f"runs/{name} was made {len(was)} times: an earlier one was deleted")

@@ -221,7 +221,10 @@ def _elsewhere(setup: Setup, names: str, budget_seconds: float | None) -> Setup:
     rules = rules.with_budget(rules.budget_seconds if budget_seconds is None else budget_seconds)
     rules = on_cards(rules, setup.root, os.environ, setup.request.gpus)
     if rules == setup.rules:
-        raise UsageError(f"--environment {names} is the campaign's own", "Leave it out: the test split is used.")
+        raise UsageError(
+            f"{names} with this budget is what the campaign itself measured",
+            "Without options certify uses the test split.",
+        )
     if problem := data_problem(setup.root, rules):
         raise UsageError(f"--environment {names}: {problem.cause}", problem.fix)
     return replace(
@@ -290,7 +293,7 @@ def _can_resume(plan: Plan, setup: Setup) -> bool:
 
 
 def certify(questions: Sequence[Task]) -> list[Comparison]:
-    """Make the runs that are not done, and compare. Call as the head.
+    """Make the runs that are not done, and compare. Call it as the controller.
 
     A run whose training fails leaves one seed less; a run that the infrastructure lost is tried once more. Raises
     EngineError if no run of a side could be evaluated, Interrupted on Ctrl-C or SIGTERM: finished runs are kept.
@@ -404,8 +407,11 @@ def _estimate(task: Task, runs: Sequence[FreshRun]) -> Estimate:
     sides = {side: _evaluations(runs, side) for side in SIDES}
     for side, evaluations in sides.items():
         if not evaluations:
-            cause = next((run.result.training.cause for run in runs if run.side == side), "the machinery broke")
-            raise EngineError(f"no run of the {side} came through: {cause}", "Mend that, then repeat the command.")
+            cause = next(
+                (run.result.training.cause for run in runs if run.side == side),
+                "all runs were lost to infrastructure failures",
+            )
+            raise EngineError(f"no run of the {side} was evaluated: {cause}", "Fix that, then repeat the command.")
     if len({evaluation.examples_sha256 for evaluations in sides.values() for evaluation in evaluations}) > 1:
         fix = f"Give it up and begin another: rm -r {task.folder}"
         raise UsageError("the examples changed since this comparison began", fix)
@@ -457,9 +463,9 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
         if load is not None and load.taken >= BUSY:
-            notes.append(f"{name}: others took {load.taken:.0%} of the machine while it trained")
+            notes.append(f"{name}: contention: others used {load.taken:.0%} of the machine")
     if num_lost := 2 * task.plan.num_seeds - len(runs):
-        notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to failures of machinery")
+        notes.append(f"{num_lost} run{'s' if num_lost > 1 else ''} lost to infrastructure failures")
     if task.unused_keys:
         notes.append(f"keys of the incumbent that change nothing there: {', '.join(task.unused_keys)}")
     first = baseline_of(task.setup.ledger.records(), task.setup.repo.head())

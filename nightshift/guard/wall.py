@@ -2,7 +2,7 @@
 
 Inside are the clone, an empty HOME and an empty /tmp, all writable; the agent's program, the system's programs and
 libraries, the network and a few named variables. Nothing else of this machine is: no checkout, runs/, cache, data,
-HOME, socket or other process. What may be seen is listed (places.py, login.py); what must not be and lies in something
+HOME, socket or other process. What may be seen is listed (`Places`, `Login`); what must not be and lies in something
 listed, such as a checkout in /usr/src, is covered. Before a night the very command line is tried, and looks for it.
 """
 

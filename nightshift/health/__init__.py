@@ -1,7 +1,7 @@
 """The RL health digest: what the curves of a run say is wrong, in five lines that an agent can act on.
 
 Every check reads Steps, whichever engine wrote them; a field that is None gives no finding. A trend is a
-robust slope with its standard error (trends.py), never a single point.
+robust slope with its standard error, never a single point.
 """
 
 from __future__ import annotations

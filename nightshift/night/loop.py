@@ -54,8 +54,7 @@ from nightshift.runs import cancel, next_run
 from nightshift.setup import Setup
 from nightshift.train_toml.config import load, parse
 from nightshift.train_toml.text import read_source
-from nightshift.waiting import news
-from nightshift.waiting import waiting as wait_for
+from nightshift.waiting import news, waiting
 
 
 @lru_cache(maxsize=512)
@@ -77,7 +76,7 @@ def undecided(state: NightState, own: Sequence[Record]) -> tuple[Proposal, ...]:
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-def waiting(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
+def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
     """Those that nothing runs."""
     running = [record.config_hash for record in in_flight]
     found = []
@@ -116,7 +115,7 @@ def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: 
 
 
 def request_of(pending: Proposal, own: Sequence[Record]) -> Request:
-    """What its experiment is asked for. The first that runs a proposal has its cost: that is paid once."""
+    """What its experiment is asked for. Only the first experiment of a proposal has the proposal's cost."""
     return Request(
         pending.hypothesis,
         again=pending.repeats is not None,
@@ -136,11 +135,11 @@ def ask(
     setup: Setup,
     campaign: Campaign,
     incumbent: Record,
-    waiting: Sequence[Proposal],
+    queued: Sequence[Proposal],
 ) -> Proposal:
-    """One proposal, with the base that it was made from and who made it. `waiting`: those that nothing runs yet."""
+    """One proposal, with the base that it was made from and who made it. `queued`: those that nothing runs yet."""
     own, now, in_flight = state.own(setup.ledger.records()), setup.now(), setup.in_flight
-    num_open = len(in_flight) + len(waiting)
+    num_open = len(in_flight) + len(queued)
     base, config = next_base(
         campaign, used(state, own, now), setup.ledger.stored_config, setup.engine.validate, num_open
     )
@@ -159,15 +158,15 @@ def ask(
         used_keys=used_keys(setup.engine, config),
         refusals=state.refusals,
         in_flight=in_flight,
-        waiting=tuple(waiting),
+        waiting=tuple(queued),
         flips=tuple(f"{each.name}: {each.fixed} fixed, {each.broken} broken of {each.num_examples}" for each in flips),
         new_direction=plateau is not None and num_since_keep(own) >= plateau,
         seconds_left=None if state.deadline is None else max((state.deadline - now).total_seconds(), 1.0),
     )
     setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
-    with wait_for(what):
+    with waiting(what):
         proposal = proposer.propose(context, setup.is_stopping)
-    if proposal.cause is None and proposal.source in [other.source for other in waiting]:
+    if proposal.cause is None and proposal.source in [other.source for other in queued]:
         proposal = replace(proposal, cause="this config waits for its turn already. Change train.toml.")
     return replace(proposal, base=base, proposer=proposer.name)
 
@@ -260,8 +259,8 @@ class Night:
         self._proposer, self._pauses, self._look = proposer, pauses, look
         self._tell, self._notifier = tell, notifier or Notifier(None, setup.reporter.note)
         self._has_news = self._is_end_sent = False  # since the last summary; of the notification
-        self._failure_causes = list[str]()  # of infrastructure failures in a row
-        self._num_failures, self._proposal_seconds = 0, 0.0  # of machinery, in a row; of the last proposal
+        self._failures = list[str]()  # causes of infrastructure failures in a row
+        self._proposal_seconds = 0.0  # of the last proposal
         self._goes_on_at = 0.0  # on the clock: before that nothing new is begun
         self._over: Stop | None = None  # what cannot be gone on after
         # STOP came while an agent was at work; an agent tells not all dollars; what was taken was refused after all.
@@ -294,13 +293,13 @@ class Night:
         try:
             return self._step()
         except (EngineError, OSError) as error:
-            self._num_failures += 1
-            self._failure_causes = [*(self._failure_causes if self._num_failures > 1 else ()), str(error)]
-            if is_second(self._failure_causes):
+            self._failures.append(str(error))
+            num_failures = len(self._failures)
+            if is_second(self._failures):
                 self._send(REPEATED_CRASH, str(error))
-            if self._num_failures > len(self._pauses):
-                return Stop(f"the machinery failed {self._num_failures} times in a row: {error}", is_planned=False)
-            self._setup.reporter.note(f"{error} -- once more in {self._pause(self._num_failures):g} s")
+            if num_failures > len(self._pauses):
+                return Stop(f"{num_failures} infrastructure failures in a row: {error}", is_planned=False)
+            self._setup.reporter.note(f"{error} -- once more in {self._pause(num_failures):g} s")
         before = self._interrupt.signs
         while self._setup.clock() < self._goes_on_at and self._interrupt.signs == before:
             self._setup.wait()  # a result that waits in its folder is safer than one whose record cannot be written
@@ -318,13 +317,13 @@ class Night:
         if stop and not pool.in_flight():
             return stop
         # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
-        has_next = num_free == 0 and (pool.num_slots == 1 or len(self._waiting()) >= (pool.num_slots + 1) // 2)
+        has_next = num_free == 0 and (pool.num_slots == 1 or len(self._not_started()) >= (pool.num_slots + 1) // 2)
         if stop:
             withdraw_jobs(self._setup.in_flight, stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
             self._wait(is_stopping=stop is not None)
         else:
-            self._num_failures = 0
+            self._failures.clear()
         return None
 
     def _wait(self, is_stopping: bool) -> None:
@@ -340,14 +339,14 @@ class Night:
 
     def _begin(self, num_free: int) -> bool:
         """Start what waits, or see to it that something does; False where there is nothing to begin."""
-        if num_free and (waiting := self._waiting()):
-            self._start(waiting[0])
+        if num_free and (queued := self._not_started()):
+            self._start(queued[0])
             return True
         self._tell_news()  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
             return not self._setup.pool.in_flight() and self._baseline()
-        num_open = len(self._setup.in_flight) + len(self._waiting())
+        num_open = len(self._setup.in_flight) + len(self._not_started())
         if is_full(self.state, self._own(), num_open) or is_spent(self.state, self._cost()):
             return False
         busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
@@ -371,8 +370,8 @@ class Night:
         if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
             place(incumbent, setup)
 
-    def _waiting(self) -> list[Proposal]:
-        return waiting(self.state, self._setup.in_flight)
+    def _not_started(self) -> list[Proposal]:
+        return not_started(self.state, self._setup.in_flight)
 
     def _why_stop(self) -> Stop | None:
         """Why nothing new is to be begun; what is in flight is waited for."""
@@ -399,7 +398,7 @@ class Night:
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, began = self._setup, self._setup.clock()
-        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, self._waiting())
+        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, self._not_started())
         self._proposal_seconds = setup.clock() - began
         self._pay(proposal)
         self._is_stop_new = self._interrupt.has_file and not self._proposer.is_walled
@@ -482,8 +481,8 @@ class Night:
         return seconds
 
     def _close(self, stop: Stop | None, cut_off: str | None = None) -> None:
-        """The last traces of the night, each though another cannot be left; `cut_off`: why its runs were, if so.
-        It can be gone on with where `stop` is None, which sends no notification."""
+        """Write the state, git's part and the summary; one that fails does not prevent the others. `cut_off`: why runs
+        were interrupted, None if none was. With `stop` None the night can be resumed: no notification is sent."""
         try:
             if cut_off is not None:
                 interrupt(cut_off, self._setup)

@@ -54,7 +54,7 @@ class Notifier:
         self._words = words_of(command) if command is not None else ()
         self._note, self._limit_seconds = note, limit_seconds
         self._queue: Queue[tuple[str, bytes] | None] = Queue()
-        self._running: str | None = None  # the event whose command runs now
+        self._last_event: str | None = None  # that was sent
         self._cancelled = Event()
         self._thread = Thread(target=self._work, name="notify", daemon=True)
 
@@ -62,9 +62,11 @@ class Notifier:
         """Queue a notification and return at once. The oldest is dropped when too many wait."""
         if not self._words:
             return
+        self._last_event = event
         while self._queue.qsize() >= MAX_WAITING:
             with suppress(Empty):
                 dropped = self._queue.get_nowait()
+                self._queue.task_done()
                 if dropped is not None:
                     self._drop(dropped[0], f"{MAX_WAITING} others wait")
         self._queue.put((event, as_json(message)))
@@ -82,7 +84,9 @@ class Notifier:
         with suppress(Empty):
             while (item := self._queue.get_nowait()) is not None:
                 queued.append(item)
+                self._queue.task_done()
         last = [item for item in queued if item[0] in _LASTING][-1:]
+        is_running = self._queue.unfinished_tasks > 0  # the thread has taken one and is not done with it
         for item in queued:
             if item not in last:
                 self._drop(item[0], "the night is over")
@@ -92,7 +96,7 @@ class Notifier:
         at_most_seconds = 2 * (self._limit_seconds + GRACE_SECONDS)
         if isinstance(error, Interrupted):
             at_most_seconds = _STOPPING_SECONDS
-        elif not last and self._running not in _LASTING:
+        elif not last and not (is_running and self._last_event in _LASTING):
             at_most_seconds = 0.0
         try:
             with waiting("waiting for the last notification of the night", at_most_seconds):
@@ -104,12 +108,12 @@ class Notifier:
     def _work(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread has to answer signals
         while (item := self._queue.get()) is not None:
-            self._running, message = item
+            event, message = item
             if self._cancelled.is_set():
-                self._drop(self._running, "there was no time left for it")
+                self._drop(event, "there was no time left for it")
             elif problem := run(self._words, message, self._limit_seconds, self._cancelled):
-                self._note(f"--notify: the notification of {self._running} failed: {problem}")
-            self._running = None
+                self._note(f"--notify: the notification of {event} failed: {problem}")
+            self._queue.task_done()
 
     def _drop(self, event: str, why: str) -> None:
         self._note(f"--notify: the notification of {event} is dropped: {why}")

@@ -2,7 +2,7 @@
 
 Each question is a process of its own, as any agent's (agent.py). After a run the strategist is asked what came of it,
 with the numbers in front of it; then, in another process, for the next hypothesis, with the evidence of training at
-hand (evidence.py); what it says is given to the implementer, who sees no evidence. So nobody judges an idea in the
+hand; what it says is given to the implementer, who sees no evidence. So nobody judges an idea in the
 breath in which the next one is sold.
 """
 

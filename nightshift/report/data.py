@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected, expected_then
 from nightshift.certify.certify import Comparison, read_comparisons
-from nightshift.cost import Cost, campaign_cost, runs_cost
+from nightshift.cost import Cost, campaign_cost
 from nightshift.errors import UsageError
 from nightshift.records import Failure, Record, Verdict
 from nightshift.train_toml.config import Change, changes_of
@@ -33,7 +32,7 @@ class Experiment:
     `standing` is what is believed after this experiment, None where it was not measured or decided nothing;
     `is_standing`: the incumbent of now stands on it: it is it, the baseline, or an experiment whose idea is part of it.
     `since`: what became of a keep, "" of any other. `beside`: how what its idea was tried on differed from the
-    incumbent of then, "" where it did not. `expected`: what is believed now of it less its parent; see expected.py.
+    incumbent of then, "" where it did not. `expected`: what is believed now of it less its parent; see standing.py.
     """
 
     record: Record
@@ -202,7 +201,6 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         )
         for r in shown
     )
-    cost, unpaid = _cost(ledger, shown)
     comparisons, unread = read_comparisons(ledger)
     on_test = [(c, _obsolete(c, branch, rules_hash, campaign)) for c in reversed(comparisons) if c.plan.split == "test"]
     certified, obsolete = next((each for each in on_test if each[1] is None), (*on_test, (None, None))[0])
@@ -214,22 +212,15 @@ def gather(ledger: Ledger, branch: str | None, head_branch: str) -> Morning:
         certified,
         obsolete,
         campaign,
-        cost,
+        campaign_cost(ledger.runs_dir, shown),
         tuple(c for c in comparisons if c.plan.split == "validation" and c.plan.branch == branch),
-        (*notes, *unpaid, *unread),
+        (*notes, *unread),
     )
 
 
 def counted(count: int, noun: str = "experiment") -> str:
     """1 experiment, 2 experiments."""
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
-
-
-def _cost(ledger: Ledger, records: Sequence[Record]) -> tuple[Cost, list[str]]:
-    try:
-        return campaign_cost(ledger.runs_dir, records), []
-    except UsageError as error:
-        return runs_cost(records), [f"What proposals cost is not counted: {error.cause}."]
 
 
 def _obsolete(certified: Comparison, branch: str, rules_hash: str, campaign: Campaign) -> str | None:

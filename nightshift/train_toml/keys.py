@@ -2,7 +2,7 @@
 
 Names, types, ranges and defaults are prime-rl's own (commit in pyproject.toml); a test holds each
 entry against a recording of prime-rl's config classes. A range is tighter than prime-rl's only where
-a comment says why. Who owns the keys that are not open stands in locks.py.
+a comment says why. Who owns the other keys stands in `LOCKS`.
 """
 
 from __future__ import annotations

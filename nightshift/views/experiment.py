@@ -60,7 +60,7 @@ class Experiment(Part, kw_only=True):
 
 
 def outcome_of(record: Record, taken_back: Iterable[int]) -> Outcome:
-    """As campaign/counts.py counts it."""
+    """As `campaign.standing.Counts` counts it."""
     if record.is_keep and record.parent is None:
         return "baseline"
     if record.failure is Failure.INTERRUPTED:

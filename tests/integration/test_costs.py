@@ -93,7 +93,7 @@ def test_a_night_whose_agent_tells_no_dollars_goes_on_and_says_so_once(root: Pat
     for record in records(root)[1:]:
         assert record.cost is not None
         assert (record.cost.tokens_in, record.cost.tokens_out, record.cost.dollars) == (None, None, None)
-    assert "3 proposals: 0.00 h, tokens not told, dollars not told" in stdout
+    assert "3 proposals: 0.00 h, tokens not reported, dollars not reported" in stdout
 
 
 def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:

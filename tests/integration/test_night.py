@@ -188,7 +188,7 @@ def test_an_engine_that_breaks_stops_the_night_with_the_cause(root: Path) -> Non
     sign.touch()
     code, stdout, stderr = finish(night)
     assert code == 1
-    assert "stopped:      the machinery failed 4 times in a row: the engine is broken" in stdout
+    assert "stopped:      4 infrastructure failures in a row: the engine is broken" in stdout
     assert "once more in 0.05 s" in stderr
     assert {r.failure for r in records(root)} <= {None, "machinery"}
 

@@ -28,6 +28,8 @@ COLUMNS = {
     "all_wrong_share", "equal_share", "entropy", "kl", "grad_norm", "lr", "loss", "tokens_per_second",
     "generate_seconds", "train_seconds",
 }  # fmt: skip
+# The budget counts CPU seconds of all threads, the test wall-clock seconds: 1 ms more was seen in 0.7 s.
+CLOCKS_APART_SECONDS = 0.1
 
 
 class Worker:
@@ -134,7 +136,7 @@ def test_a_whole_run_from_base_scores_to_scores_of_the_written_weights(start: An
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(set(row) == COLUMNS for row in rows)
     assert trained["reward_mean"] == pytest.approx(sum(row["reward_mean"] for row in rows) / 3)
-    assert rows[-1]["time"] <= trained["training_seconds"] + 1.0  # CPU seconds, of more than one thread
+    assert rows[-1]["time"] <= trained["training_seconds"] + CLOCKS_APART_SECONDS
     assert all(row["lr"] == 6e-4 and row["grad_norm"] > 0 and row["kl"] is None for row in rows)
 
     rollouts = read_rows(worker.folder / SAMPLES_NAME, Sample)
@@ -170,4 +172,4 @@ def test_a_budget_of_cpu_seconds_waits_while_the_machine_is_somebody_else_s(star
     assert trained["training_seconds"] >= 4.0  # wall-clock
     assert trained["num_steps"] > first["step"]
     last = worker.rows()[-1]
-    assert last["time"] <= time.monotonic() - began - 3.0  # 4.0, but for what else the process did meanwhile
+    assert last["time"] <= time.monotonic() - began - 4.0 + CLOCKS_APART_SECONDS

@@ -162,7 +162,7 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
 
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
     kept.pool.wait, wait = (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]), kept.pool.wait
-    with pytest.raises(EngineError, match="no run of the baseline came through"):
+    with pytest.raises(EngineError, match="no run of the baseline was evaluated"):
         certified(kept, num_seeds=1)
 
 
@@ -194,10 +194,12 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
 
 
-@pytest.mark.parametrize(("name", "cause"), [("sigkill", "the machinery broke"), ("error", "loss is nan")])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("sigkill", "all runs were lost to infrastructure failures"), ("error", "loss is nan")]
+)
 def test_a_side_without_a_run_is_no_certificate(kept: Setup, name: str, cause: str) -> None:
     fault(kept.ledger.runs_dir, name, once=False)
-    with pytest.raises(EngineError, match=f"no run of the baseline came through: {cause}"):
+    with pytest.raises(EngineError, match=f"no run of the baseline was evaluated: {cause}"):
         certified(kept, num_seeds=1)
     assert certificate_of(kept) is None
     assert living_children() == []
@@ -260,7 +262,7 @@ def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> Non
     result = kept.pool.result
     monkeypatch.setattr(kept.pool, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
     made = certified(kept, num_seeds=1)
-    said = [note for note in made.notes if "others took 40% of the machine while it trained" in note]
+    said = [note for note in made.notes if "contention: others used 40% of the machine" in note]
     assert len(said) == 2
 
 
@@ -281,7 +283,7 @@ def test_an_environment_that_is_the_campaigns_own_or_unknown_is_refused(
     with pytest.raises(UsageError, match="nowhere"):
         tasks(kept, environments=["nowhere"])
     monkeypatch.setattr(certifying, "rules_elsewhere", lambda root, rules, names, gpu_count: rules)
-    with pytest.raises(UsageError, match="--environment arithmetic is the campaign's own"):
+    with pytest.raises(UsageError, match="arithmetic with this budget is what the campaign itself measured"):
         tasks(kept, environments=["arithmetic"])
 
 

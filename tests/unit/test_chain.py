@@ -242,6 +242,15 @@ def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_note
     assert done.exit_code == (how != "honest")
 
 
+def test_files_of_an_older_version_that_are_still_there_were_not_deleted(ledger: Ledger) -> None:
+    path = ledger.runs_dir / "certify" / "0001" / "certificate.json"
+    path.write_bytes(b"{}")
+    ledger.chain.enter({"certify/0001/certificate.json": chains.sha256(b"{}")})
+    assert not problems(ledger)
+    path.unlink()
+    assert problems(ledger) == ["runs/certify/0001/certificate.json was deleted"]
+
+
 def test_records_that_are_older_than_the_chain_enter_as_not_witnessed(ledger: Ledger) -> None:
     ledger.chain.path.unlink()
     for _ in range(2):

@@ -81,7 +81,7 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
     made, told, said = night(setup, lambda: refuse_the_state(setup))
     stop = made.run()
     cause = f"cannot write {setup.ledger.runs_dir / STATE_NAME}: "
-    assert stop.cause.startswith(f"the machinery failed 4 times in a row: {cause}")
+    assert stop.cause.startswith(f"4 infrastructure failures in a row: {cause}")
     (crash, why), end = told.events
     assert crash == "repeated crash"
     assert why.startswith(cause)
@@ -188,7 +188,7 @@ def test_the_second_failure_of_infrastructure_with_one_cause_is_told_once(
 
     monkeypatch.setattr(made, "_step", fail)
     stop = made.run()
-    assert stop.cause == "the machinery failed 4 times in a row: port 2050"
+    assert stop.cause == "4 infrastructure failures in a row: port 2050"
     assert told.events == [("repeated crash", "port 2049"), ("end", stop.cause)]
 
 

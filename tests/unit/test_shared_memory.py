@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.engines.prime_rl.remains import FOLDER, mapped_segments, remove_segments
+from nightshift.engines.prime_rl.remains import SHARED_MEMORY, mapped_segments, remove_segments
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no /dev/shm here")
+pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
 MAPS = """
 import mmap, os, sys, time
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
@@ -30,12 +30,12 @@ time.sleep(600)
 def name() -> Iterator[str]:
     name = f"nightshift-test-{uuid.uuid4().hex}"
     yield name
-    (FOLDER / name).unlink(missing_ok=True)
+    (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def holder(name: str) -> subprocess.Popen[bytes]:
     """A process that maps the segment, as vLLM does, and unlinks nothing when it is killed."""
-    process = subprocess.Popen([sys.executable, "-c", MAPS, str(FOLDER / name)], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", MAPS, str(SHARED_MEMORY / name)], stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()
     return process
@@ -55,11 +55,11 @@ def test_a_segment_goes_once_all_who_map_it_are_gone(name: str) -> None:
         assert [segment[0] for segment in seen] == [name]
         end(first)
         assert remove_segments(seen) == []  # the other one, which nobody knows of, has it still
-        assert (FOLDER / name).exists()
+        assert (SHARED_MEMORY / name).exists()
     finally:
         end(second)
     assert remove_segments(seen) == [name]
-    assert not (FOLDER / name).exists()
+    assert not (SHARED_MEMORY / name).exists()
     assert remove_segments(seen) == []
 
 
@@ -67,24 +67,24 @@ def test_what_took_its_name_stays(name: str) -> None:
     process = holder(name)
     seen = mapped_segments([psutil.Process(process.pid)])
     end(process)
-    (FOLDER / f"{name}-new").write_bytes(b"of another program")
-    (FOLDER / f"{name}-new").chmod(0o600)
-    (FOLDER / f"{name}-new").rename(FOLDER / name)
+    (SHARED_MEMORY / f"{name}-new").write_bytes(b"of another program")
+    (SHARED_MEMORY / f"{name}-new").chmod(0o600)
+    (SHARED_MEMORY / f"{name}-new").rename(SHARED_MEMORY / name)
     assert remove_segments(seen) == []
-    assert (FOLDER / name).read_bytes() == b"of another program"
+    assert (SHARED_MEMORY / name).read_bytes() == b"of another program"
 
 
 def test_what_others_may_open_stays_and_so_does_what_is_no_segment(name: str, tmp_path: Path) -> None:
     process = holder(name)
     seen = mapped_segments([psutil.Process(process.pid)])
     end(process)
-    (FOLDER / name).chmod(0o644)
+    (SHARED_MEMORY / name).chmod(0o644)
     assert remove_segments(seen) == []
     outside = tmp_path / "file"
     outside.touch(mode=0o600)
     inode = outside.stat().st_ino
-    (FOLDER / name).unlink()
-    (FOLDER / name).symlink_to(outside)
+    (SHARED_MEMORY / name).unlink()
+    (SHARED_MEMORY / name).symlink_to(outside)
     hostile = [
         (f"../..{outside}", inode),
         (name, inode),
@@ -100,7 +100,7 @@ def test_what_others_may_open_stays_and_so_does_what_is_no_segment(name: str, tm
 
 def test_what_was_unlinked_is_nobody_s_and_a_process_that_is_gone_has_nothing(name: str) -> None:
     process = holder(name)
-    (FOLDER / name).unlink()
+    (SHARED_MEMORY / name).unlink()
     assert mapped_segments([psutil.Process(process.pid)]) == set()
     gone = psutil.Process(process.pid)
     end(process)

@@ -79,20 +79,28 @@ def test_a_step_has_no_gradient_if_its_norm_is_0_or_every_group_is_equal(step: S
 
 
 def test_ten_steps_in_a_row_end_a_run() -> None:
-    assert end_of([ALIVE, *[DEAD] * 30]) == 1 + NO_GRADIENT_STEPS == 11
-    assert end_of([ALIVE, *[DEAD] * 9, ALIVE, *[DEAD] * 9]) is None
-    assert end_of([ALIVE, *[DEAD] * 9, UNKNOWN, *[DEAD] * 9]) is None
+    good = [ALIVE] * 10
+    assert end_of([*good, *[DEAD] * 30]) == 10 + NO_GRADIENT_STEPS == 20
+    assert end_of([*good, *[DEAD] * 9, ALIVE, *[DEAD] * 9]) is None
+    assert end_of([*good, *[DEAD] * 9, UNKNOWN, *[DEAD] * 9]) is None
     assert end_of([UNKNOWN] * 100) is None
     assert num_without_gradient([]) == 0
 
 
-def test_sparse_rewards_are_no_reason_to_end_a_run() -> None:
-    """Of two in three steps without a gradient a row of ten is nothing: the row has to be as rare as elsewhere."""
+def test_few_steps_with_a_gradient_say_little() -> None:
+    ends = [end_of([*[ALIVE] * num, *[DEAD] * 150], budget_seconds=1000.0) for num in (1, 2, 5)]
+    assert ends == [1 + 140, 2 + 38, 5 + 11]
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 1 / 3])
+def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
+    """Where most steps have no gradient, ten in a row mean nothing."""
     random = Random(0)
-    sparse = [[ALIVE if random.random() < 1 / 3 else DEAD for _ in range(200)] for _ in range(200)]
+    sparse = [[ALIVE if random.random() < rate else DEAD for _ in range(200)] for _ in range(200)]
     assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
     assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
-    assert 120 < (end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) or 0) <= 140
+    if rate == 1 / 3:
+        assert 120 < (end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) or 0) <= 145
 
 
 def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:

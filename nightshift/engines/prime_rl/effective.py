@@ -40,7 +40,8 @@ class Preset:
     defaults: Mapping[str, Value] = field(default_factory=dict)
 
 
-# By Rules.memory. On one card the server takes its share first, and the trainer what is left.
+# By Rules.memory. Computed, not measured: benchmarks/gpu_memory.py has the sums, docs/gpus.md the table. On one card
+# the server takes its share first, and the trainer what is left.
 PRESETS: Mapping[str, Preset] = {
     NO_CARD: Preset(),
     "2 x 80 GB": Preset(),

@@ -86,7 +86,7 @@ class PrimeRlEngine:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 
     def prepare_at_start(self, note: Note) -> None:
-        """Sweep, and copy environments that prepare.py did not see : gigabytes are its to install."""
+        """Remove what killed runs left. Copy environments that prepare.py has not copied yet; install nothing."""
         sweep(self.root / "runs", PRIME_DIR)
         copy = self.installation.environments_dir(self.root, self.rules)
         if self.installation.state_dir.is_dir() and not copy.exists():

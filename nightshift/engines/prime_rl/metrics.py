@@ -229,13 +229,11 @@ class MetricsTail:
             values["tokens_per_second"] = tokens * num_rollouts / seconds
         if values["time"] is not None:
             values["time"] -= began
-        least, shares = (
-            values.pop("_reward_min", None),
-            [values.get(f"all_{which}_share") for which in ("right", "wrong")],
-        )
-        # prime-rl calls a group all wrong if its sum is 0, and has no word for one that is equal in between.
-        if self._is_group_relative and least is not None and least >= 0 and None not in shares:
-            values["equal_share"] = sum(filter(None, shares))
+        least = values.pop("_reward_min", None)
+        right, wrong = values.get("all_right_share"), values.get("all_wrong_share")
+        # prime-rl calls a group all wrong if its rewards sum to 0. It does not count groups that are equal in between.
+        if self._is_group_relative and least is not None and least >= 0 and right is not None and wrong is not None:
+            values["equal_share"] = right + wrong
         rewards = self._rewards.get(number, {})
         return Step(step=number, rewards=rewards if len(rewards) > 1 else None, **values)
 

@@ -24,8 +24,8 @@ from nightshift.processes.leftovers import SAME_SECONDS
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.processes.watchdog import is_alive
 
-FOLDER = Path("/dev/shm")
-Segment = tuple[str, int]  # its name in FOLDER, its inode
+SHARED_MEMORY = Path("/dev/shm")
+Segment = tuple[str, int]  # its name in SHARED_MEMORY, its inode
 
 
 def mapped_segments(processes: Iterable[psutil.Process]) -> set[Segment]:
@@ -34,14 +34,15 @@ def mapped_segments(processes: Iterable[psutil.Process]) -> set[Segment]:
 
 
 def remove_segments(segments: Iterable[Segment]) -> list[str]:
-    """Unlink those that are what they were and that nobody maps; their names."""
+    """Unlink `segments` that our processes mapped, and return their names. Only the same, private file that no process
+    maps now is removed: a name in /dev/shm does not say whose it is."""
     wanted = {segment for segment in segments if _is_private(segment)}
     if not wanted:
         return []
     removed = []
     for name, _ in wanted - {segment for pid in psutil.pids() for segment in _mapped_by(pid)}:
         with suppress(OSError):  # gone meanwhile
-            (FOLDER / name).unlink()
+            (SHARED_MEMORY / name).unlink()
             removed.append(name)
     return sorted(removed)
 
@@ -51,8 +52,8 @@ def _mapped_by(pid: int) -> set[Segment]:
     found = set[Segment]()
     with suppress(OSError):  # gone, or another user's
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            *_, inode, path = line.split(maxsplit=5) if f"{FOLDER}/" in line else ("0", "")
-            if path and Path(path).parent == FOLDER:
+            *_, inode, path = line.split(maxsplit=5) if f"{SHARED_MEMORY}/" in line else ("0", "")
+            if path and Path(path).parent == SHARED_MEMORY:
                 found.add((Path(path).name, int(inode)))
     return found
 
@@ -63,7 +64,7 @@ def _is_private(segment: Segment) -> bool:
     if "/" in name:
         return False
     try:
-        it = (FOLDER / name).lstat()
+        it = (SHARED_MEMORY / name).lstat()
     except (OSError, ValueError):
         return False
     is_own = it.st_uid == os.getuid() and not it.st_mode & (stat.S_IRWXG | stat.S_IRWXO)

@@ -29,12 +29,12 @@ from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
 from nightshift.engines.trl.sampler import Sample, sample
 from nightshift.environments import Environment, Example
 
-NUM_EACH = 7
+NUM_EACH = 7  # rollouts of each kind: best, worst, cut off
 MAX_TEXT = 4_000  # characters of a problem or completion
 
 
-class Samples:
-    """Call `look` with every batch."""
+class RolloutLog:
+    """Keeps rollouts for people and agents to read: the last NUM_EACH best, worst and cut-off ones of a step."""
 
     def __init__(self) -> None:
         self._best, self._worst, self._cut = (deque[dict[str, Any]](maxlen=NUM_EACH) for _ in range(3))
@@ -42,7 +42,7 @@ class Samples:
     def look(
         self, step: int, problems: Sequence[str], texts: Sequence[str], rewards: Sequence[float], is_cut: Sequence[bool]
     ) -> None:
-        """Of the batch of a step, (b,) each, keep the best rollout, the worst and one that was cut off."""
+        """Of the batch of a step, lists of b each, keep the best rollout, the worst and one that was cut off."""
         order = sorted(range(len(rewards)), key=lambda i: rewards[i])
         whole, cut = ([i for i in order if is_cut[i] is way] for way in (False, True))
         for kept, found in ((self._best, whole[-1:]), (self._worst, whole[:1]), (self._cut, cut[:1])):
@@ -108,7 +108,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
         self._set = training_set(environments, settings.get("ratio", {}))
         self._metrics_path = Path(spec["metrics_path"])
         self._row: dict[str, Any] = {}
-        self._samples = Samples()
+        self._rollout_log = RolloutLog()
         self._reward_means: list[float] = []  # one a step
         self._num_collated = itertools.count()
         self._started = self._ends = self._last_row = math.inf  # on the budget's clock
@@ -150,7 +150,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             outcome = "budget"
         for scorer in self._scorers:
             scorer.close()
-        self._samples.write(self._metrics_path.with_name("rollouts.jsonl"))
+        self._rollout_log.write(self._metrics_path.with_name("rollouts.jsonl"))
         return {
             "outcome": outcome,
             "num_steps": self.state.global_step,
@@ -171,7 +171,7 @@ class Trainer(GRPOTrainer):  # type: ignore[misc]
             len(ids) == self.max_completion_length and ids[-1] not in self.eos_token_ids for ids in completion_ids
         ]
         problems = [self.train_dataset[i]["prompt"] for i in index]
-        self._samples.look(self.state.global_step + 1, problems, completions, rewards.tolist(), is_cut)
+        self._rollout_log.look(self.state.global_step + 1, problems, completions, rewards.tolist(), is_cut)
         groups = rewards.view(-1, self.num_generations)
         self._row |= {
             "reward_mean": rewards.mean().item(),

@@ -19,7 +19,7 @@ import msgspec
 from nightshift.engines import Message, NoGradient, ProgressCallback
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.metrics import Step as Measured
+from nightshift.metrics import Step
 from nightshift.processes.supervise import ProcessGroup
 from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
 
@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, tag_field="event", tag="ready"):
     pass
 
 
-class Step(msgspec.Struct, tag_field="event", tag="step"):
+class StepEnded(msgspec.Struct, tag_field="event", tag="step"):
     step: int
     time: float  # seconds since training began
     reward_mean: float
@@ -68,7 +68,7 @@ class Failed(msgspec.Struct, tag_field="event", tag="error"):
     is_machinery: bool = False  # an environment that cannot score is no config's fault
 
 
-Event = Ready | Step | Trained | FinalWeights | Completions | Completed | Failed
+Event = Ready | StepEnded | Trained | FinalWeights | Completions | Completed | Failed
 
 
 def decode_event(line: bytes) -> Event:
@@ -112,7 +112,8 @@ class TrlSession:
             raise EngineError(f"the trainer failed to start: {said}{self._last_words()}")
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
-        """Train until the budget ends; the trainer keeps the clock, this side the deadline."""
+        """Train until the budget ends, or until `progress` raises NoGradient. The trainer keeps the budget's clock,
+        this process the deadline."""
         num_with = num_without = 0  # steps with a gradient, and those without since then
         is_ended = False  # by NoGradient: the trainer was asked to stop, as at the end of the budget
         try:
@@ -128,9 +129,9 @@ class TrlSession:
                     case Failed():
                         failure = Failure.MACHINERY if event.is_machinery else Failure.TRAINING
                         return self._failed(Outcome.CRASHED, event.cause, failure)
-                    case Step():
+                    case StepEnded():
                         self._num_steps = event.step
-                        step = Measured(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
+                        step = Step(event.step, grad_norm=event.grad_norm, equal_share=event.equal_share)
                         num_with += step.has_gradient is True
                         num_without = num_without + 1 if step.has_gradient is False else 0
                         reading = Progress(Phase.TRAINING, event.step, budget_seconds - event.time, event.reward_mean)
