@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.cli_exports import export_command
 from nightshift.engines import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.live import at_work
+from nightshift.live import TerminalReporter, at_work
 from nightshift.records import Request
 from nightshift.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
 from nightshift.status import status_lines, wait_for_verdict
@@ -159,7 +160,9 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
     if flags["agent"] is None:
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
     request = NightRequest(**flags, slurm=str(slurm) if slurm else None)
-    sys.exit(night(command.process_root(), request, notify))
+    with closing(TerminalReporter()) as reporter:
+        exit_code = night(command.process_root(), request, reporter, console.print_text, notify)
+    sys.exit(exit_code)
 
 
 @commands.command()

@@ -190,8 +190,7 @@ def look_at(root: Path, environment: str) -> None:
 
 def probe(root: Path, request: Request) -> None:
     """doctor --slurm: print what a job finds. EngineError where none answers."""
-    from nightshift.pools.probe import ask
-    from nightshift.pools.slurm import SlurmPool
+    from nightshift.pools.slurm import SlurmPool, ask
     from nightshift.processes.supervise import interruptible
     from nightshift.runs import job_of
     from nightshift.setup import open_setup

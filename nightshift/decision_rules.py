@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 Scale = Annotated[float, Meta(ge=1e-9, le=1e6)]  # nothing that the rule could not divide by
+Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 _Units = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Some = Meta(min_length=1)

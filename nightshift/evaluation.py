@@ -17,11 +17,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from nightshift import environments
-from nightshift.engines import ProgressCallback, Session
 from nightshift.environments import Chat, Complete, Environment, Episode, Example
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
-from nightshift.records import Completion, Evaluation, Part, packed
+from nightshift.policy import Policy
+from nightshift.records import Completion, Evaluation, Part, ProgressCallback, packed
 from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
@@ -40,7 +40,7 @@ def selection_set(rules: Rules, root: Path) -> list[Posed]:
 
 
 def evaluate(
-    session: Session,
+    session: Policy,
     examples: Sequence[Posed],
     rules: Rules,
     path: Path | None,
@@ -155,7 +155,7 @@ def _parts(rules: Rules, examples: Sequence[Posed], scores: Sequence[float]) -> 
     return tuple(parts)
 
 
-def _complete(session: Session, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
+def _complete(session: Policy, rules: Rules, progress: ProgressCallback, chats: Sequence[Chat]) -> list[Completion]:
     completions = session.complete(chats, rules.decoding, progress)
     if len(completions) != len(chats):
         raise EngineError(f"the policy completed {len(completions)} of {len(chats)} examples")

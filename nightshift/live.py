@@ -21,7 +21,7 @@ from nightshift.records import Phase, Progress
 from nightshift.waiting import Wait, innermost, news
 
 if TYPE_CHECKING:
-    from nightshift.running import RunLine  # loads what a worker needs, for which a typo shall not wait
+    from nightshift.running import RunLine
 
 _FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
 _PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Raw, json
 
 from nightshift.cost import Cost
-from nightshift.decision_rules import DecisionRules, Scale
+from nightshift.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.rules import Rules
 from nightshift.text import clean
 
 # Percentage points, as people write them: the number is the change of the score that they predict.
@@ -63,8 +66,9 @@ class Request:
         object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
 
 
+JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
+LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
-Fraction = Annotated[float, Meta(ge=0, le=1)]  # a score
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -126,13 +130,7 @@ class Progress:
     num_without_gradient: _Count = 0  # training: the last steps in a row (metrics.num_without_gradient)
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """How evaluation samples: greedy when `temperature` is 0."""
-
-    max_completion_tokens: int
-    temperature: float = 0.0
-    batch_size: int = 250
+ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +302,7 @@ class Record:
     told_outcome: str | None = None  # what its proposer says came of it, written with the lesson
     lesson: str | None = None  # one line, written after the verdict
     notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    health: str | None = None  # what the curves of its run say is wrong (health/), in a few lines
+    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
     base: Numbers | None = None  # the ideas that it was made from, by experiment; None: its parent's
     cost: Cost | None = None  # of its proposal; None: nobody was asked for it
     baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
@@ -341,3 +339,44 @@ class Record:
     def strict_score(self) -> float | None:
         """Mean strict_score of its runs that have one; None where none has."""
         return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
+    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
+    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
+    `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
+    ends any run after ten empty batches. `cores`: what it is
+    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
+    refuses."""
+
+    rules: Rules
+    rules_hash: str
+    harness_tree: str
+    settings: dict[str, Any]
+    seed: int
+    split: Literal["selection", "sealed"]
+    deadline_seconds: float
+    hardware: str | None = None
+    look: int | None = None
+    gpus: str | None = None  # --gpus
+    keep_all: bool = False
+    incumbent: dict[str, Any] | None = None
+    ends_without_gradient: bool = False
+    cores: tuple[int, ...] = ()
+    layout: str = ""
+    outlives: bool = False  # its head
+    place: str = ""
+
+
+class Signed(msgspec.Struct):
+    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
+
+    signature: str
+    result: msgspec.Raw
+
+
+def signed_bytes(result: bytes, job: Job) -> bytes:
+    """What a worker signs: the bytes of its result, and the job as it understood that."""
+    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))

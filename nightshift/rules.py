@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from nightshift.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.records import Decoding
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
@@ -38,6 +37,7 @@ MEASURING_CODE = (
     "nightshift/environments.py",
     "nightshift/evaluation.py",
     "nightshift/metrics.py",
+    "nightshift/policy.py",
     "nightshift/processes/gpus.py",
     "nightshift/taskset_environment.py",
     "nightshift/train_toml/",
@@ -51,6 +51,15 @@ _UNREAD = re.compile(r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|
 _PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash
 NO_CARD = "none"  # the preset where no GPU is used, or none is here
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How evaluation samples: greedy when `temperature` is 0."""
+
+    max_completion_tokens: int
+    temperature: float = 0.0
+    batch_size: int = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ import msgspec
 
 from nightshift.files import read_file
 from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, Phase, Progress
+from nightshift.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Phase, Progress
 from nightshift.text import clean
 from nightshift.waiting import lasted
-from nightshift.worker import JOB_NAME, RESULT_NAME, Job
 
 _SLOWEST = 8.0  # wall-clock seconds that a second of the budget may take: of CPU time, beside neighbours
 _MOST_SECONDS = 1e6  # a budget that is more was not written by us

@@ -12,10 +12,9 @@ from typing import Any
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.files import remove_tree
-from nightshift.records import Record
+from nightshift.records import Job, Record
 from nightshift.rules import covered_files
 from nightshift.setup import Setup
-from nightshift.worker import Job
 
 
 def submit(record: Record, setup: Setup, num_before: int = 0) -> None:

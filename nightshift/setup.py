@@ -28,11 +28,10 @@ from nightshift.pools.slurm import SlurmPool
 from nightshift.pools.slurm import read as read_slurm
 from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
 from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
-from nightshift.records import Phase, Progress, Record, Request
+from nightshift.records import LATE_SECONDS, Phase, Progress, Record, Request
 from nightshift.rules import Rules
 from nightshift.rules_toml import rules_here
 from nightshift.waiting import waiting
-from nightshift.worker import LATE_SECONDS
 
 _TICK_SECONDS = 0.5
 

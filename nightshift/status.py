@@ -113,7 +113,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
 
 def status_lines(ledger: Ledger, now: datetime) -> list[str]:
     """What is running and for how long; then what the last campaign holds, and what the night does."""
-    from nightshift.night.text import standing_text  # loads numpy, for which a typo shall not wait
+    from nightshift.night.text import standing_text
     from nightshift.views.status import status
 
     found = status(ledger, now)

@@ -1,4 +1,5 @@
-"""One run, made in a process of its own: `worker.py ROOT FOLDER`, begun by entry.py.
+"""One run, made in a process of its own: `worker.py ROOT FOLDER`, begun by entry.py. `--probe` before them: only look
+at this machine, for `doctor --slurm`.
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
 the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
@@ -8,32 +9,47 @@ worker that does not outlive its head ends with that. One that does ends at its 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
+import platform
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nightshift.engines import Engine, NoGradient, ProgressCallback, open_engine
+from nightshift.engines import Engine, NoGradient, open_engine
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
-from nightshift.files import read_file, write_atomically, write_json
+from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
 from nightshift.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
 from nightshift.processes.gpus import Watch, nvml_session, watching
 from nightshift.processes.supervise import engine_environment, interruptible, limit_life
-from nightshift.records import CURVE_POINTS, Failure, Outcome, Phase, Progress, Result, Training
+from nightshift.records import (
+    CURVE_POINTS,
+    JOB_NAME,
+    LATE_SECONDS,
+    RESULT_NAME,
+    Failure,
+    Job,
+    Outcome,
+    Phase,
+    Progress,
+    ProgressCallback,
+    Result,
+    Signed,
+    Training,
+    signed_bytes,
+)
 from nightshift.rules import Rules
 from nightshift.sealed import sealed_set
 from nightshift.text import MAX_TEXT, clean
@@ -94,51 +110,8 @@ def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, .
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
-JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 KEY_BYTES = 32  # of Ed25519, and of a look
-LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
-    `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
-    `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
-    ends any run after ten empty batches. `cores`: what it is
-    pinned to; `layout`: of its hardware what no machine tells. A worker with another rules hash, harness or hardware
-    refuses."""
-
-    rules: Rules
-    rules_hash: str
-    harness_tree: str
-    settings: dict[str, Any]
-    seed: int
-    split: Literal["selection", "sealed"]
-    deadline_seconds: float
-    hardware: str | None = None
-    look: int | None = None
-    gpus: str | None = None  # --gpus
-    keep_all: bool = False
-    incumbent: dict[str, Any] | None = None
-    ends_without_gradient: bool = False
-    cores: tuple[int, ...] = ()
-    layout: str = ""
-    outlives: bool = False  # its head
-    place: str = ""
-
-
-class Signed(msgspec.Struct):
-    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
-
-    signature: str
-    result: msgspec.Raw
-
-
-def signed_bytes(result: bytes, job: Job) -> bytes:
-    """What a worker signs: the bytes of its result, and the job as it understood that."""
-    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))
 
 
 def main(root: Path, folder: Path) -> int:
@@ -280,5 +253,26 @@ def _step_seconds(steps: list[Step]) -> float | None:
     return max(times) / len(steps) if (times := [step.time for step in steps if step.time]) else None
 
 
+def probe(job: Job, root: Path) -> Found:
+    """Open the engine here, and tell what this node is. `problems`: what the engine misses."""
+    engine: Engine | None = None
+    try:
+        engine = open_engine(job.rules, root, dict(os.environ), job.gpus, job.keep_all)
+        hardware, problems = engine.hardware(), tuple(engine.check())
+    except NightshiftError as error:
+        hardware, problems = "unknown", (str(error),)
+    node = os.environ.get("SLURMD_NODENAME", platform.node())
+    digests = job.rules.hash(root), job.rules.harness_tree(root)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+    return Found(node, hardware, *digests, gpus, free_disk_gb(root), problems)
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    words = sys.argv[1:]
+    if words[0] == "--probe":
+        from nightshift.pools.slurm import FOUND_NAME, Found
+
+        asked = msgspec.json.decode(read_file(Path(words[2]) / JOB_NAME), type=Job)
+        write_json(Path(words[2]) / FOUND_NAME, probe(asked, Path(words[1])))
+    else:
+        sys.exit(main(Path(words[0]), Path(words[1])))

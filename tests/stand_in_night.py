@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift import runs, setup  # noqa: E402
+from nightshift import console, runs, setup  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
+from nightshift.live import TerminalReporter  # noqa: E402
 from nightshift.night import begin  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
 from nightshift.processes.slots import own_cores  # noqa: E402
@@ -109,7 +111,12 @@ def main() -> None:
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
     begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)
-    sys.exit(in_one_line(begin.night)(Path(sys.argv[1]), NightRequest(**asked), notify))
+
+    def night() -> int:
+        with closing(TerminalReporter()) as reporter:
+            return begin.night(Path(sys.argv[1]), NightRequest(**asked), reporter, console.print_text, notify)
+
+    sys.exit(in_one_line(night)())
 
 
 if __name__ == "__main__":

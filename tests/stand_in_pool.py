@@ -11,8 +11,8 @@ from nightshift.errors import EngineError
 from nightshift.files import write_json
 from nightshift.pools import Submitted
 from nightshift.processes.slots import Slot
-from nightshift.records import ATTEMPT, Result
-from nightshift.worker import JOB_NAME, Job, make_run
+from nightshift.records import ATTEMPT, JOB_NAME, Job, Result
+from nightshift.worker import make_run
 
 
 class StandInPool:

@@ -38,7 +38,7 @@ from nightshift.records import ATTEMPT, Progress, Record, Verdict
 from nightshift.train_toml.config import Config, parse
 
 if TYPE_CHECKING:
-    from nightshift.campaign.campaign import Campaign  # loads numpy
+    from nightshift.campaign.campaign import Campaign
 
 STARTED = "started"
 RECORD_NAME, SUBMITTED_NAME = "record.json", "submitted.json"  # of an experiment, and of each run (pools/)

@@ -62,7 +62,7 @@ def to_repeat(records: Sequence[Record], incumbent: int | None) -> Record | None
     return None
 
 
-SURE = 3.0  # standard errors for "more are formatted", as in health/checks.py
+SURE = 3.0  # standard errors for "more are formatted", as in health.py
 
 
 @dataclass(frozen=True, slots=True)

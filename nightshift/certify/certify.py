@@ -35,13 +35,13 @@ from nightshift.files import read_json, remove_tree, write_json
 from nightshift.guard.freeze import changed_harness_files, require_clean_start
 from nightshift.metrics import METRICS_NAME
 from nightshift.processes.gpus import num_gpus
-from nightshift.records import ATTEMPT, Evaluation, Failure, Result
+from nightshift.records import ATTEMPT, RESULT_NAME, Evaluation, Failure, Result
 from nightshift.rules_toml import rules_elsewhere
 from nightshift.runs import job_of, submit_job
 from nightshift.sealed import Look, count, counted_looks
 from nightshift.setup import Setup
 from nightshift.train_toml.config import Config, parse
-from nightshift.worker import KEY_BYTES, RESULT_NAME
+from nightshift.worker import KEY_BYTES
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100

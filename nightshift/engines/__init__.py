@@ -8,20 +8,19 @@ the registry; nothing outside this folder asks for one by its name.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nightshift.errors import EngineError, UsageError
+from nightshift.policy import Policy
 from nightshift.rules import Rules
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
-    from nightshift.records import Completion, Decoding, Progress, Training, Weights
+    from nightshift.records import ProgressCallback, Training, Weights
     from nightshift.train_toml.config import Config
 
-ProgressCallback = Callable[["Progress"], None]
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Note = Callable[[str], None]  # one line of news
 
 # Name -> module and class; imported when one is opened: prime-rl's loads an HTTP client.
@@ -118,28 +117,12 @@ class Effective:
     scaled: tuple[str, ...] = ()
 
 
-class Session(Protocol):
+class Session(Policy, Protocol):
     """One run: processes are up and ready to train when `Engine.open` returns."""
 
     def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
         """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
         run."""
-        ...
-
-    def load_final_weights(self) -> Weights:
-        """Load the last complete weights written before the end into what completes, and prove which."""
-        ...
-
-    def complete(
-        self, prompts: Sequence[Sequence[Message]], decoding: Decoding, progress: ProgressCallback
-    ) -> list[Completion]:
-        """One completion a prompt, in order. Raises EngineError when the policy cannot answer."""
-        ...
-
-    @property
-    def earlier(self) -> Mapping[int, Callable[[], None]]:
-        """Of a game a few steps before the last, evenly spread over the training: what has the weights after each
-        complete from then on, or raises EngineError."""
         ...
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from nightshift.errors import UsageError, listed
 from nightshift.files import read_file, write_atomically
 from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.guard.freeze import files_below, untracked_code
+from nightshift.records import LOG_NAME
 from nightshift.rules import Rules
-from nightshift.worker import LOG_NAME
 
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
 _MAX_KEPT_BYTES = 1_000_000  # of a file that can be put back

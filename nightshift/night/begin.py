@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift import console
 from nightshift.campaign.closing import resume
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import ExitCode, UsageError
@@ -16,7 +15,6 @@ from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.guard.clone import Clone
 from nightshift.guard.freeze import require_clean_start
 from nightshift.guard.seal import Checkout
-from nightshift.live import TerminalReporter
 from nightshift.night.loop import Night, adopt
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
@@ -26,19 +24,22 @@ from nightshift.proposers import Proposer, process
 from nightshift.proposers.agent import AgentProposer, Desk, open_agent
 from nightshift.proposers.presets import SEARCHES
 from nightshift.proposers.team import PREFIX, TeamProposer, members
-from nightshift.setup import Setup, open_setup
+from nightshift.setup import Reporter, Setup, open_setup
 from nightshift.train_toml.text import read_source
 
 
-def night(root: Path, request: NightRequest, notify: str | None = None) -> int:
-    """A night from its start or from where it was cut off, to its end; the exit code. `notify`: --notify, which is no
-    part of the request: that is stored where agents write.
+def night(
+    root: Path, request: NightRequest, reporter: Reporter, tell: Callable[[str], None], notify: str | None = None
+) -> int:
+    """A night from its start or from where it was cut off, to its end; the exit code. `tell` gets the summary after
+    every experiment, `reporter` the news. `notify`: --notify, which is no part of the request: that is stored where
+    agents write.
 
     0: a stop rule or a person ended it; 1: it could not go on. NightshiftError where it could not begin, and
     Interrupted where it was stopped now.
     """
     ledger = Ledger(root)
-    with closing(TerminalReporter()) as reporter, Notifier(notify, reporter.note) as notifier, ledger.head():
+    with Notifier(notify, reporter.note) as notifier, ledger.head():
         old = load(ledger)
         alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
         # First of all: they may still write. What this night left running on purpose is adopted below.
@@ -55,7 +56,7 @@ def night(root: Path, request: NightRequest, notify: str | None = None) -> int:
         else:
             end_jobs(ledger)
         end_leftovers(root, reporter.note, adopted)
-        stop = Night(state, setup, proposer, console.print_text, notifier=notifier).run()
+        stop = Night(state, setup, proposer, tell, notifier=notifier).run()
     return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
 
 
@@ -106,7 +107,7 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
-        from nightshift.proposers.search import SearchProposer  # Optuna takes half a second to load
+        from nightshift.proposers.search import SearchProposer
 
         if request.agent == "search":
             process.require()

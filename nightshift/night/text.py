@@ -26,7 +26,7 @@ _MAX_DESCRIPTION = 160
 
 def write_summary(state: NightState, setup: Setup) -> str:
     """The night's summary, written beside the morning page."""
-    from nightshift.report.page import write_report  # jinja2 and matplotlib load with the first page
+    from nightshift.report.page import write_report
 
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)

@@ -24,8 +24,7 @@ from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.errors import EngineError
 from nightshift.files import read_file, write_json
 from nightshift.processes.slots import Slot
-from nightshift.records import ATTEMPT, Result
-from nightshift.worker import JOB_NAME, RESULT_NAME, Job, Signed, signed_bytes
+from nightshift.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from nightshift.pools import Submitted, announce, verified
 from nightshift.processes.slots import Slot, layout
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
 from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
-from nightshift.records import Result
+from nightshift.records import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
 from nightshift.waiting import waiting
-from nightshift.worker import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job
 
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
 NAME = "local"

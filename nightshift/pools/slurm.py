@@ -13,7 +13,9 @@ import base64
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,13 +29,12 @@ from msgspec import Meta
 
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError
-from nightshift.files import read_file
+from nightshift.files import read_file, read_json
 from nightshift.pools import Submitted, announce, verified
 from nightshift.processes.slots import Slot
 from nightshift.processes.supervise import engine_environment
-from nightshift.records import Result
+from nightshift.records import LATE_SECONDS, LOG_NAME, Job, Result
 from nightshift.waiting import waiting
-from nightshift.worker import LATE_SECONDS, LOG_NAME, Job
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
 
@@ -85,6 +86,8 @@ def read(path: Path) -> SlurmConfig:
 
 NAME = "slurm"
 PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
+FOUND_NAME = "probe.json"
+_PROBE_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to the controller, for all jobs at once
 ANSWER_SECONDS = 30.0  # a controller that is away answers after nine, with an error
 # Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
@@ -134,8 +137,8 @@ class SlurmPool:
         """What the nodes have is told by the first result."""
         return ""
 
-    def submit(self, folder: Path, job: Job, enter: Callable[[], None], program: Sequence[str] = ()) -> None:
-        """As the protocol says. `program`: in place of the worker's. What became of a job that sbatch does not answer
+    def submit(self, folder: Path, job: Job, enter: Callable[[], None], words: Sequence[str] = ()) -> None:
+        """As the protocol says. `words`: more of them for the worker. What became of a job that sbatch does not answer
         for is asked like that of any other."""
         job = replace(job, layout=self.config.layout, outlives=True)
         name = f"nightshift-{uuid.uuid4().hex}"
@@ -143,7 +146,7 @@ class SlurmPool:
         enter()
         options = (f"--job-name={name}", f"--output={folder / LOG_NAME}", f"--chdir={self.root}")
         fixed = ("--parsable", "--no-requeue", "--export=NONE", "--open-mode=append")
-        command = isolated(*(program or PROGRAM), str(self.root), str(folder))
+        command = isolated(*PROGRAM, *words, str(self.root), str(folder))
         script = self.script(command, key + self.look_key)
         self._take(folder, told, job)
         try:
@@ -310,3 +313,47 @@ def _environment() -> dict[str, str]:
     """Its own settings would change what is asked."""
     meant = ("SLURM_CONF",)
     return {n: v for n, v in os.environ.items() if n in meant or not n.startswith(("SLURM_", "SBATCH_", "SQUEUE_"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a node said of itself. `problems`: what its engine misses there."""
+
+    node: str
+    hardware: str
+    rules_hash: str
+    harness_tree: str
+    gpus: str
+    free_disk_gb: float
+    problems: tuple[str, ...]
+
+
+def ask(pool: SlurmPool, job: Job) -> list[str]:
+    """Submit one job that looks around, and say what it found, a line each. EngineError where none comes back."""
+    runs_dir = pool.root / "runs"
+    runs_dir.mkdir(exist_ok=True)
+    folder, began = Path(tempfile.mkdtemp(prefix=".probe-", dir=runs_dir)), time.monotonic()
+    try:
+        pool.submit(folder, job, lambda: None, ["--probe"])
+        while not (folder / FOUND_NAME).is_file():
+            if pool.is_over(folder):
+                said = read_file(folder / LOG_NAME).decode(errors="replace").strip().splitlines()
+                why = f": {said[-1]}" if said else ""
+                raise EngineError(f"the probe job ended without an answer{why}", "Look at its node.")
+            pool.wait(_PROBE_SECONDS)
+        seconds = time.monotonic() - began
+        found = read_json(folder / FOUND_NAME, Found, "")
+        assert found is not None
+    finally:
+        pool.cancel([folder])
+        shutil.rmtree(folder, ignore_errors=True)
+    same = "the same as here"
+    rules = same if found.rules_hash == job.rules_hash else f"PROBLEM: {found.rules_hash}, here {job.rules_hash}"
+    tree = same if found.harness_tree == job.harness_tree else "PROBLEM: other bytes than here"
+    lines = [
+        f"probe:     answered after {seconds:.1f} s from node {found.node}",
+        f"hardware:  {found.hardware}; GPUs of the job: {found.gpus}; {found.free_disk_gb:.0f} GB of disk free",
+        f"rules:     {rules}",
+        f"harness:   {tree}",
+    ]
+    return [*lines, *(f"PROBLEM:   {problem}" for problem in found.problems)]

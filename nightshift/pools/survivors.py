@@ -16,7 +16,7 @@ from nightshift.pools import Submitted, job_of
 from nightshift.pools.slurm import NAME as SLURM
 from nightshift.pools.slurm import cancel_jobs
 from nightshift.processes.watchdog import marker_of
-from nightshift.worker import Job
+from nightshift.records import Job
 
 _RUN = re.compile("run-[1-9][0-9]{0,3}")
 

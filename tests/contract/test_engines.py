@@ -19,7 +19,8 @@ from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
 from nightshift.evaluation import selection_set
 from nightshift.metrics import read_steps
-from nightshift.records import Decoding, Outcome, Phase, Progress
+from nightshift.records import Outcome, Phase, Progress
+from nightshift.rules import Decoding
 from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children

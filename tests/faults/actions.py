@@ -11,8 +11,18 @@ from pathlib import Path
 import msgspec
 
 from nightshift.files import write_json
-from nightshift.records import ATTEMPT, Evaluation, Outcome, Result, Training, Weights, packed
-from nightshift.worker import JOB_NAME, RESULT_NAME, Signed
+from nightshift.records import (
+    ATTEMPT,
+    JOB_NAME,
+    RESULT_NAME,
+    Evaluation,
+    Outcome,
+    Result,
+    Signed,
+    Training,
+    Weights,
+    packed,
+)
 from tests.checkouts import git
 from tests.faults.matrix import BRANCH, FOLDERS, Fault
 

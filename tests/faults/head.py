@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from nightshift import command, experiment, runs, setup  # noqa: F401  (imported for the forks)
+from nightshift import runs, setup
 from nightshift.guard.surroundings import Surroundings
 from nightshift.pools import local
-from nightshift.worker import Job
+from nightshift.records import Job
 from tests.faults.plan import Plan, Strike, open_engine, rules_under
 
 WORKER = Path(__file__).with_name("worker.py")

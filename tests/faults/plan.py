@@ -72,7 +72,7 @@ def open_engine(plan: Plan, rules: Rules, root: Path, environ: Mapping[str, str]
     """The real engine around stand-ins."""
     if rules.engine == "trl":
         return TrlEngine(rules, root, environ, trainer=TRAINER)
-    from nightshift.engines.prime_rl import engine as prime_rl  # loads an HTTP client
+    from nightshift.engines.prime_rl import engine as prime_rl
     from nightshift.engines.prime_rl.installation import Installation, Pins
     from nightshift.engines.prime_rl.session import Timing
 

@@ -25,7 +25,8 @@ from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
 from nightshift.metrics import read_steps
-from nightshift.records import Decoding, Failure, Outcome, Progress, Training
+from nightshift.records import Failure, Outcome, Progress, Training
+from nightshift.rules import Decoding
 from nightshift.train_toml.config import parse
 from nightshift.worker import ending
 from tests import stand_in_prime_rl, waiting

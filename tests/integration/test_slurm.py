@@ -17,8 +17,7 @@ from nightshift.pools import Pool, slurm
 from nightshift.pools.local import LocalPool
 from nightshift.pools.slurm import SlurmConfig, SlurmPool, read
 from nightshift.processes.slots import Slot
-from nightshift.records import Failure
-from nightshift.worker import Job
+from nightshift.records import Failure, Job
 from tests import slurm_cluster, stand_ins
 from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start

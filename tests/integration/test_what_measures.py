@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "nightshift/live.py": "words for a terminal",
     "nightshift/git/": "which commits exist, and what a verdict does to the branch",
     "nightshift/guard/": "refuses; it changes nothing that runs",
-    "nightshift/health/": "words about curves, beside the verdict",
+    "nightshift/health.py": "words about curves, beside the verdict",
     "nightshift/pools/": "starts the worker, which refuses another harness, and takes only what it signed",
     "nightshift/processes/": "starts, watches and ends processes, whatever they compute",
     "nightshift/records.py": "holds values",

@@ -29,10 +29,10 @@ LINE = """
     baseline
     runs
     setup
+    worker
     proposers
     pools
     guard
-    worker
     evaluation health sealed
     engines
     campaign
@@ -42,10 +42,11 @@ LINE = """
     scorer
     train_toml processes
     metrics
-    rules_toml
-    rules
+    policy
     records
-    cost decision_rules
+    cost rules_toml
+    rules
+    decision_rules
     files
     entry errors
     waiting

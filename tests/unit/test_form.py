@@ -20,11 +20,12 @@ from nightshift.errors import EngineError
 from nightshift.evaluation import evaluate
 from nightshift.health import Conditions, examine
 from nightshift.metrics import Step
-from nightshift.records import Completion, Decoding, Progress, Record, Training, Verdict, Weights
+from nightshift.records import Completion, Progress, Record, Training, Verdict, Weights
 from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.report.text import headline
+from nightshift.rules import Decoding
 from tests.campaigns import BRANCH, a_record, a_result, stored
 from tests.rules import ARITHMETIC_TRL
 

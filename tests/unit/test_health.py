@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from nightshift import health
-from nightshift.health import checks, digest, examine
-from nightshift.health.checks import Conditions, Finding, Severity, trend
+from nightshift.health import Conditions, Finding, Severity, digest, examine, trend
 from nightshift.metrics import Step, read_steps
 from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
 from nightshift.train_toml.keys import variants
@@ -260,7 +259,7 @@ def test_keys_that_the_engine_does_not_use_are_not_pointed_to() -> None:
 
 
 def test_every_key_that_is_pointed_to_is_open() -> None:
-    nodes = ast.walk(ast.parse(Path(checks.__file__).read_text()))
+    nodes = ast.walk(ast.parse(Path(health.__file__).read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = {text for text in texts if re.fullmatch(r"(trainer|orchestrator|inference)[.][a-z0-9_.]+", text)}
     assert len(named) > 20

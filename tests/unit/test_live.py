@@ -26,11 +26,10 @@ from nightshift.guard.surroundings import Surroundings
 from nightshift.live import TerminalReporter, live_line
 from nightshift.metrics import PROGRESS_NAME
 from nightshift.processes.supervise import interruptible
-from nightshift.records import ATTEMPT, Phase, Progress
+from nightshift.records import ATTEMPT, JOB_NAME, Job, Phase, Progress
 from nightshift.running import RunLine
 from nightshift.status import experiment_lines
 from nightshift.waiting import Wait, innermost, lasted, waiting
-from nightshift.worker import JOB_NAME, Job
 from tests.recorded_nights import stored_night
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 from tests.waiting import wait_for

@@ -23,8 +23,7 @@ from nightshift.export.model import copy_model
 from nightshift.export.private import Private
 from nightshift.export.story import Story
 from nightshift.pools import announce
-from nightshift.records import Record, Weights
-from nightshift.worker import Job
+from nightshift.records import Job, Record, Weights
 from tests.campaigns import BRANCH, campaign, certificate_for, with_certificate
 from tests.rules import ARITHMETIC_TRL
 

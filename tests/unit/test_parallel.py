@@ -21,10 +21,9 @@ from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
 from nightshift.processes.slots import Slot, divide, layout, num_slots_of
 from nightshift.proposers import Context, Proposal
-from nightshift.records import ATTEMPT, Failure, Outcome, Record, Request, Result, Training
+from nightshift.records import ATTEMPT, Failure, Job, Outcome, Record, Request, Result, Training
 from nightshift.setup import Setup
 from nightshift.train_toml.edit import set_values
-from nightshift.worker import Job
 from tests.campaigns import a_result
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL

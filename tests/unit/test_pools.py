@@ -27,8 +27,7 @@ from nightshift.pools.slurm import SlurmConfig, SlurmPool
 from nightshift.processes.slots import Slot
 from nightshift.processes.supervise import interruptible
 from nightshift.processes.watchdog import is_alive
-from nightshift.records import Outcome, Result, Training
-from nightshift.worker import JOB_NAME, Job, Signed, signed_bytes
+from nightshift.records import JOB_NAME, Job, Outcome, Result, Signed, Training, signed_bytes
 from tests.rules import ARITHMETIC_TRL
 
 JOB = Job(ARITHMETIC_TRL, "rules", "harness", {"lr": 1}, 1, "selection", 100.0, outlives=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nightshift import health
 from nightshift.cli import commands
 from nightshift.console import summary
 from nightshift.errors import ExitCode
-from nightshift.health import checks
 from nightshift.records import Judgement, Verdict
 from nightshift.shell import in_one_line
 from nightshift.status import TIMED_OUT
@@ -102,7 +102,7 @@ def test_keys_of_train_toml_are_open() -> None:
 )  # fmt: skip
 def test_the_digest_says_what_it_is_said_to_say(words: str) -> None:
     assert words.removeprefix("the ") in TEXT
-    assert words in Path(checks.__file__).read_text()
+    assert words in Path(health.__file__).read_text()
 
 
 def test_ctrl_c_before_anything_was_begun_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import pytest
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import EngineError
 from nightshift.processes.supervise import engine_environment
-from nightshift.records import Decoding, Failure, Outcome, Progress
+from nightshift.records import Failure, Outcome, Progress
+from nightshift.rules import Decoding
 from tests.conftest import living_children
 
 READY = 'import json, os, sys, time\nprint(\'{"event": "ready"}\', flush=True)\n'

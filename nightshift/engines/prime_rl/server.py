@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal
 import httpx
 import msgspec
 
-from nightshift.engines import Message
 from nightshift.errors import EngineError
-from nightshift.records import Completion, Decoding
+from nightshift.policy import Message
+from nightshift.records import Completion
+from nightshift.rules import Decoding
 from nightshift.text import clean
 
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.engines import Message, NoGradient, ProgressCallback
+from nightshift.engines import NoGradient
 from nightshift.engines.prime_rl.causes import diagnose, no_step
 from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
 from nightshift.engines.prime_rl.launch import Launch
@@ -30,9 +30,11 @@ from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_fold
 from nightshift.errors import EngineError
 from nightshift.files import read_file
 from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
+from nightshift.policy import Message
 from nightshift.processes.gpus import PeakMemory, nvml_session
 from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
-from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
+from nightshift.records import Completion, Failure, Outcome, Phase, Progress, ProgressCallback, Training, Weights
+from nightshift.rules import Decoding
 from nightshift.text import clean
 from nightshift.train_toml.config import Config
 from nightshift.train_toml.keys import SHARED, is_inner, lock, variants

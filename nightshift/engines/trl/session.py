@@ -16,12 +16,14 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from nightshift.engines import Message, NoGradient, ProgressCallback
+from nightshift.engines import NoGradient
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
 from nightshift.metrics import Step
+from nightshift.policy import Message
 from nightshift.processes.supervise import ProcessGroup
-from nightshift.records import Completion, Decoding, Failure, Outcome, Phase, Progress, Training, Weights
+from nightshift.records import Completion, Failure, Outcome, Phase, Progress, ProgressCallback, Training, Weights
+from nightshift.rules import Decoding
 
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 _CHECK_SECONDS = 1.0

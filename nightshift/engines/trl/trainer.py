@@ -46,7 +46,7 @@ class Trainer:
     """A policy with its trainer; one method a command."""
 
     def __init__(self, spec: Mapping[str, Any], events: TextIO) -> None:
-        from nightshift.engines.trl import grpo, selfplay  # torch and trl: seconds, so inside what reports errors
+        from nightshift.engines.trl import grpo, selfplay
 
         self._send, self._spec = partial(_send, events), spec
         import msgspec

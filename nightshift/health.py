@@ -1,10 +1,14 @@
-"""The checks of the digest: what rollouts, updates and times of a run say."""
+"""The RL health digest: what the curves of a run say is wrong, in five lines that an agent can act on.
+
+Every check reads Steps, whichever engine wrote them; a field that is None gives no finding. A trend is a robust slope
+with its standard error, never a single point.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from statistics import fmean, median
@@ -16,6 +20,30 @@ from numpy.typing import NDArray
 from nightshift.campaign.standing import Z95
 from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
 from nightshift.records import Outcome, Result
+
+MAX_FINDINGS = 5
+MAX_KEYS = 3  # a finding; more is no pointer
+
+
+def digest(steps: Sequence[Step], conditions: Conditions) -> str:
+    """`examine` as plain text, one finding a line."""
+    return "\n".join(map(str, examine(steps, conditions)))
+
+
+def examine(steps: Sequence[Step], conditions: Conditions) -> list[Finding]:
+    """At most five findings, the worst first; one line that says so when all is well; empty without steps."""
+    if not steps:
+        return []
+    found = [finding for check in CHECKS for finding in check(steps, conditions)]
+    found += [Finding(text, (), Severity.COSTLY) for text in conditions.remarks]
+    found.sort(key=lambda finding: -finding.severity)  # stable: in the order of the checks within
+    found = [*found, note(steps, conditions)] if found else [healthy(steps)]
+    used = conditions.used_keys
+    return [
+        replace(finding, keys=tuple(key for key in finding.keys if used is None or key in used)[:MAX_KEYS])
+        for finding in found[:MAX_FINDINGS]
+    ]
+
 
 Curve = NDArray[np.float64]
 
