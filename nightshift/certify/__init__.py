@@ -1,1 +1,0 @@
-"""Two configs, trained afresh and compared."""

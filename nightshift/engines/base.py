@@ -1,0 +1,203 @@
+"""What turns (config, seed, budget) into a trained policy: the protocol, and the registry of those that exist.
+
+An engine starts processes; supervise owns them. Metrics come from structured files, never from log
+text. Every engine passes the same contract suite (tests/contract). A new one is a folder here and a line in
+the registry; nothing outside this folder asks for one by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nightshift.errors import EngineError, UsageError
+from nightshift.policy import Policy
+from nightshift.rules import Rules
+
+if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
+    from nightshift.records import ProgressCallback, Training, Weights
+    from nightshift.train_toml.config import Config
+
+Note = Callable[[str], None]  # one line of news
+
+# Name -> module and class; imported when one is opened: prime-rl's loads an HTTP client.
+_ENGINES = {
+    "trl": ("nightshift.engines.trl.engine", "TrlEngine"),
+    "prime-rl": ("nightshift.engines.prime_rl.engine", "PrimeRlEngine"),
+}
+ENGINES = tuple(_ENGINES)
+ALL = "all"  # of a check that decides the readiness of every engine
+
+
+def open_engine(
+    rules: Rules,
+    root: Path,
+    environ: Mapping[str, str],
+    gpus: str | None = None,
+    keep_all: bool = False,
+    prime_rl: Path | None = None,
+) -> Engine:
+    """The engine that the rules name, for the checkout at `root`; `environ` is the harness's own environment.
+
+    `gpus` is --gpus, `keep_all` --keep-all, `prime_rl` --prime-rl, which `environ` names too. UsageError for a flag
+    that is not for this engine.
+    """
+    if prime_rl is not None and rules.engine != "prime-rl":
+        cause = f"--prime-rl {prime_rl} is for --engine prime-rl, these rules ({rules.name}) are for {rules.engine}"
+        raise UsageError(cause, "Leave it out, or add --engine prime-rl.")
+    module, name = _ENGINES[rules.engine]
+    engine: Engine = getattr(importlib.import_module(module), name)(rules, root, environ, gpus, keep_all)
+    return engine
+
+
+class NoGradient(EngineError):
+    """There is nothing left to learn from. Raised by a progress callback, it tells the engine to end the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFlags:
+    """What prepare.py and doctor are asked for; each engine takes what is for it."""
+
+    engine: str | None = None
+    gpus: str | None = None
+    prime_rl: Path | None = None
+    smoke: bool = False
+    gsm8k: Path | None = None
+    math: Path | None = None
+    rebuild_base: bool = False
+
+    @property
+    def sources(self) -> dict[str, Path]:
+        """Folders with data, by environment."""
+        return {name: folder for name in ("gsm8k", "math") if (folder := getattr(self, name)) is not None}
+
+    @property
+    def is_for_prime_rl(self) -> bool:
+        """One GPU alone is for the other engine."""
+        is_pair = self.gpus is not None and not self.gpus.strip().isdecimal()
+        return self.smoke or is_pair or self.prime_rl is not None
+
+    @property
+    def engine_meant(self) -> str | None:
+        """The engine that is named, or that other flags imply."""
+        return self.engine or ("prime-rl" if self.is_for_prime_rl else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that doctor looked at: what is wrong with it, with its fix, or else what is there."""
+
+    engine: str  # whose readiness it decides
+    name: str
+    problem: object = None  # an error, or its line
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    def __str__(self) -> str:
+        text = self.detail if self.ok else str(self.problem).rstrip(".")
+        return f"{self.engine:10}{self.name:14}{'ok' if self.ok else 'PROBLEM':9}{text}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What an engine makes of a config: two configs with equal `settings` train the same.
+
+    `unused`: keys of train.toml that this engine does not use. `scaled`: a line for each of its values that the rules
+    multiply for their model.
+    """
+
+    settings: Mapping[str, Any]
+    unused: tuple[str, ...] = ()
+    scaled: tuple[str, ...] = ()
+
+
+class Session(Policy, Protocol):
+    """One run: processes are up and ready to train when `Engine.open` returns."""
+
+    def train(self, budget_seconds: float, progress: ProgressCallback) -> Training:
+        """Train until the budget ends, max_steps is reached or `progress` raises NoGradient. Never raises for a failed
+        run."""
+        ...
+
+    def close(self) -> None:
+        """Stop every process of the run and verify that none is left. Safe to call twice."""
+        ...
+
+
+class Engine(Protocol):
+    """A way to train. Made from the arguments of `open_engine` alone, so that a worker can make the same one."""
+
+    name: str
+    rules: Rules
+
+    def prepare(self, flags: PrepareFlags, note: Note) -> None:
+        """Bring all that experiments need and is not there: prepare.py. Goes on where it was stopped.
+
+        EngineError names what cannot be had, UsageError a flag that is not for this engine.
+        """
+        ...
+
+    def prepare_at_start(self, note: Note) -> None:
+        """The part of `prepare` that a command does by itself before it trains."""
+        ...
+
+    def doctor(self, flags: PrepareFlags) -> list[Check]:
+        """All that `prepare` would bring and `check` refuse, looked at without changing anything."""
+        ...
+
+    def check(self) -> list[str]:
+        """Problems that make a run impossible, each one line with its fix; empty when ready."""
+        ...
+
+    def hardware(self) -> str:
+        """The kind of hardware, e.g. `cpu x86_64, 2 cores`: a campaign stays on one kind."""
+        ...
+
+    def gpu_ids(self) -> tuple[int, ...]:
+        """NVML's numbers of the GPUs that a run uses."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Of what trains here, by name; read from metadata, nothing is executed. What cannot be told is left out."""
+        ...
+
+    def validate(self, config: Config) -> Effective:
+        """The engine's own settings for a checked train.toml. ConfigError for a value it cannot express."""
+        ...
+
+    def describe(self, settings: Mapping[str, Any], seed: int, run_dir: Path) -> list[str]:
+        """What `open` would start, for --dry-run: command lines and their files, nothing written or started."""
+        ...
+
+    def prove(self, run_dir: Path, weights: Weights, note: Note) -> str | None:
+        """A line that tells whether what was evaluated are the weights left in `run_dir`; None: it cannot be otherwise.
+
+        EngineError where they are others.
+        """
+        ...
+
+    def open(self, settings: Mapping[str, Any], seed: int, run_dir: Path, deadline_seconds: float) -> Session:
+        """Start the processes of one run and wait until they can train. Raises EngineError with the cause.
+
+        `deadline_seconds` is the hard stop of the whole run, counted from this call.
+        """
+        ...
+
+
+def used_keys(engine: Engine, config: Config) -> frozenset[str]:
+    """Every open key but those of which the engine says that it does not use them.
+
+    It is asked with a file that spells out every key that applies to `config`; what applies to other
+    variants only is taken for used.
+    """
+
+    from nightshift.train_toml.keys import KEYS
+
+    spelled_out = replace(config, values=config.resolved)
+    return frozenset(key.path for key in KEYS) - set(engine.validate(spelled_out).unused)

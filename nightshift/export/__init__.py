@@ -1,1 +1,0 @@
-"""A campaign, or its model, for other programs."""

@@ -1,1 +1,0 @@
-"""What git says of a branch, and the few things that are done to it."""

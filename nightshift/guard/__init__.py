@@ -1,1 +1,0 @@
-"""What an agent may not touch, and how it is noticed."""

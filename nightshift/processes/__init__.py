@@ -1,1 +1,0 @@
-"""Processes and GPUs: who owns them, and that none is left."""
