@@ -20,9 +20,9 @@ from typing import Any
 
 import click
 
-from nightshift.command import prepare
-from nightshift.engines import ENGINES, PrepareFlags
-from nightshift.shell import Command
+from nightshift.cli.run import prepare
+from nightshift.cli.shell import Command
+from nightshift.engines.base import ENGINES, PrepareFlags
 
 ROOT = Path(__file__).resolve().parent
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import click
 
-from nightshift.command import run
-from nightshift.engines import ENGINES
-from nightshift.records import Request, prediction_in
-from nightshift.shell import FOLDER, Command, use_prime_rl
+from nightshift.campaign.records import Request, prediction_in
+from nightshift.cli.run import run
+from nightshift.cli.shell import FOLDER, Command, use_prime_rl
+from nightshift.engines.base import ENGINES
 
 ROOT = Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--dry-run", is_flag=True, help="Check train.toml and show what would run; run nothing.")
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
-    """Flags in, exit code out; one experiment is nightshift/experiment.py."""
+    """Flags in, exit code out; one experiment is nightshift/experiment/experiment.py."""
     sys.exit(run(ROOT, Request(description, prediction=prediction_in(description), **flags)))
 
 

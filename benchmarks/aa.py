@@ -35,9 +35,9 @@ from arithmetic import ARITHMETIC_TRL  # noqa: E402
 from replay import replay  # noqa: E402
 
 from nightshift.campaign.ledger import Ledger  # noqa: E402
+from nightshift.campaign.records import Record  # noqa: E402
 from nightshift.campaign.scores import BUSY  # noqa: E402
-from nightshift.decision_rules import DecisionRules  # noqa: E402
-from nightshift.records import Record  # noqa: E402
+from nightshift.config.decision_rules import DecisionRules  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 BRANCH = "autoresearch/aa"

@@ -33,8 +33,8 @@ sys.path.insert(0, str(ROOT))
 from nightshift.campaign.campaign import Campaign  # noqa: E402
 from nightshift.campaign.index import fold, last_campaign  # noqa: E402
 from nightshift.campaign.ledger import Ledger  # noqa: E402
-from nightshift.certify.certify import Comparison, read_comparisons  # noqa: E402
-from nightshift.night import state as night_state  # noqa: E402
+from nightshift.experiment.certify import Comparison, read_comparisons  # noqa: E402
+from nightshift.night import state  # noqa: E402
 from tests.checkouts import clone  # noqa: E402
 
 COLOURS = ("#2459d3", "#14804a", "#c2410c", "#6b7480", "#7c3aed", "#0e7490")
@@ -86,7 +86,7 @@ def night(folder: Path, agent: str) -> dict[str, Any]:
     """What one night came to. `curve`: the believed gain after each experiment that was decided, pp. The certified gain
     of a night that ended with its baseline is 0: there are not two configs to compare."""
     campaign, sealed = campaign_of(folder), certificate_of(folder)
-    decided = night_state.decided(Ledger(folder).records())
+    decided = state.decided(Ledger(folder).records())
     is_baseline = campaign.incumbent is None or campaign.incumbent.parent is None
     return {
         "agent": agent,

@@ -22,8 +22,8 @@ from machine import RESULTS, machine, write_result
 from simulated_nights import Floats
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Record
 from nightshift.campaign.scores import run_scores
-from nightshift.records import Record
 
 
 def agreement(pairs: Iterable[tuple[Floats, Floats]]) -> dict[str, float | int | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nightshift.environments import load
-from nightshift.rules_toml import Chosen, rules_of
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.evaluation.environment import load
 
 ROOT = Path(__file__).resolve().parents[1]
 ARITHMETIC_TRL = rules_of(ROOT, Chosen(environments=["arithmetic"]), "trl", 0)

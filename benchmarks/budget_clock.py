@@ -38,13 +38,13 @@ def train(setting: str, seed: int, folder: Path) -> None:
     from arithmetic import ARITHMETIC_TRL, load
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from nightshift.config import train_toml
     from nightshift.engines.trl import grpo
     from nightshift.engines.trl.engine import TrlEngine
-    from nightshift.train_toml import config
 
     torch.set_num_threads(1)
     engine = TrlEngine(ARITHMETIC_TRL, ROOT, dict(os.environ))
-    settings = {**engine.validate(config.load(ROOT / "train.toml")).settings, **SETTINGS[setting]}
+    settings = {**engine.validate(train_toml.load(ROOT / "train.toml")).settings, **SETTINGS[setting]}
     folder.mkdir(parents=True)
     spec = engine._spec(settings, seed, folder)
     kernel = make_kernel(torch)

@@ -18,8 +18,8 @@ import click
 import numpy as np
 from machine import RESULTS, machine, table, write_result
 
-from nightshift.certify.estimate import estimate, level_of_access, verdicts
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.experiment.estimate import estimate, level_of_access, verdicts
 
 NUM_ACCESSES = 5
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half

@@ -25,7 +25,7 @@ from machine import RESULTS, machine, write_result
 from simulated_nights import Bools, Floats, Night, Player, ShippedRule, World, simulate
 
 from nightshift.campaign.standing import Z95
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 RULES = DecisionRules()
 # Nightshift 0.1.0's: one world, and kinds of ideas in it.

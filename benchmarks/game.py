@@ -18,10 +18,10 @@ import torch
 from machine import RESULTS, machine, write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nightshift import environments
+from nightshift.config.rules import EnvironmentRules
 from nightshift.engines.trl.play import play
 from nightshift.engines.trl.sampler import Sample, sample
-from nightshift.rules import EnvironmentRules
+from nightshift.evaluation import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "tictactoe-base"
@@ -40,8 +40,8 @@ def say(policy: Any, end: int, prompts: list[list[int]]) -> list[Sample]:
 
 def ratings_of_sets(policy: Any, tokenizer: Any) -> list[dict[str, float]]:
     """Elo by several sets of training openings, with what it claims to be its standard error; CPU seconds."""
-    (game,) = environments.load(ROOT, [EnvironmentRules("tictactoe", NUM_OPENINGS, is_game=True)])
-    assert isinstance(game, environments.Game)
+    (game,) = environment.load(ROOT, [EnvironmentRules("tictactoe", NUM_OPENINGS, is_game=True)])
+    assert isinstance(game, environment.Game)
     openings, found = game.examples("train"), []
     for start in range(0, len(openings) - NUM_OPENINGS + 1, NUM_OPENINGS):
         began = time.process_time()

@@ -15,21 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import (
-    AC,
-    CHUNK,
-    OFFLOAD,
-    PRESETS,
-    ROW,
-    SEQUENCES,
-    SHARE,
-    TOKENS,
-    with_preset,
-)
+from nightshift.config.rules import NO_CARD
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import parse
+from nightshift.engines.prime_rl.config import AC, CHUNK, OFFLOAD, PRESETS, ROW, SEQUENCES, SHARE, TOKENS, with_preset
 from nightshift.engines.trl.engine import MEMORY
-from nightshift.rules import NO_CARD
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 GSM8K_PRIME_RL, GSM8K_TRL = (

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from recorded import NIGHTS, configs, records
 from sklearn.ensemble import RandomForestRegressor
 
-from nightshift.decision_rules import DecisionRules
+from nightshift.agents.space import STEPS, SearchSpace
+from nightshift.agents.throughput import Throughput
+from nightshift.campaign.records import Result
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import rules_here
+from nightshift.config.train_toml import Config, parse
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.proposers.space import STEPS, SearchSpace
-from nightshift.proposers.throughput import Throughput
-from nightshift.records import Result
-from nightshift.rules import Rules
-from nightshift.rules_toml import rules_here
-from nightshift.train_toml.config import Config, parse
 
 ROOT = Path(__file__).parents[1]
 HELD_OUT = 0.3  # of the recorded runs, for what the emulator is worth
@@ -62,7 +62,7 @@ def shipped() -> Config:
 
 @cache
 def used_keys() -> frozenset[str]:
-    from nightshift.engines import used_keys
+    from nightshift.engines.base import used_keys
 
     return frozenset(used_keys(engine(), shipped()) or ())
 

@@ -20,7 +20,7 @@ from decision_rules import RULES, WORLDS
 from machine import RESULTS, machine, table, write_result
 from simulated_nights import START, Bools, Floats, Ints, Player, Seed, ShippedRule, World, _Nights, simulate
 
-from nightshift.campaign.belief import UNUSED
+from nightshift.campaign.posterior import UNUSED
 from nightshift.campaign.recombine import DRAWN_UNTIL
 from nightshift.campaign.standing import Z95
 

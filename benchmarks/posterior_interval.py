@@ -17,7 +17,7 @@ import numpy as np
 from simulated_nights import Bools, Floats, Ints
 
 from nightshift.campaign import decision
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 RULES = DecisionRules()
 NUM_EXAMPLES, NUM_EXPERIMENTS = 1319, 40

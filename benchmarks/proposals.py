@@ -20,13 +20,13 @@ import numpy as np
 from machine import RESULTS, machine, write_result
 from replay import campaigns
 
+from nightshift.agents.space import DECAY, DECAYING, KIND, STEPS
+from nightshift.agents.throughput import Throughput
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
+from nightshift.campaign.records import Record, Result
 from nightshift.campaign.scores import BUSY
-from nightshift.metrics import METRICS_NAME, Step, read_steps
-from nightshift.proposers.space import DECAY, DECAYING, KIND, STEPS
-from nightshift.proposers.throughput import Throughput
-from nightshift.records import Record, Result
-from nightshift.train_toml.config import Config, parse
+from nightshift.config.train_toml import Config, parse
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,16 +21,16 @@ import numpy as np
 from landscapes import LANDSCAPES, Landscape, engine, forest, rules, shipped, used_keys
 from machine import RESULTS, machine, table, write_result
 
+from nightshift.agents.base import Context
+from nightshift.agents.search import SearchProposer
+from nightshift.agents.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.recombine import next_base
-from nightshift.decision_rules import DecisionRules
+from nightshift.campaign.records import Evaluation, Outcome, Record, Result, Training, Verdict, Weights, packed
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.train_toml import Config, diff, parse
 from nightshift.errors import UsageError
-from nightshift.proposers import Context
-from nightshift.proposers.search import SearchProposer
-from nightshift.proposers.space import DECAY, DECAYING, KIND, STEPS
-from nightshift.records import Evaluation, Outcome, Record, Result, Training, Verdict, Weights, packed
-from nightshift.runs import hash_of
-from nightshift.train_toml.config import Config, diff, parse
+from nightshift.experiment.runs import hash_of
 
 PROPOSERS = ("search", "tpe", "random")
 NUM_EXPERIMENTS = 40  # a night, the baseline among them

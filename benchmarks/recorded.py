@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from nightshift.decision_rules import DecisionRules
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Result, Training, Weights, packed
-from nightshift.train_toml.config import Config, parse
+from nightshift.campaign.records import Evaluation, Judgement, Outcome, Record, Result, Training, Weights, packed
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.train_toml import Config, parse
 
 PATH = Path(__file__).with_name("recorded_runs.json")
 NIGHTS = ("random-0", "tpe-0")

@@ -21,10 +21,10 @@ import recorded
 
 from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Counts, expected_then
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.records import Record
-from nightshift.rules_toml import Chosen, rules_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

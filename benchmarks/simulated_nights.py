@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Belief, Index
+from nightshift.campaign.posterior import UNUSED, Index, Posterior
 from nightshift.campaign.recombine import DRAWN_UNTIL
 from nightshift.campaign.standing import reported_gain
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -108,7 +108,7 @@ class ShippedRule:
 
     def __init__(self, rules: DecisionRules, recombines: bool = True, seed: int = 0) -> None:
         self.rules, self.recombines, self.rng = rules, recombines, np.random.default_rng((seed, 4))
-        self.belief: Belief
+        self.belief: Posterior
 
     def begin(self, scores: Floats, num_examples: int) -> None:
         """The baselines."""

@@ -26,15 +26,15 @@ from typing import Any
 import click
 from machine import RESULTS, machine, table, write_result
 
-from nightshift import environments
-from nightshift.engines import Session
+from nightshift.campaign.records import Completion
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import load, parse
+from nightshift.engines.base import Session
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.environments import Environment, Example
-from nightshift.evaluation import evaluate
-from nightshift.records import Completion
-from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import load, parse
+from nightshift.evaluation import environment as environments
+from nightshift.evaluation.environment import Environment, Example
+from nightshift.evaluation.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_SAMPLES = 8

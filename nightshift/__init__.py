@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from nightshift.campaign.campaign import Campaign
     from nightshift.campaign.ledger import Ledger
-    from nightshift.train_toml.config import load as load_config
+    from nightshift.config.train_toml import load as load_config
 
 __all__ = ["Campaign", "Ledger", "load_config"]
 
-_HOMES = {"Campaign": "campaign.campaign", "Ledger": "campaign.ledger", "load_config": "train_toml.config"}
+_HOMES = {"Campaign": "campaign.campaign", "Ledger": "campaign.ledger", "load_config": "config.train_toml"}
 
 
 def __getattr__(name: str) -> Any:

@@ -56,6 +56,6 @@ if __name__ == "__main__":
 
     sys.argv = sys.argv[1:]
     if sys.argv[0] == _COMMAND:
-        runpy.run_module("nightshift.cli", run_name="__main__")
+        runpy.run_module("nightshift.cli.main", run_name="__main__")
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""What this process waits for, said by the code that waits; live.py shows it while it lasts.
+"""What this process waits for, said by the code that waits; cli/progress.py shows it while it lasts.
 
 A process does one thing at a time, so there is one list of what it waits for, the innermost last, and nobody has to
 hand a terminal down to a lock, a download or an agent. Where nothing shows it, as in a worker, saying it costs nothing.

@@ -13,10 +13,10 @@ from pathlib import Path
 def main() -> None:
     asked = json.loads(sys.argv[1])
     sys.path[:0] = asked["libraries"]
+    from nightshift.agents.agent import open_agent
+    from nightshift.agents.clone import Clone
+    from nightshift.campaign.git import Repo
     from nightshift.errors import UsageError
-    from nightshift.git.repo import Repo
-    from nightshift.guard.clone import Clone
-    from nightshift.proposers.agent import open_agent
 
     root, temporary = Path(asked["root"]), Path(asked["temporary"])
     clone, log = Clone(Repo(root), temporary), temporary / "agent.log"

@@ -7,16 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nightshift.agents.base import Context
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.certify.certify import COMPARISON_NAME, Comparison, Plan
-from nightshift.certify.estimate import Estimate
-from nightshift.decision_rules import DecisionRules
+from nightshift.campaign.records import (
+    Evaluation,
+    Judgement,
+    Outcome,
+    Record,
+    Result,
+    Training,
+    Verdict,
+    Weights,
+    packed,
+)
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import diff, parse
+from nightshift.experiment.certify import COMPARISON_NAME, Comparison, Plan
+from nightshift.experiment.estimate import Estimate
 from nightshift.files import write_json
-from nightshift.proposers import Context
-from nightshift.records import Evaluation, Judgement, Outcome, Record, Result, Training, Verdict, Weights, packed
-from nightshift.train_toml.config import diff, parse
-from nightshift.train_toml.edit import set_values
 from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/test"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from nightshift.processes.watchdog import is_alive
+from nightshift.executors.watchdog import is_alive
 from tests.checkouts import CAMPAIGN, git, small_checkout  # noqa: F401  (tests take them from here)
 
 ROOT = Path(__file__).parents[1]

@@ -3,8 +3,8 @@
 \b
     uv run --group dev python -m tests.head_load          1, 4, 16 and 64 slots, some minutes of one core
 
-Ledger, chain, git, belief, proposals, page and all are the night's own; only the pool is a stand-in, whose runs end by
-chance as soon as the head waits. So all the time that passes is the head's.
+Ledger, chain, git, belief, proposals, page and all are the night's own; only the executor is a stand-in, whose runs end
+by chance as soon as the head waits. So all the time that passes is the head's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import click
 import pytest
 
 from benchmarks.machine import RESULTS, machine, table, write_result
+from nightshift.experiment.setup import Setup
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
-from nightshift.setup import Setup
 from tests.checkouts import CAMPAIGN, small_checkout
 from tests.stand_in_setup import make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
@@ -33,7 +33,7 @@ SLOTS = (1, 4, 16, 64)
 
 def play(setup: Setup, num_slots: int, num_experiments: int) -> dict[str, Any]:
     """CPU seconds of the head for each of its experiments, of the first and the last quarter."""
-    pool, proposer, seconds = AnyOrder(num_slots, seed=0), Rates(0), list[float]()
+    executor, proposer, seconds = AnyOrder(num_slots, seed=0), Rates(0), list[float]()
 
     def tell(text: str) -> None:
         decided = sum(record.decided is not None for record in setup.ledger.records())
@@ -42,7 +42,7 @@ def play(setup: Setup, num_slots: int, num_experiments: int) -> dict[str, Any]:
     request = NightRequest("rates", experiments=num_experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     began = time.process_time(), time.monotonic()
-    stop = Night(state, replace(setup, pool=pool), proposer, tell, pauses=(0.0, 0.0, 0.0)).run()
+    stop = Night(state, replace(setup, executor=executor), proposer, tell, pauses=(0.0, 0.0, 0.0)).run()
     assert stop.cause == f"{num_experiments} experiments are done", stop
     cpu, wall = time.process_time() - began[0], time.monotonic() - began[1]
     children = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Record
 from nightshift.campaign.results import COLUMNS, row
 from nightshift.campaign.verify import verify
-from nightshift.git.repo import Repo
-from nightshift.records import Record
 from tests.checkouts import git
 
 SIZES = (16, 100, 400, 1000)  # of the selection sets that tests have
@@ -39,7 +39,7 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
     found += _problems_of_git(root, records, gaps, foreign)
     left = [p for p in root.rglob("*.tmp") if p.name.startswith(".")]
     left += [p for p in root.glob("runs/*/run-*/**/*") if p.name in HEAVY_NAMES and p.is_dir() and not p.is_symlink()]
-    said = verify(ledger).problems if ledger.chain.path.exists() else []
+    said = verify(ledger).problems if ledger.journal.path.exists() else []
     return found + [f"left behind: {p.relative_to(root)}" for p in left] + ([] if gaps else said)
 
 

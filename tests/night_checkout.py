@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.git.repo import Repo
-from nightshift.guard.freeze import changed_harness_files
-from nightshift.records import Record
+from nightshift.campaign.records import Record
+from nightshift.experiment.integrity import changed_harness_files
 from tests import checkouts, integrity
 from tests.checkouts import ROOT, git
 from tests.rules import ARITHMETIC_TRL

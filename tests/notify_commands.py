@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from nightshift.processes.watchdog import is_alive
+from nightshift.executors.watchdog import is_alive
 
 # Each notes its process id, so that a test knows that it ran and is gone.
 SCRIPT = """

@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import effective
+from nightshift.config.allowlist import ANY, CURRICULUM, KEYS
+from nightshift.config.rules import NO_CARD
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.config.values import Key, Kind, Value
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.launch import Launch, Ports
 from nightshift.errors import ConfigError
-from nightshift.processes.gpus import Gpu
-from nightshift.rules import NO_CARD
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import ANY, CURRICULUM, KEYS
-from nightshift.train_toml.values import Key, Kind, Value
+from nightshift.executors.gpus import Gpu
 from tests.rules import GSM8K_PRIME_RL
 
 SHIPPED = (Path(__file__).parents[1] / "train.toml").read_bytes()

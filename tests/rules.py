@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nightshift.decision_rules import DecisionRules
-from nightshift.rules_toml import Chosen, rules_of
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.rules_toml import Chosen, rules_of
 
 ROOT = Path(__file__).parents[1]
 GSM8K_PRIME_RL = rules_of(ROOT, Chosen(environments=["gsm8k"]), "prime-rl", 2)

@@ -21,12 +21,10 @@ from unittest import mock
 
 import numpy as np
 
-from nightshift import environments
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.evaluation import examples_digest
-from nightshift.metrics import Step, write_steps
-from nightshift.records import (
+from nightshift.campaign.metrics import Step, write_steps
+from nightshift.campaign.records import (
     ATTEMPT,
     CURVE_POINTS,
     Evaluation,
@@ -40,7 +38,9 @@ from nightshift.records import (
     Weights,
     packed,
 )
-from nightshift.train_toml.config import diff, parse
+from nightshift.config.train_toml import diff, parse
+from nightshift.evaluation import environment as environments
+from nightshift.evaluation.evaluate import examples_digest
 from tests.campaigns import a_record
 from tests.rules import ARITHMETIC_TRL
 

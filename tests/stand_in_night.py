@@ -23,16 +23,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift import console, runs, setup  # noqa: E402
+from nightshift.agents.base import Context, Proposal  # noqa: E402
+from nightshift.campaign.records import Load  # noqa: E402
+from nightshift.cli import output  # noqa: E402
+from nightshift.cli.progress import TerminalReporter  # noqa: E402
+from nightshift.cli.shell import in_one_line  # noqa: E402
+from nightshift.config.toml_edit import set_values  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
-from nightshift.live import TerminalReporter  # noqa: E402
-from nightshift.night import begin  # noqa: E402
+from nightshift.executors.slots import own_cores  # noqa: E402
+from nightshift.experiment import runs, setup  # noqa: E402
+from nightshift.night import start  # noqa: E402
 from nightshift.night.state import NightRequest  # noqa: E402
-from nightshift.processes.slots import own_cores  # noqa: E402
-from nightshift.proposers import Context, Proposal  # noqa: E402
-from nightshift.records import Load  # noqa: E402
-from nightshift.shell import in_one_line  # noqa: E402
-from nightshift.train_toml.edit import set_values  # noqa: E402
 from tests.stand_in_trainer import STEP_SECONDS  # noqa: E402
 from tests.stand_ins import install  # noqa: E402
 
@@ -91,30 +92,30 @@ def main() -> None:
     asked = json.loads(sys.argv[2])
     pauses, notify = asked.pop("pauses", [0.05, 0.05, 0.05]), asked.pop("notify", None)
     if (proposer := asked.pop("proposer", None)) is not None:
-        begin.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
+        start.proposer_of = lambda request, of: KeyProposer() if proposer == "keys" else RateProposer()
     if lengths := asked.pop("lengths", None):
         thinks_seconds = asked.pop("proposal_seconds")
-        begin.proposer_of = lambda request, of: LengthProposer(lengths, thinks_seconds)
+        start.proposer_of = lambda request, of: LengthProposer(lengths, thinks_seconds)
     if num_slots := asked.pop("slots", None):
         asked["pairs"] = num_slots
         setup.own_cores = lambda: [own_cores()[i % len(own_cores())] for i in range(num_slots)]
     if sign := asked.pop("breaks", None):
         TrlEngine.check = lambda engine: ["the engine is broken"] if Path(sign).exists() else []  # type: ignore[method-assign]
     if leaps := asked.pop("leaps", None):
-        make, signs = begin.proposer_of, Path(leaps)
+        make, signs = start.proposer_of, Path(leaps)
         clock = lambda: time.monotonic() + 3600 * len([*signs.glob("*.hangs-*")])  # noqa: E731
-        begin.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
+        start.proposer_of = lambda request, of: make(request, replace(of, clock=clock))
     if (seconds := asked.pop("deadline", None)) is not None:
         job_of = runs.job_of
         runs.job_of = lambda *arguments: replace(job_of(*arguments), deadline_seconds=seconds)
     install("night")
     busy = Path(sys.argv[1]) / "stand-in-busy"
     look = lambda: Load(2, others_share=1.0 if busy.exists() else 0.0, stolen_share=0.0)  # noqa: E731
-    begin.Night = partial(begin.Night, pauses=tuple(pauses), look=look)
+    start.Night = partial(start.Night, pauses=tuple(pauses), look=look)
 
     def night() -> int:
         with closing(TerminalReporter()) as reporter:
-            return begin.night(Path(sys.argv[1]), NightRequest(**asked), reporter, console.print_text, notify)
+            return start.night(Path(sys.argv[1]), NightRequest(**asked), reporter, output.print_text, notify)
 
     sys.exit(in_one_line(night)())
 

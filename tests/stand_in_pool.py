@@ -1,4 +1,4 @@
-"""A stand-in for the local pool: the worker's own code, in this process, when the head waits for it."""
+"""A stand-in for the local executor: the worker's own code, in this process, when the head waits for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
+from nightshift.campaign.records import ATTEMPT, JOB_NAME, Job, Result
 from nightshift.errors import EngineError
+from nightshift.executors.base import Submitted
+from nightshift.executors.slots import Slot
+from nightshift.experiment.worker import make_run
 from nightshift.files import write_json
-from nightshift.pools import Submitted
-from nightshift.processes.slots import Slot
-from nightshift.records import ATTEMPT, JOB_NAME, Job, Result
-from nightshift.worker import make_run
 
 
-class StandInPool:
+class StandInExecutor:
     """One slot. `during` is called with a run's folder before the run is made: a test acts in the middle of it."""
 
     look_key = b""

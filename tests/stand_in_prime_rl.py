@@ -26,8 +26,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 if __name__ != "__main__":  # the programs themselves import nothing of Nightshift
+    from nightshift.config.rules import Rules
     from nightshift.engines.prime_rl.installation import Installation, Pins, model_folder
-    from nightshift.rules import Rules
 
 PROGRAMS = ("inference", "env-server", "orchestrator", "torchrun", "python")
 STEP_SECONDS = 0.1

@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import run
-from nightshift import cli
 from nightshift.campaign.ledger import Ledger
+from nightshift.cli import main as cli
 from nightshift.errors import NightshiftError
 from tests.stand_ins import install
 from tests.waiting import HANG_SECONDS
@@ -89,7 +89,7 @@ def main(root: Path) -> None:
             words += ["--budget-seconds=1"] * ("--dry-run" in words and "certify" not in words)
             with tempfile.TemporaryFile() as output, ExitStack() as stack:
                 with suppress(NightshiftError):  # something stands in place of the lock
-                    stack.enter_context(Ledger(root).head() if is_held else nullcontext())
+                    stack.enter_context(Ledger(root).controller() if is_held else nullcontext())
                 code = ended(root, words, output.fileno())
                 output.seek(0)
                 said = output.read().decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A set-up for experiments and certificates in this process: stand-ins for the pool, the terminal and the trainer."""
+"""A set-up for experiments and certificates in this process: stand-ins for executor, terminal and trainer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import worker
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.engines import Engine
+from nightshift.campaign.records import Progress, Request
+from nightshift.config.rules import Rules
+from nightshift.engines.base import Engine
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.experiment import run_experiment
-from nightshift.git.repo import Repo
-from nightshift.guard.surroundings import Surroundings
-from nightshift.records import Progress, Request
-from nightshift.rules import Rules
-from nightshift.setup import Setup
+from nightshift.experiment import worker
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
+from nightshift.experiment.surroundings import Surroundings
 from tests.conftest import git
-from tests.stand_in_pool import StandInPool
+from tests.stand_in_pool import StandInExecutor
 from tests.stand_ins import Neighbours
 
 TESTS = Path(__file__).resolve().parent
@@ -73,7 +73,7 @@ def make_setup(
         engine=engine,
         ledger=Ledger(checkout),
         repo=Repo(checkout),
-        pool=StandInPool(checkout),
+        executor=StandInExecutor(checkout),
         surroundings=Surroundings(checkout, path=()),
         reporter=SilentReporter(),
         request=Request(),
@@ -107,9 +107,9 @@ def keep(setup: Setup) -> Setup:
 @contextmanager
 def during(setup: Setup, act: Callable[[Path], object]) -> Iterator[None]:
     """Act in the middle of every run."""
-    assert isinstance(setup.pool, StandInPool)
-    setup.pool.during = act
+    assert isinstance(setup.executor, StandInExecutor)
+    setup.executor.during = act
     try:
         yield
     finally:
-        setup.pool.during = lambda folder: None
+        setup.executor.during = lambda folder: None

@@ -1,7 +1,7 @@
 """Stand-ins below the engine, for the head and for the workers that it starts.
 
-    install("trl", pool=True)           # in the head's process, before run.py's or the night's own code
-    python stand_ins.py KIND ROOT FOLDER   # a worker, as a pool starts it then
+    install("trl", executor=True)           # in the head's process, before run.py's or the night's own code
+    python stand_ins.py KIND ROOT FOLDER   # a worker, as an executor starts it then
 
 KIND: `trl`, the real engine around a trainer that trains nothing; `night`, the same with another scale of learning
 rates; `prime-rl:FOLDER`, the real engine around programs that train nothing; `real`, no stand-in at all.
@@ -19,12 +19,12 @@ from types import ModuleType
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from nightshift.campaign.records import Load  # noqa: E402
+from nightshift.config.rules import Rules  # noqa: E402
+from nightshift.config.rules_toml import rules_here  # noqa: E402
 from nightshift.engines.trl.engine import TrlEngine  # noqa: E402
-from nightshift.guard.surroundings import Surroundings  # noqa: E402
-from nightshift.processes.gpus import Watch  # noqa: E402
-from nightshift.records import Load  # noqa: E402
-from nightshift.rules import Rules  # noqa: E402
-from nightshift.rules_toml import rules_here  # noqa: E402
+from nightshift.executors.gpus import Watch  # noqa: E402
+from nightshift.experiment.surroundings import Surroundings  # noqa: E402
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL  # noqa: E402
 from tests.waiting import HANG_SECONDS  # noqa: E402
 
@@ -82,12 +82,12 @@ def prime_rl_rules() -> Rules:
 def _put_into(module: ModuleType, kind: str) -> None:
     name, _, folder = kind.partition(":")
     if name == "prime-rl":
-        from nightshift.engines.prime_rl import engine as prime_rl
+        from nightshift.engines.prime_rl import engine
         from nightshift.engines.prime_rl.installation import Installation, Pins
         from nightshift.engines.prime_rl.session import Timing
         from tests import stand_in_prime_rl
 
-        prime_rl.problems = lambda *arguments: []
+        engine.problems = lambda *arguments: []
         there = Path(folder) / "prime-rl"  # the head has made it, before its workers
         pins = Pins.read(HERE.parent / "pyproject.toml")
         made = Installation(there, pins)
@@ -97,7 +97,7 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
         def open_engine(rules: Rules, root: Path, environ: Mapping[str, str], *flags: object) -> object:
             given = {"installation": made, "timing": timing, "reader": made.bin_dir / "reader.py"}
-            return prime_rl.PrimeRlEngine(rules, root, environ, "none", **given)
+            return engine.PrimeRlEngine(rules, root, environ, "none", **given)
 
         module.open_engine = open_engine  # type: ignore[attr-defined]
         module.rules_here = lambda *arguments: prime_rl_rules()  # type: ignore[attr-defined]
@@ -108,8 +108,8 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
 def install(kind: str) -> None:
     """Have this process, as the head, and its workers use the stand-in."""
-    from nightshift import setup
-    from nightshift.pools import local, slurm
+    from nightshift.executors import local, slurm
+    from nightshift.experiment import setup
 
     if kind != "real":
         _put_into(setup, kind)
@@ -118,7 +118,7 @@ def install(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    from nightshift import worker
+    from nightshift.experiment import worker
 
     _put_into(worker, sys.argv[1])
     Neighbours.asked = Path(sys.argv[2]) / "stand-in-load.json"

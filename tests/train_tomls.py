@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError
-from nightshift.train_toml.config import parse
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (ROOT / "train.toml").read_bytes()

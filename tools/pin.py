@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import click
 
+from nightshift.config.allowlist import ANY, SHARED, is_inner, lock, variants
 from nightshift.engines.prime_rl.installation import Pins
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
-from nightshift.train_toml.keys import ANY, SHARED, is_inner, lock, variants
 
 TABLE = Path(__file__).with_name("pin_expectations.toml")
 ROOT = Path(__file__).resolve().parents[1]

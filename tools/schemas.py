@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from nightshift.views import View
-from nightshift.views.compared import Certified, Chain, Diff, Doctor, Planned, Verified
-from nightshift.views.history import History, Show
-from nightshift.views.status import Status
+from nightshift.cli.views.compared import Certified, Chain, Diff, Doctor, Planned, Verified
+from nightshift.cli.views.history import History, Show
+from nightshift.cli.views.status import Status
+from nightshift.report.views import View
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VIEWS: tuple[type[View], ...] = (*(Status, History, Show, Diff, Chain, Certified, Planned, Verified, Doctor),)

@@ -1,11 +1,11 @@
 """Asks a coding agent for the next train.toml: any program that reads a prompt and edits files.
 
-Each proposal is a fresh process with a bounded brief, in a throw-away clone (guard/clone.py), behind the OS wall where
-this machine has one (guard/wall.py), as a process group that leaves nothing behind (supervise.py). Taken over are its
+Each proposal is a fresh process with a bounded brief, in a throw-away clone (clone.py), in a sandbox where this machine
+has one (sandbox.py), as a process group that leaves nothing behind (executors/process.py). Taken over are its
 train.toml, if that is a regular file of sane size, and a few lines of text: hypothesis, prediction, and the lesson of
-the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and
-after (guard/seal.py), and so is the Python environment (guard/surroundings.py): what an agent does past its clone
-where there is no wall cannot be prevented, only detected.
+the experiment before. Whatever else it did is named in the notes. The checkout itself is compared before and after
+(experiment/seal.py), and so is the Python environment (experiment/surroundings.py): what an agent does past its clone
+where there is no sandbox cannot be prevented, only detected.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from subprocess import TimeoutExpired
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nightshift.cost import Cost
-from nightshift.engines import ALL, Check
+from nightshift.agents.base import Context, Proposal
+from nightshift.agents.brief import MAX_SENTENCE, compose
+from nightshift.agents.clone import ANSWER_NAME, Clone
+from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
+from nightshift.agents.sandbox import Sandbox, choose, hidden_places
+from nightshift.agents.usage import Log, said
+from nightshift.campaign.cost import Cost
+from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.config.toml_text import read_source
+from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
+from nightshift.executors.process import ProcessGroup
+from nightshift.experiment import seal
+from nightshift.experiment.seal import Checkout
+from nightshift.experiment.surroundings import Surroundings
 from nightshift.files import write_atomically
-from nightshift.git.repo import CONFIG_NAME, Repo
-from nightshift.guard import seal
-from nightshift.guard.clone import ANSWER_NAME, Clone
-from nightshift.guard.seal import Checkout
-from nightshift.guard.surroundings import Surroundings
-from nightshift.guard.wall import Wall, choose, hidden_places
-from nightshift.processes.supervise import ProcessGroup
-from nightshift.proposers import Context, Proposal
-from nightshift.proposers.brief import MAX_SENTENCE, compose
-from nightshift.proposers.output import Log, said
-from nightshift.proposers.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.text import clean
-from nightshift.train_toml.text import read_source
 from nightshift.waiting import waiting
 
 _LABELS = {
@@ -81,7 +81,7 @@ def open_agent(
     clone: Clone,
     clock: Callable[[], float] = time.monotonic,
 ) -> Agent:
-    """The agent that is called `name`, with the wall that `sandbox` asks for (guard/wall.py). UsageError without it."""
+    """The agent that is called `name`, with the wall that `sandbox` asks for (sandbox.py). UsageError without it."""
     command, login = command_of(name), PRESETS[name].login if name in PRESETS else OWN_LOGIN
     walled = command_of(name, is_walled=True)
     wall, shortfall = choose(sandbox, walled, login, hidden_places(root, environ), environ, clone)
@@ -114,7 +114,7 @@ class Agent:
     environment: Mapping[str, str]
     timeout_seconds: float
     clone: Clone
-    wall: Wall | None = None
+    wall: Sandbox | None = None
     shortfall: str = ""
     clock: Callable[[], float] = time.monotonic
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import Cost
 from nightshift.campaign.ledger import Ledger
-from nightshift.cost import Cost
-from nightshift.proposers.history import load_configs
-from nightshift.records import Record
-from nightshift.rules import Rules
-from nightshift.train_toml.config import Config
+from nightshift.campaign.records import Record
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import Config
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.config.values import quoted, shorten
 from nightshift.errors import EngineError, UsageError, listed
+from nightshift.experiment.integrity import files_below
+from nightshift.experiment.seal import digest
 from nightshift.files import remove_tree
-from nightshift.git.repo import CONFIG_NAME, Repo
-from nightshift.guard.freeze import files_below
-from nightshift.guard.seal import digest
-from nightshift.train_toml.values import quoted, shorten
 
 ANSWER_NAME = "hypothesis.txt"
 EVIDENCE_NAME = "evidence"  # behind the wall it cannot be written to

@@ -13,12 +13,12 @@ from typing import Any
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Record, Verdict
 from nightshift.campaign.standing import Expected, expected
+from nightshift.config.allowlist import KEYS, variants
+from nightshift.config.train_toml import Config, changed_keys, changes_of, parse, spelled
+from nightshift.config.values import Kind, value_text
 from nightshift.errors import UsageError
-from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config, changed_keys, changes_of, parse, spelled
-from nightshift.train_toml.keys import KEYS, variants
-from nightshift.train_toml.values import Kind, value_text
 
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nightshift.campaign.records import POINTS, Record
 from nightshift.campaign.standing import Z95, expected_then, num_since_keep
-from nightshift.records import POINTS, Record
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"

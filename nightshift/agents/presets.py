@@ -6,8 +6,8 @@ import shlex
 import shutil
 from dataclasses import dataclass
 
+from nightshift.agents.sandbox import Login
 from nightshift.errors import UsageError
-from nightshift.guard.wall import Login
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Preset:
 # Headless and allowed to edit. Checked against `--help` of Claude Code 2.1.197, Codex CLI 0.169.0 and Gemini CLI
 # 0.61.0, all of which read the prompt on stdin, and their packages for what they keep where. Without --skip-trust
 # Gemini refuses to work in a new folder; GEMINI_SANDBOX would win over its flag. What they print as JSON tells what
-# their work cost (output.py): the answer itself is files.
+# their work cost (usage.py): the answer itself is files.
 PRESETS = {
     "claude": Preset(
         "claude -p --output-format json --permission-mode acceptEdits",

@@ -23,10 +23,10 @@ from typing import Any
 
 import msgspec
 
+from nightshift.agents import sandbox_entry
+from nightshift.agents.clone import EVIDENCE_NAME, Clone
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
-from nightshift.guard import doorstep
-from nightshift.guard.clone import EVIDENCE_NAME, Clone
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
@@ -287,7 +287,7 @@ def hidden_places(root: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wall:
+class Sandbox:
     """How the processes of an agent are started inside; the folder of its clone is furnished for each proposal."""
 
     bwrap: str
@@ -320,7 +320,7 @@ class Wall:
         folders = [name for name in self.environ.get("PATH", "").split(os.pathsep) if _has_programs(name, places)]
         path = os.pathsep.join(dict.fromkeys((*folders, "/usr/local/bin", "/usr/bin", "/bin")))
         inside = {"HOME": os.fspath(HOME), "TMPDIR": "/tmp", "PATH": path, "SHELL": "/bin/sh"}
-        return [sys.executable, "-I", "-S", doorstep.__file__, *argv, *words], {**variables, **inside}
+        return [sys.executable, "-I", "-S", sandbox_entry.__file__, *argv, *words], {**variables, **inside}
 
     def trial(self, words: Sequence[str], clone: Clone) -> str | None:
         """Build the wall as for `words` and look inside for what is hidden; what is wrong, if anything."""
@@ -369,7 +369,7 @@ class Wall:
 
 def choose(
     asked: str, words: Sequence[str], login: Login, hidden: tuple[Path, ...], environ: Mapping[str, str], clone: Clone
-) -> tuple[Wall | None, str]:
+) -> tuple[Sandbox | None, str]:
     """The strongest wall that can be built around `words` here, and what it does not keep, in one line or "".
 
     UsageError where `asked` is "bwrap" and a promise falls, or what the words name cannot be shown.
@@ -379,7 +379,7 @@ def choose(
     bwrap = shutil.which("bwrap", path=os.defpath) or shutil.which("bwrap")
     cause = "bubblewrap: no program bwrap on PATH"
     for form in FORMS if bwrap else ():
-        wall = Wall(str(bwrap), form, login, hidden, environ)
+        wall = Sandbox(str(bwrap), form, login, hidden, environ)
         wrong = wall.trial(words, clone)
         if wrong is None and not form.fallen:
             return wall, ""

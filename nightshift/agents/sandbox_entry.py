@@ -1,4 +1,5 @@
-"""Started before the wall: `doorstep.py PROGRAM ARGUMENT...` gives up what no namespace takes away, then is PROGRAM.
+"""Started before the sandbox: `sandbox_entry.py PROGRAM ARGUMENT...` gives up what no namespace takes away, then is
+PROGRAM.
 
 The kernel keeps keys (of Kerberos, of file encryption) that a user's processes find by number: a filter refuses the
 three system calls for them. Abstract sockets (X11, some D-Bus) belong to the network, which the wall shares: where

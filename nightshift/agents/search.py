@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import optuna
 
+from nightshift.agents import gaussian_process
+from nightshift.agents.base import Context, Proposal
+from nightshift.agents.history import load_configs
+from nightshift.agents.space import Dimension, SearchSpace
+from nightshift.agents.throughput import throughput_of
+from nightshift.config.train_toml import Config, diff, parse
+from nightshift.config.values import shorten
 from nightshift.errors import ConfigError
-from nightshift.proposers import Context, Proposal, process
-from nightshift.proposers.history import load_configs
-from nightshift.proposers.space import Dimension, SearchSpace
-from nightshift.proposers.throughput import throughput_of
-from nightshift.train_toml.config import Config, diff, parse
-from nightshift.train_toml.values import shorten
 
 # Experiments before a model says anything; Optuna's own 10 are a good part of a night of 40.
 NUM_STARTUP = 8
@@ -132,7 +133,7 @@ def _best(
     values, variances = (np.array([row[column] for row in found]) for column in (1, 2))
     values = np.maximum(values, np.sort(values)[-max(len(values) // 4, 1) :].mean() - _FAR)
     pending_places = np.array(pending).reshape(len(pending), len(space.dimensions))
-    return changes[process.most_promising(np.array(places), values, variances, pending_places, candidates)]
+    return changes[gaussian_process.most_promising(np.array(places), values, variances, pending_places, candidates)]
 
 
 def _anywhere(dimension: Dimension, rng: random.Random) -> Any:

@@ -21,11 +21,11 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.throughput import LEAST_STEPS, Plan
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.edit import ABSENT, set_values
-from nightshift.train_toml.keys import CURRICULUM, KEYS, applies, resolve, variants
-from nightshift.train_toml.values import Key, Value
+from nightshift.agents.throughput import LEAST_STEPS, Plan
+from nightshift.config.allowlist import CURRICULUM, KEYS, applies, resolve, variants
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config
+from nightshift.config.values import Key, Value
 
 
 class Scale(StrEnum):

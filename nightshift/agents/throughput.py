@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.proposers import Context
-from nightshift.records import Result
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.values import Value
+from nightshift.agents.base import Context
+from nightshift.campaign.records import Result
+from nightshift.config.train_toml import Config
+from nightshift.config.values import Value
 
 NOISE_SD = 0.1  # of one run, in the logarithm: how soon it learns decides how much of a batch is trained on
 LEAST_STEPS = 10  # of a plan: below that no schedule has a shape

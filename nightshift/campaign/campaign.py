@@ -13,13 +13,13 @@ from functools import reduce
 import numpy as np
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Belief, Floats
 from nightshift.campaign.decision import Tested
+from nightshift.campaign.posterior import UNUSED, Floats, Posterior
+from nightshift.campaign.records import Judgement, Record, Verdict
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Expected, Standing, fresh, last_expected, standing_of, supports
+from nightshift.config.train_toml import keys_of
 from nightshift.errors import UsageError
-from nightshift.records import Judgement, Record, Verdict
-from nightshift.train_toml.config import keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Campaign:
 
     decided: tuple[Record, ...] = ()
     kept: tuple[Record, ...] = ()
-    belief: Belief | None = None
+    belief: Posterior | None = None
     incumbent: Record | None = None
     ideas: Mapping[int, Idea] = field(default_factory=dict)
     standings: tuple[Standing | None, ...] = ()  # what was believed after each of `decided`

@@ -19,7 +19,7 @@ from msgspec import Meta
 from nightshift.files import disk_error, open_regular, read_rows
 
 if TYPE_CHECKING:
-    from nightshift.records import Record, Result
+    from nightshift.campaign.records import Record, Result
 
 PROPOSALS_NAME = "proposals.jsonl"
 _HOUR = 3600.0

@@ -24,10 +24,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nightshift.campaign.belief import UNUSED, Array, Belief, Floats, Index, at, padded
+from nightshift.campaign.posterior import UNUSED, Array, Floats, Index, Posterior, at, padded
+from nightshift.campaign.records import Judgement, Verdict
 from nightshift.campaign.scores import paired
-from nightshift.decision_rules import DecisionRules
-from nightshift.records import Judgement, Verdict
+from nightshift.config.decision_rules import DecisionRules
 
 Bools = NDArray[np.bool_] | bool  # as well
 _SMOOTHING = 0.9  # of e2, an experiment
@@ -41,7 +41,7 @@ _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 class Tested:
     """A candidate after its run."""
 
-    belief: Belief  # with its idea in the last slot, and without the candidate
+    belief: Posterior  # with its idea in the last slot, and without the candidate
     candidate: Array  # (..., k) what it is made of
     parent: Index  # (...) index of the config that it is compared with
     p_better: Array  # (...) that it is better than its parent; how well calibrated: benchmarks/results
@@ -72,7 +72,7 @@ class Tested:
         return self.belief.of(self.candidate - self.belief.set_of(self.parent))
 
 
-def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Belief:
+def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra_variance: Floats = 0.0) -> Posterior:
     """The first belief, from the mean score of each of the baseline's runs, (..., r), one at least.
 
     `extra_variance`: noise of each of them beside that of any other run.
@@ -86,7 +86,7 @@ def baseline(scores: ArrayLike, num_examples: float, rules: DecisionRules, extra
     means = np.broadcast_to(mean[..., None], (*weights.shape, 1))
     incumbent = np.zeros(e2.shape, int)[()]
     ideas, sets = np.zeros(mean.shape, int), np.ones((*mean.shape, 1))
-    belief = Belief(means, means[..., None], weights, ideas, sets, incumbent, squares, runs.shape[-1], e2)
+    belief = Posterior(means, means[..., None], weights, ideas, sets, incumbent, squares, runs.shape[-1], e2)
     s2 = belief.run_variance(rules) + np.asarray(extra_variance)[..., None]
     return replace(belief, covariance=s2[..., None, None] / runs.shape[-1])
 
@@ -103,7 +103,7 @@ def pairing(scores: ArrayLike, parent_scores: ArrayLike, num_parent_runs: Index)
 
 
 def observe(
-    belief: Belief,
+    belief: Posterior,
     parent: Index,
     score: Floats,
     observed_pairing: Floats,
@@ -164,7 +164,7 @@ def observe(
     return Tested(replace(belief, means=means, covariance=covariance, weights=worlds), candidate, parent, p_better)
 
 
-def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Belief:
+def settle(tested: Tested, keep: Bools, rules: DecisionRules) -> Posterior:
     """The belief that the next experiment starts from, where the candidate is kept if `keep`, (...).
 
     A discard informs it too, and may take a keep back: another config replaces the incumbent when it is expected

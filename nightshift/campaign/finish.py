@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_chain
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import disk_error, remove_tree
-from nightshift.git.repo import Head, Repo
-from nightshift.records import Failure, Judgement, Record, Verdict
 from nightshift.text import clean
 
 WEIGHTS_NAME, MODEL_NAME = "weights", "model"  # of a run, as its engine left them; of a kept experiment
@@ -46,7 +46,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
 
     Never fails a measured experiment. The commit's trailer has the head of the chain, which has this verdict in it.
     """
-    head, chain = Head(record.branch, record.commit), ledger.chain.head
+    head, chain = Head(record.branch, record.commit), ledger.journal.head
 
     def source(number: int) -> bytes:
         return ledger.stored_config(ledger.record(number)).source

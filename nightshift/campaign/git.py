@@ -62,7 +62,7 @@ _SAFE_OPTIONS = (
 )
 # HOME for a git older than 2.32, which does not know GIT_CONFIG_GLOBAL.
 _NO_CONFIGURATION = {
-    "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("config")),
+    "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("git_config")),
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
     "HOME": os.devnull,

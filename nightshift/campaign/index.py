@@ -16,14 +16,14 @@ from functools import reduce
 import msgspec
 import numpy as np
 
-from nightshift.campaign.belief import Belief
 from nightshift.campaign.campaign import Campaign, Idea, ordered
-from nightshift.campaign.chain import sha256
+from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.posterior import Posterior
+from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Expected, Standing
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
-from nightshift.records import Record
 
 INDEX_NAME = ".index"
 _MIN_STEPS = 50  # so many are folded in less time than an index takes to be read
@@ -119,7 +119,7 @@ def save(ledger: Ledger) -> None:
         dict(campaign.last_expected),
     )
     data, path = msgspec.msgpack.encode(index), ledger.runs_dir / INDEX_NAME
-    if ledger.chain.enter({INDEX_NAME: sha256(data)}):
+    if ledger.journal.enter({INDEX_NAME: sha256(data)}):
         with suppress(OSError):  # it costs the next start some time, and no more
             write_atomically(path, data, sync=False)
 
@@ -151,7 +151,7 @@ def _same(one: Campaign, other: Campaign) -> bool:
 def _read(ledger: Ledger) -> Index | None:
     try:
         data = read_file(ledger.runs_dir / INDEX_NAME)
-        return msgspec.msgpack.decode(data, type=Index) if ledger.chain.holds(INDEX_NAME, sha256(data)) else None
+        return msgspec.msgpack.decode(data, type=Index) if ledger.journal.holds(INDEX_NAME, sha256(data)) else None
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -170,7 +170,7 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
         covariance = np.frombuffer(index.covariance).reshape(len(weights), size, size)
         rest = index.incumbent, index.squares, index.num_baseline_runs, np.float64(index.pairing_variance)
         sets = np.frombuffer(index.sets).reshape(len(kept), size)
-        belief = Belief(means, covariance, weights, np.array(index.ideas), sets, *rest)
+        belief = Posterior(means, covariance, weights, np.array(index.ideas), sets, *rest)
         if list(index.known) != [*index.ideas[1:]]:
             return None
         known = index.known, index.standings, index.last_expected

@@ -38,7 +38,7 @@ class Entry:
     witnessed: bool = True
 
 
-class Chain:
+class Journal:
     """The chain of one ledger. Whoever enters something holds the ledger's lock."""
 
     def __init__(self, runs_dir: Path) -> None:

@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from filelock import FileLock, Timeout
 
-from nightshift.campaign.chain import Chain, digests, sha256
+from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.journal import Journal, digests, sha256
+from nightshift.campaign.metrics import PROGRESS_NAME
+from nightshift.campaign.records import ATTEMPT, Progress, Record, Verdict
 from nightshift.campaign.results import COLUMNS, columns, row
+from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
 from nightshift.files import (
     disk_error,
@@ -32,16 +36,12 @@ from nightshift.files import (
     write_atomically,
     write_json,
 )
-from nightshift.git.repo import CONFIG_NAME, Head
-from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, Progress, Record, Verdict
-from nightshift.train_toml.config import Config, parse
 
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign
 
 STARTED = "started"
-RECORD_NAME, SUBMITTED_NAME = "record.json", "submitted.json"  # of an experiment, and of each run (pools/)
+RECORD_NAME, SUBMITTED_NAME = "record.json", "submitted.json"  # of an experiment, and of each run (executors/)
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999
@@ -55,7 +55,7 @@ class Ledger:
         """`root` is the checkout, `runs_dir` its records if they lie elsewhere; nothing is created but by a write."""
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
-        self.chain = Chain(self.runs_dir)
+        self.journal = Journal(self.runs_dir)
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
         self._columns: tuple[str, ...] = COLUMNS
         self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
@@ -70,7 +70,7 @@ class Ledger:
         """Where the files of a record's `index`-th run lie, from 1: metrics, answers, weights, logs."""
         return self.run_dir(record.baseline or record.number, index) / f"attempt-{record.runs[index - 1].attempt}"
 
-    def head(self) -> AbstractContextManager[None]:
+    def controller(self) -> AbstractContextManager[None]:
         """Be the one process of this checkout that works, for as long as it does. UsageError while another is.
 
         The kernel drops the lock when its holder dies, however it dies. The second of patience outlasts
@@ -151,7 +151,9 @@ class Ledger:
             sync_folder(self.runs_dir)
         except OSError as error:
             raise disk_error(error, folder) from None
-        self.chain.enter({f"{folder.name}/{name}": sha256(data) for name, data in files.items() if name == CONFIG_NAME})
+        self.journal.enter(
+            {f"{folder.name}/{name}": sha256(data) for name, data in files.items() if name == CONFIG_NAME}
+        )
         return record
 
     def write(self, record: Record) -> None:
@@ -162,15 +164,15 @@ class Ledger:
         data = write_json(self.run_dir(record.number) / RECORD_NAME, record)
         self._closed.pop(record.number, None)
         if record.status != STARTED:
-            self.chain.enter(digests(record.number, data))
+            self.journal.enter(digests(record.number, data))
 
     def enter(self, path: Path) -> None:
         """Enter a file of runs/ into the chain. OSError where it is none; EngineError when the disk refuses."""
-        self.chain.enter({path.relative_to(self.runs_dir).as_posix(): sha256(read_file(path))})
+        self.journal.enter({path.relative_to(self.runs_dir).as_posix(): sha256(read_file(path))})
 
     def holds(self, path: Path) -> bool:
         """True if a file of runs/ is as it was entered into the chain last. OSError where it is none."""
-        return self.chain.holds(path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)))
+        return self.journal.holds(path.relative_to(self.runs_dir).as_posix(), sha256(read_file(path)))
 
     def close(self, record: Record) -> None:
         """Write the final record and its row, when no run of it is left. Raises EngineError when the disk refuses."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int_]
@@ -23,7 +23,7 @@ _JITTER = 1e-12  # what is known exactly has a root, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Belief:
+class Posterior:
     """A Gaussian of k numbers in every world: the baseline's score, then the effects of the ideas that are remembered.
 
     In a batch the shorter campaigns' last slots and sets are not in use: UNUSED and 0.
@@ -110,7 +110,7 @@ class Belief:
         found: Array = self.effects / np.maximum(spread, _LEAST)
         return found
 
-    def with_idea(self, replaced: Array, number: Index) -> Belief:
+    def with_idea(self, replaced: Array, number: Index) -> Posterior:
         """With a slot for a new idea, which has no effect of its own yet: it stands for those that it replaces."""
         column = self.column(replaced)
         row = np.concatenate([column, np.einsum("...hk,...k->...h", column, replaced)[..., None]], axis=-1)
@@ -125,7 +125,7 @@ class Belief:
             sets=padded(self.sets),
         )
 
-    def compact(self) -> Belief:
+    def compact(self) -> Posterior:
         """With the slots in use first, and no more of them than the campaign with most has."""
         order = np.argsort(self.ideas == UNUSED, axis=-1, kind="stable")
         order = order[..., : (self.ideas != UNUSED).sum(axis=-1).max()]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from nightshift.campaign.campaign import Campaign, is_set
+from nightshift.campaign.records import Record
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError
-from nightshift.records import Record
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import ABSENT, set_values
 
 DRAWN_UNTIL = 0.87  # of a night; 0.92 gains as much, 0.80 a little less
 GREEDY_EVERY = 3  # experiments of a night without an end

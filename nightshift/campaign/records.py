@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, json
 
-from nightshift.cost import Cost
-from nightshift.decision_rules import DecisionRules, Fraction, Scale
-from nightshift.rules import Rules
+from nightshift.campaign.cost import Cost
+from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.config.rules import Rules
 from nightshift.text import clean
 
 # Percentage points, as people write them: the number is the change of the score that they predict.
@@ -211,7 +211,7 @@ def packed(scores: Sequence[float]) -> Raw:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the machine was while a run trained; shares, 0..1, of what others took (processes/gpus.py)."""
+    """How busy the machine was while a run trained; shares, 0..1, of what others took (executors/gpus.py)."""
 
     num_cores: int
     load_average: float | None = None  # runnable processes over the last minute when training ended

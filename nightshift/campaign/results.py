@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from nightshift.records import Record
+from nightshift.campaign.records import Record
 
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (

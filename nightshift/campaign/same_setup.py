@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nightshift.campaign.git import Head
+from nightshift.campaign.records import Record
 from nightshift.entry import FIXED_VARIABLES
 from nightshift.errors import UsageError
-from nightshift.git.repo import Head
-from nightshift.records import Record
 
 
 def baseline_of(records: Sequence[Record], head: Head) -> Record | None:

@@ -15,10 +15,10 @@ from statistics import fmean
 
 import numpy as np
 
-from nightshift.campaign.belief import Array
+from nightshift.campaign.posterior import Array
+from nightshift.campaign.records import Part, Record
 from nightshift.campaign.standing import Expected
 from nightshift.errors import UsageError
-from nightshift.records import Part, Record
 
 BUSY = 0.25  # what others took, from which a run is called busy: half a core of two
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nightshift.campaign.belief import Array, Belief
-from nightshift.decision_rules import DecisionRules
-from nightshift.records import Failure, Record, Verdict
+from nightshift.campaign.posterior import Array, Posterior
+from nightshift.campaign.records import Failure, Record, Verdict
+from nightshift.config.decision_rules import DecisionRules
 
 if TYPE_CHECKING:
     from nightshift.campaign.campaign import Campaign
@@ -155,7 +155,7 @@ class Standing:
         return self.difference - half, self.difference + half
 
 
-def reported_gain(belief: Belief, rules: DecisionRules, num_experiments: int) -> tuple[Array, Array]:
+def reported_gain(belief: Posterior, rules: DecisionRules, num_experiments: int) -> tuple[Array, Array]:
     """What people are told of the incumbent's gain on the baseline after so many, see `shrinkage` and `many` of
     DecisionRules: mean and standard deviation, (...) both. No gain becomes a loss by that."""
     mean, sd = belief.difference(belief.incumbent, 0)
@@ -164,7 +164,7 @@ def reported_gain(belief: Belief, rules: DecisionRules, num_experiments: int) ->
     return np.maximum(mean - less * sd, np.minimum(mean, 0.0)), share * sd
 
 
-def standing_of(belief: Belief, rules: DecisionRules, num_experiments: int) -> Standing:
+def standing_of(belief: Posterior, rules: DecisionRules, num_experiments: int) -> Standing:
     """Of a campaign's belief after so many, under the constants of its incumbent."""
     gain, gain_sd = reported_gain(belief, rules, num_experiments)
     baseline = float(belief.expected[0])
@@ -193,7 +193,7 @@ class Support(StrEnum):
 
 
 def supports(
-    belief: Belief, kept: Sequence[Record], lineage: Sequence[Record], decided: Sequence[Record]
+    belief: Posterior, kept: Sequence[Record], lineage: Sequence[Record], decided: Sequence[Record]
 ) -> dict[int, Support]:
     """By number, of every keep of the lineage but the baseline; `kept` in the order of the belief's configs.
 

@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nightshift.campaign.chain import Entry, digests, entry_of, sha256
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import contradictions
+from nightshift.campaign.journal import Entry, digests, entry_of, sha256
 from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Ledger
+from nightshift.campaign.records import Record
 from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
-from nightshift.git.repo import CONFIG_NAME
-from nightshift.records import Record
 
 LOOKS_NAME = "sealed-looks.jsonl"
 _ENTERED_FILES = (
@@ -43,12 +43,12 @@ def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
     Call as the head, with the lock held. EngineError when the disk refuses, UsageError for a damaged record.
     """
     try:
-        lines = ledger.chain.lines()
+        lines = ledger.journal.lines()
         _ = [entry_of(line) for line in lines[-1:]]
     except (OSError, ValueError) as error:
         number = sum(1 for _ in ledger.runs_dir.glob(f"{_ASIDE}-*")) + 1
-        aside = ledger.chain.path.rename(ledger.runs_dir / f"{_ASIDE}-{number}")
-        note(f"{ledger.chain.path} is damaged: {error}. Kept as {aside}; a new chain begins (nightshift verify)")
+        aside = ledger.journal.path.rename(ledger.runs_dir / f"{_ASIDE}-{number}")
+        note(f"{ledger.journal.path} is damaged: {error}. Kept as {aside}; a new chain begins (nightshift verify)")
         lines = []
     records = ledger.records()
     if lines:
@@ -67,7 +67,7 @@ def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
 
 
 def _enter(ledger: Ledger, files: Mapping[str, str]) -> None:
-    ledger.chain.enter({name: sha for name, sha in files.items() if sha != _ABSENT}, witnessed=False)
+    ledger.journal.enter({name: sha for name, sha in files.items() if sha != _ABSENT}, witnessed=False)
 
 
 def _number(name: str) -> int | None:
@@ -117,12 +117,12 @@ class Findings:
 
 def verify(ledger: Ledger, head: str | None = None) -> Findings:
     """Compare runs/ with its chain, and the chain with a `head` (its first digits) that was noted elsewhere."""
-    found = Findings(head=ledger.chain.head)
+    found = Findings(head=ledger.journal.head)
     try:
-        lines = ledger.chain.lines()
+        lines = ledger.journal.lines()
     except OSError as error:
         lines = []
-        found.problems.append(f"{ledger.chain.path.name} cannot be read: {error.strerror}")
+        found.problems.append(f"{ledger.journal.path.name} cannot be read: {error.strerror}")
     found.num_lines = len(lines)
     if head is not None and not any(sha256(line).startswith(head.lower()) for line in lines):
         found.problems.append(f"no line of the chain has the hash {head}: it was cut or rewritten since that was noted")

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
+from nightshift.cli import run
+from nightshift.cli.output import print_error, print_json, print_lines
+from nightshift.cli.progress import at_work
+from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
 from nightshift.files import disk_error, write_atomically
-from nightshift.live import at_work
-from nightshift.shell import Command
 
 if TYPE_CHECKING:
-    from nightshift.export.story import Story
+    from nightshift.report.export.story import Story
 
 _FORMS = {"csv": ".csv", "optuna": ".journal", "wandb": "-wandb", "tensorboard": "-tensorboard", "model": "-model"}
 _TEXTS = ("csv", "optuna")  # that go to stdout
@@ -34,23 +35,23 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     csv has a column for every key; optuna a study that optuna-dashboard opens; model the incumbent's weights, with a
     card that says how they were made and what is certified of them.
     """
-    from nightshift.export.story import Story
-    from nightshift.git.repo import Repo
+    from nightshift.campaign.git import Repo
+    from nightshift.report.export.story import Story
 
-    root = command.process_root()
+    root = run.process_root()
     story = Story.of(Ledger(root), branch, Repo(root).head().branch)
     if experiment is not None and form != "model":
         raise UsageError(f"--experiment {experiment} is for --to model", "Leave it out.")
     if output == "-":
         if form not in _TEXTS:
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        console.print_json(_bytes(form, story).decode().removesuffix("\n"))
+        print_json(_bytes(form, story).decode().removesuffix("\n"))
     else:
         path = _written(form, story, root, None if output is None else Path(output), experiment)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"
-        console.print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
+        print_lines([f"{os.fspath(path)}: {what} of {story.shown.branch or 'no branch'}"])
     for note in story.shown.notes:
-        console.print_error(note)
+        print_error(note)
 
 
 def _written(form: str, story: Story, root: Path, named: Path | None, experiment: int | None) -> Path:
@@ -59,17 +60,17 @@ def _written(form: str, story: Story, root: Path, named: Path | None, experiment
     if named is None and path.parent.is_symlink():
         raise UsageError(f"{path.parent} is a link", "Name another place: --output PATH.")
     if form == "wandb":
-        from nightshift.export.private import Private
-        from nightshift.export.wandb_runs import write_runs
+        from nightshift.report.export.private import Private
+        from nightshift.report.export.wandb_runs import write_runs
 
         return write_runs(story, path, Private(root, os.environ), is_mine=named is None)
     if form == "model":
-        from nightshift.export.model import copy_model
-        from nightshift.export.private import Private
+        from nightshift.report.export.model import copy_model
+        from nightshift.report.export.private import Private
 
         return copy_model(story, experiment, path, Private(root, os.environ), is_mine=named is None)
     if form == "tensorboard":
-        from nightshift.export.event_files import write_events
+        from nightshift.report.export.event_files import write_events
 
         return write_events(story, path, is_mine=named is None)
     _write(path if named is None else Path(os.path.realpath(path)), _bytes(form, story))
@@ -77,8 +78,8 @@ def _written(form: str, story: Story, root: Path, named: Path | None, experiment
 
 
 def _bytes(form: str, story: Story) -> bytes:
-    from nightshift.export import optuna_journal
-    from nightshift.export import story as table
+    from nightshift.report.export import optuna_journal
+    from nightshift.report.export import story as table
 
     return table.as_csv(story) if form == "csv" else optuna_journal.as_journal(story)
 

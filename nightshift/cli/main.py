@@ -11,15 +11,16 @@ from typing import Any
 
 import click
 
-from nightshift import command, console
 from nightshift.campaign.ledger import Ledger
-from nightshift.cli_exports import export_command
-from nightshift.engines import ENGINES, PrepareFlags
+from nightshift.campaign.records import Request
+from nightshift.cli import run
+from nightshift.cli.exports import export_command
+from nightshift.cli.output import print_json, print_lines, print_text
+from nightshift.cli.progress import TerminalReporter, at_work
+from nightshift.cli.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
+from nightshift.cli.status import status_lines, wait_for_verdict
+from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
-from nightshift.live import TerminalReporter, at_work
-from nightshift.records import Request
-from nightshift.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
-from nightshift.status import status_lines, wait_for_verdict
 
 
 @click.group(cls=Group, help=__doc__)
@@ -35,13 +36,14 @@ commands.add_command(export_command)
 @at_work("reading the records")
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
-    ledger, now = Ledger(command.process_root()), datetime.now(UTC)
+    ledger, now = Ledger(run.process_root()), datetime.now(UTC)
     if as_json:
-        from nightshift.views import encoded, status
+        from nightshift.cli.views import status
+        from nightshift.report.views import encoded
 
-        console.print_json(encoded(status.status(ledger, now)))
+        print_json(encoded(status.status(ledger, now)))
     else:
-        console.print_lines(status_lines(ledger, now))
+        print_lines(status_lines(ledger, now))
 
 
 @commands.command()
@@ -70,26 +72,26 @@ def certify(
     Without --environment and --budget-seconds it uses the test split, and each access counts. With them it uses the
     validation split there.
     """
-    from nightshift.certify.certify import summary
-    from nightshift.views import encoded
-    from nightshift.views.compared import Certified, Planned
+    from nightshift.cli.views.compared import Certified, Planned
+    from nightshift.experiment.certify import summary
+    from nightshift.report.views import encoded
 
     options = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
-    lines, comparisons = command.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
+    lines, comparisons = run.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
     if as_json:
         plan = Planned(command="certify", lines=tuple(lines))
-        console.print_json(encoded(plan if comparisons is None else Certified(comparisons=tuple(comparisons))))
+        print_json(encoded(plan if comparisons is None else Certified(comparisons=tuple(comparisons))))
     elif comparisons is None:
-        console.print_lines(lines)
+        print_lines(lines)
     else:
-        console.print_text(summary(comparisons))
+        print_text(summary(comparisons))
 
 
 @commands.command()
 @click.option("--timeout", type=Finite(min=0), help="Give up after so many seconds, with exit code 124.")
 def wait(timeout: float | None) -> None:
     """Wait for the experiment in flight and print its summary; exits as that experiment did."""
-    sys.exit(wait_for_verdict(command.process_root(), timeout))
+    sys.exit(wait_for_verdict(run.process_root(), timeout))
 
 
 @commands.command()
@@ -97,14 +99,15 @@ def wait(timeout: float | None) -> None:
 @at_work("reading the records")
 def history(as_json: bool) -> None:
     """What the last campaign tried: near misses, dead ends, covered values, untried keys; every trial, by key."""
-    from nightshift.proposers.history import of_last_campaign
-    from nightshift.views import encoded, history
+    from nightshift.agents.history import of_last_campaign
+    from nightshift.cli.views import history
+    from nightshift.report.views import encoded
 
-    ledger = Ledger(command.process_root())
+    ledger = Ledger(run.process_root())
     if as_json:
-        console.print_json(encoded(history.history(ledger)))
+        print_json(encoded(history.history(ledger)))
     else:
-        console.print_lines([str(of_last_campaign(ledger))])
+        print_lines([str(of_last_campaign(ledger))])
 
 
 @commands.command()
@@ -150,10 +153,10 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
     to their own end when the night is killed; the same command takes them over.
     """
     with at_work("loading what a night needs"):
-        from nightshift.night.begin import night, stop_night
+        from nightshift.night.start import night, stop_night
         from nightshift.night.state import NightRequest
     if stop:
-        console.print_text(stop_night(command.process_root()))
+        print_text(stop_night(run.process_root()))
         return
     if slurm and flags["pairs"] != 1:
         raise click.UsageError("--pairs and --slurm do not go together. Write pairs in slurm.toml.")
@@ -161,7 +164,7 @@ def night(stop: bool, slurm: Path | None, notify: str | None, **flags: Any) -> N
         raise click.UsageError("--agent is missing. Write who proposes: --agent tpe, or --agent claude.")
     request = NightRequest(**flags, slurm=str(slurm) if slurm else None)
     with closing(TerminalReporter()) as reporter:
-        exit_code = night(command.process_root(), request, reporter, console.print_text, notify)
+        exit_code = night(run.process_root(), request, reporter, print_text, notify)
     sys.exit(exit_code)
 
 
@@ -178,15 +181,15 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
 
     With --slurm: submit one job there that looks around, and say what it found.
     """
-    root = command.process_root()
+    root = run.process_root()
     if as_json and (slurm or environment):
         raise UsageError("--json is of the checks of this machine", "Leave --slurm and --environment out.")
     if slurm is not None:
-        command.probe(root, Request(engine=flags["engine"], slurm=slurm))
+        run.probe(root, Request(engine=flags["engine"], slurm=slurm))
     elif environment is not None:
-        command.look_at(root, environment)
+        run.look_at(root, environment)
     else:
-        sys.exit(command.doctor(root, PrepareFlags(**flags), agent, as_json))
+        sys.exit(run.doctor(root, PrepareFlags(**flags), agent, as_json))
 
 
 @commands.command()
@@ -194,9 +197,9 @@ def doctor(agent: str | None, environment: str | None, slurm: Path | None, as_js
 @click.argument("name")
 def new(what: str, name: str) -> None:
     """Write environments/NAME: a small task that trains as it is, with its test. docs/environments.md goes on."""
-    from nightshift.own_environment import create
+    from nightshift.evaluation.template import create
 
-    console.print_lines(create(command.process_root(), name))
+    print_lines(create(run.process_root(), name))
 
 
 @commands.command()
@@ -207,15 +210,15 @@ def new(what: str, name: str) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="With --serve.")
 def report(output: Path | None, branch: str | None, is_served: bool, host: str, port: int) -> None:
     """Write the morning page report.html, with progress.png and report.md, from the records."""
-    from nightshift.report import page as reports
+    from nightshift.report import page
     from nightshift.report.serve import serve
 
     if is_served:
-        return serve(command.process_root(), output, branch, host, port, console.print_text)
+        return serve(run.process_root(), output, branch, host, port, print_text)
     with at_work("drawing the page"):
-        headline, paths = reports.write_report(command.process_root(), datetime.now(UTC), output, branch)
+        headline, paths = page.write_report(run.process_root(), datetime.now(UTC), output, branch)
     lines = (f"{headline.title}. {headline.sentence}", *map(os.fspath, paths))
-    console.print_lines(lines)
+    print_lines(lines)
 
 
 @commands.command()
@@ -229,24 +232,25 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 
     OLD and NEW are experiments (42), commits, baseline, incumbent or working (the file as it stands).
     """
-    from nightshift.git.repo import Repo
+    from nightshift.campaign.git import Repo
     from nightshift.report import diff as compare
 
-    root = command.process_root()
+    root = run.process_root()
     ledger, repo = Ledger(root), Repo(root)
     if chain and (old or new):
         raise UsageError("--chain shows the whole campaign", "Leave OLD and NEW out.")
     names = [] if chain else [old or compare.INCUMBENT, new or compare.WORKING]
     versions = [compare.find(name, root, ledger, repo) for name in names]
     if as_json:
-        from nightshift.views import compared, encoded
+        from nightshift.cli.views import compared
+        from nightshift.report.views import encoded
 
         found = compared.chain(ledger, repo.head().branch) if chain else compared.compared(*versions)
-        console.print_json(encoded(found))
+        print_json(encoded(found))
     elif chain:
-        console.print_lines(compare.story(compare.kept_chain(ledger, repo.head().branch)))
+        print_lines(compare.story(compare.kept_chain(ledger, repo.head().branch)))
     else:
-        console.print_lines(compare.comparison(*versions))
+        print_lines(compare.comparison(*versions))
 
 
 @commands.command()
@@ -255,14 +259,15 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 @at_work("reading the records")
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
-    from nightshift.status import experiment_lines
-    from nightshift.views import encoded, history
+    from nightshift.cli.status import experiment_lines
+    from nightshift.cli.views import history
+    from nightshift.report.views import encoded
 
-    ledger = Ledger(command.process_root())
+    ledger = Ledger(run.process_root())
     if as_json:
-        console.print_json(encoded(history.show(ledger, number)))
+        print_json(encoded(history.show(ledger, number)))
     else:
-        console.print_lines(experiment_lines(ledger, ledger.record(number)))
+        print_lines(experiment_lines(ledger, ledger.record(number)))
 
 
 @commands.command("verify")
@@ -275,16 +280,16 @@ def verify_command(head: str | None, as_json: bool) -> None:
     """Compare records, looks and certificates with their chain; exits 1 where something was changed, 0 where not."""
     from nightshift.campaign.verify import verify
 
-    found = verify(Ledger(command.process_root()), head)
+    found = verify(Ledger(run.process_root()), head)
     lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
     lines.append(f"chain:    {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
     if as_json:
-        from nightshift.views import compared as checked
-        from nightshift.views import encoded
+        from nightshift.cli.views import compared as checked
+        from nightshift.report.views import encoded
 
-        console.print_json(encoded(checked.verified(found)))
+        print_json(encoded(checked.verified(found)))
     else:
-        console.print_lines(lines)
+        print_lines(lines)
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)
 
 

@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
+from nightshift.campaign.records import Outcome, Record
 from nightshift.campaign.results import column_of, figures
 from nightshift.errors import ExitCode, NightshiftError
-from nightshift.git.repo import CAMPAIGN_PREFIX, Head
-from nightshift.records import Outcome, Record
 from nightshift.text import ANSI
 
 _STANDARD_WIDTH = 80  # of what is no terminal, and of help texts

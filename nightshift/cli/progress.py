@@ -16,12 +16,12 @@ from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from nightshift import console
-from nightshift.records import Phase, Progress
+from nightshift.campaign.records import Phase, Progress
+from nightshift.cli import output
 from nightshift.waiting import Wait, innermost, news
 
 if TYPE_CHECKING:
-    from nightshift.running import RunLine
+    from nightshift.cli.running import RunLine
 
 _FIRST_SECONDS, _TICK_SECONDS = 0.1, 0.5  # before the first word, and between two looks
 _PLAIN_SECONDS = 9.0  # between two plain lines: with a tick, and a busy machine's delay, less than ten
@@ -46,12 +46,12 @@ class TerminalReporter:
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""
-        console.print_error(" ".join(text.split("\n")))
+        output.print_error(" ".join(text.split("\n")))
         self._spoke = time.monotonic()
 
     def show(self, readings: Mapping[Path, Progress | None]) -> None:
         """Which runs are in flight, by their folders, and how far they are; None: it waits for its turn."""
-        from nightshift.running import RunLine
+        from nightshift.cli.running import RunLine
 
         runs = {folder: self._runs.get(folder) or RunLine(folder) for folder in readings}
         for folder, run in runs.items():
@@ -63,7 +63,7 @@ class TerminalReporter:
         """End the ticker, and the live line with it. Safe to call twice."""
         news.put(None)
         self._ticker.join()
-        console.draw("")
+        output.draw("")
 
     def _tick(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the main thread would sleep on
@@ -96,8 +96,8 @@ class TerminalReporter:
             self._base = None
         else:
             wait = self._base = self._base or Wait(lambda: self._what)
-        if console.is_terminal() and (width := console.terminal_columns("stderr") or 0) >= _LEAST_WIDTH:
-            console.draw(live_line(wait, runs, width - 1))
+        if output.is_terminal() and (width := output.terminal_columns("stderr") or 0) >= _LEAST_WIDTH:
+            output.draw(live_line(wait, runs, width - 1))
         else:
             self._say_plain(wait, runs)
 
@@ -129,7 +129,7 @@ def live_line(wait: Wait | None, runs: Sequence[RunLine], width: int) -> str:
 @contextmanager
 def at_work(what: str) -> Iterator[None]:
     """For a command that takes its time and says nothing meanwhile: the live line says it."""
-    from nightshift.processes.supervise import interruptible
+    from nightshift.executors.process import interruptible
 
     with closing(TerminalReporter(what)), interruptible("it only looked; nothing was changed"):
         yield

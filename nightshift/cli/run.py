@@ -10,24 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import Ledger
-from nightshift.console import dry_run, print_error, print_json, print_lines, print_text, summary
-from nightshift.engines import PrepareFlags, open_engine, used_keys
+from nightshift.campaign.records import ATTEMPT, Request
+from nightshift.cli.output import dry_run, print_error, print_json, print_lines, print_text, summary
+from nightshift.cli.progress import TerminalReporter, at_work
+from nightshift.cli.status import exit_code
+from nightshift.config.allowlist import KEYS, describe_keys
+from nightshift.config.rules_toml import rules_here
+from nightshift.config.train_toml import diff, load, parse
+from nightshift.engines.base import PrepareFlags, open_engine, used_keys
 from nightshift.errors import ExitCode, Interrupted, UsageError
+from nightshift.executors.gpus import num_gpus
 from nightshift.files import read_file
-from nightshift.git.repo import CONFIG_NAME
-from nightshift.live import TerminalReporter, at_work
-from nightshift.processes.gpus import num_gpus
-from nightshift.records import ATTEMPT, Request
-from nightshift.rules_toml import rules_here
-from nightshift.status import exit_code
-from nightshift.train_toml.config import diff, load, parse
-from nightshift.train_toml.keys import KEYS, describe_keys
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.certify.certify import Comparison
-    from nightshift.setup import Setup
+    from nightshift.experiment.certify import Comparison
+    from nightshift.experiment.setup import Setup
 
 _POLL_SECONDS = 0.05
 _DETACH_SECONDS = 60.0
@@ -42,20 +42,20 @@ def run(root: Path, request: Request) -> int:
     load(root / CONFIG_NAME)  # before anything heavy: a typo costs a tenth of a second
     if request.detach:
         return detach(root)
-    from nightshift.processes.supervise import interruptible
+    from nightshift.executors.process import interruptible
 
     with closing(TerminalReporter()) as reporter, interruptible():
-        from nightshift.experiment import require_ready, run_experiment
-        from nightshift.pools.survivors import end_jobs
-        from nightshift.processes.leftovers import end_leftovers
-        from nightshift.setup import open_setup
+        from nightshift.executors.leftovers import end_leftovers
+        from nightshift.executors.survivors import end_jobs
+        from nightshift.experiment.experiment import require_ready, run_experiment
+        from nightshift.experiment.setup import open_setup
 
         setup = open_setup(root, request, reporter)
         if request.dry_run:
             print_lines(plan(request, setup))
             return ExitCode.MEASURED
         require_ready(setup)  # before anything is written or downloaded for what cannot run
-        with setup.ledger.head():
+        with setup.ledger.controller():
             end_leftovers(root, reporter.note)
             end_jobs(setup.ledger)
             setup.engine.prepare_at_start(reporter.note)
@@ -65,17 +65,17 @@ def run(root: Path, request: Request) -> int:
                 if left := left_in_train_toml(setup):
                     reporter.note(left)
                 raise
-    print_text(summary(record, setup.ledger.chain.head))
+    print_text(summary(record, setup.ledger.journal.head))
     return exit_code(record)
 
 
 def plan(request: Request, setup: Setup) -> list[str]:
     """What --dry-run shows. With another engine than the campaign's that of an experiment in a campaign of its own."""
-    from nightshift.baseline import fitting_baseline
-    from nightshift.campaign.agreed import baseline_of
-    from nightshift.experiment import admit
-    from nightshift.git.repo import Head, Repo
-    from nightshift.runs import next_seed
+    from nightshift.campaign.git import Head, Repo
+    from nightshift.campaign.same_setup import baseline_of
+    from nightshift.experiment.baseline import fitting_baseline
+    from nightshift.experiment.experiment import admit
+    from nightshift.experiment.runs import next_seed
 
     class Elsewhere(Repo):
         """The checkout, on no branch."""
@@ -126,7 +126,7 @@ def keys_here(root: Path, request: Request) -> list[str]:
 def prepare(root: Path, flags: PrepareFlags) -> int:
     """What prepare.py does; the exit code."""
     from nightshift.engines.memory import on_cards
-    from nightshift.processes.supervise import interruptible
+    from nightshift.executors.process import interruptible
 
     began = time.monotonic()
     with closing(TerminalReporter()) as reporter, interruptible():
@@ -144,10 +144,10 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[list[str], list[Comparison] | None]:
     """The plan in lines and, but for a dry run, the comparisons. `options`: the arguments of certify.tasks."""
-    from nightshift.certify.certify import certify, tasks
-    from nightshift.processes.leftovers import end_leftovers
-    from nightshift.processes.supervise import interruptible
-    from nightshift.setup import open_setup
+    from nightshift.executors.leftovers import end_leftovers
+    from nightshift.executors.process import interruptible
+    from nightshift.experiment.certify import certify, tasks
+    from nightshift.experiment.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():
         setup = open_setup(process_root(), request, reporter)
@@ -155,25 +155,25 @@ def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[
         lines = [line for task in questions for line in task.describe()]
         if dry_run:
             return lines, None
-        with setup.ledger.head():
+        with setup.ledger.controller():
             end_leftovers(setup.root, reporter.note)
             return lines, certify(tasks(setup, *options))
 
 
 def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = False) -> int:
     """Print what was checked; the exit code."""
+    from nightshift.agents.agent import check_agent
     from nightshift.engines.doctor import checks, is_ready, table
-    from nightshift.proposers.agent import check_agent
 
     with at_work("looking at what experiments need"):
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         found = checks(root, rules, dict(os.environ), flags)
         found += [check_agent(agent, root, dict(os.environ))] if agent else []
     if as_json:
-        from nightshift.views import compared as checked
-        from nightshift.views import encoded
+        from nightshift.cli.views import compared
+        from nightshift.report.views import encoded
 
-        print_json(encoded(checked.examined(found, rules)))
+        print_json(encoded(compared.examined(found, rules)))
     else:
         print_lines([table(found, rules, flags.engine_meant)])
     return ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE
@@ -181,7 +181,7 @@ def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = F
 
 def look_at(root: Path, environment: str) -> None:
     """Print what one environment is."""
-    from nightshift.own_environment import look
+    from nightshift.evaluation.template import look
 
     with at_work(f"loading {environment}"):
         for line in look(root, environment):
@@ -190,16 +190,16 @@ def look_at(root: Path, environment: str) -> None:
 
 def probe(root: Path, request: Request) -> None:
     """doctor --slurm: print what a job finds. EngineError where none answers."""
-    from nightshift.pools.slurm import SlurmPool, ask
-    from nightshift.processes.supervise import interruptible
-    from nightshift.runs import job_of
-    from nightshift.setup import open_setup
+    from nightshift.executors.process import interruptible
+    from nightshift.executors.slurm import SlurmExecutor, ask
+    from nightshift.experiment.runs import job_of
+    from nightshift.experiment.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():
         setup = open_setup(root, request, reporter)
-        assert isinstance(setup.pool, SlurmPool)
+        assert isinstance(setup.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        lines = ask(setup.pool, job_of({}, 0, setup, ""))
+        lines = ask(setup.executor, job_of({}, 0, setup, ""))
     print_lines(lines)
 
 
@@ -211,7 +211,7 @@ def detach(root: Path) -> int:
     import subprocess
 
     ledger = Ledger(root)
-    with ledger.head():  # refused here, so that the log of the one that runs is left alone
+    with ledger.controller():  # refused here, so that the log of the one that runs is left alone
         pass
     before = max(ledger.numbers(), default=0)
     log = ledger.runs_dir / "detached.log"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from nightshift.campaign.metrics import PROGRESS_NAME
+from nightshift.campaign.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Phase, Progress
 from nightshift.files import read_file
-from nightshift.metrics import PROGRESS_NAME
-from nightshift.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Phase, Progress
 from nightshift.text import clean
 from nightshift.waiting import lasted
 

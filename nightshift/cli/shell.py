@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 
 import click
 
-from nightshift.console import print_error, print_text, told
+from nightshift.cli.output import print_error, print_text, told
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)

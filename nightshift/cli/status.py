@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.console import print_lines, print_text, summary
+from nightshift.campaign.records import Record
+from nightshift.cli.output import print_lines, print_text, summary
+from nightshift.cli.progress import TerminalReporter
 from nightshift.errors import ExitCode, UsageError
-from nightshift.live import TerminalReporter
-from nightshift.records import Record
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.views.status import Night
+    from nightshift.cli.views.status import Night
 
 
 import os
@@ -86,8 +86,8 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    from nightshift.processes.supervise import interruptible
-    from nightshift.views.status import run_folders
+    from nightshift.cli.views.status import run_folders
+    from nightshift.executors.process import interruptible
 
     ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -107,14 +107,14 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     if records[-1].judgement is None:
         cause = f"experiment {records[-1].number:04d} was killed before its verdict"
         raise UsageError(cause, "The next run.py closes it as a crash.")
-    print_text(summary(records[-1], ledger.chain.head))
+    print_text(summary(records[-1], ledger.journal.head))
     return exit_code(records[-1])
 
 
 def status_lines(ledger: Ledger, now: datetime) -> list[str]:
     """What is running and for how long; then what the last campaign holds, and what the night does."""
-    from nightshift.night.text import standing_text
-    from nightshift.views.status import status
+    from nightshift.cli.views.status import status
+    from nightshift.night.summary import standing_text
 
     found = status(ledger, now)
     lines = [f"damaged:  {cause}" for cause in found.damaged]
@@ -146,8 +146,8 @@ def night_lines(night: Night) -> list[str]:
 
 def running_lines(ledger: Ledger, record: Record, now: datetime) -> list[str]:
     """How far an experiment in flight is: each of its runs that are, where several are side by side."""
-    from nightshift.running import RunLine
-    from nightshift.views.status import run_folders
+    from nightshift.cli.running import RunLine
+    from nightshift.cli.views.status import run_folders
 
     told = []
     for folder in run_folders(ledger, record):

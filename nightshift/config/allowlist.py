@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, groupby
 
-from nightshift.train_toml.values import Key, Kind, Value, value_text
+from nightshift.config.values import Key, Kind, Value, value_text
 
 SOURCE = "orchestrator.train.source"  # a list in prime-rl: its entries belong to the rules
 CURRICULUM = f"{SOURCE}.curriculum"  # what is open in every entry
@@ -281,7 +281,7 @@ _TABLES: dict[str, tuple[Key, ...]] = {
     ),
 }  # fmt: skip
 
-# Where train.toml is silent, the memory of the cards decides (engines/prime_rl/effective.py), not prime-rl's default.
+# Where train.toml is silent, the memory of the cards decides (engines/prime_rl/config.py), not prime-rl's default.
 # So writing one down is a change.
 BY_PRESET = frozenset(f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 KEYS: tuple[Key, ...] = tuple(replace(key, table=table) for table, keys in _TABLES.items() for key in keys)

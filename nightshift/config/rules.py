@@ -1,10 +1,10 @@
 """What all experiments of a campaign share: frozen constants and the bytes of the code that measures.
 
 Two results compare only if they carry the same rules hash. Nothing in train.toml can change a value
-here; a value here that train.toml also names is a locked key (see keys.py). Which rules hold: rules_toml.py.
+here; a value here that train.toml also names is a locked key (see allowlist.py). Which rules hold: rules_toml.py.
 
-One list of paths serves twice. `Rules.measuring` is hashed into every record; `Rules.frozen`, the same and the
-rest of the harness, may not change while a campaign lives (guard/freeze.py). A path is a file, or a folder with all
+One list of paths serves twice. `Rules.measuring` is hashed into every record; `Rules.frozen`, the same and the rest of
+the harness, may not change while a campaign lives (experiment/integrity.py). A path is a file, or a folder with all
 below it where it ends with a slash.
 """
 
@@ -20,33 +20,37 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 from nightshift.errors import UsageError
 
 RULES_NAME = "rules.toml"
 # What turns a config into a number and a number into a verdict, whatever the engine and the environment.
 MEASURING_CODE = (
-    "nightshift/campaign/belief.py",
     "nightshift/campaign/campaign.py",
     "nightshift/campaign/decision.py",
     "nightshift/campaign/index.py",
+    "nightshift/campaign/metrics.py",
+    "nightshift/campaign/posterior.py",
     "nightshift/campaign/scores.py",
-    "nightshift/decision_rules.py",
-    "nightshift/engines/__init__.py",
+    "nightshift/config/allowlist.py",
+    "nightshift/config/decision_rules.py",
+    "nightshift/config/toml_edit.py",
+    "nightshift/config/toml_text.py",
+    "nightshift/config/train_toml.py",
+    "nightshift/config/values.py",
+    "nightshift/engines/base.py",
     "nightshift/engines/mixture.py",
-    "nightshift/environments.py",
-    "nightshift/evaluation.py",
-    "nightshift/metrics.py",
-    "nightshift/policy.py",
-    "nightshift/processes/gpus.py",
-    "nightshift/taskset_environment.py",
-    "nightshift/train_toml/",
-    "nightshift/worker.py",
+    "nightshift/evaluation/environment.py",
+    "nightshift/evaluation/evaluate.py",
+    "nightshift/evaluation/policy.py",
+    "nightshift/evaluation/verifiers_environment.py",
+    "nightshift/executors/gpus.py",
+    "nightshift/experiment/worker.py",
 )
 # All that runs beside it. Documents, tests, benchmarks and other environments come and go.
 _HARNESS = ("nightshift/", "prepare.py", "pyproject.toml", "run.py")
 TASKSET_FOLDERS = ("environments/taskset/", "environments/gsm8k/")  # what drives a taskset; the harness for prime-rl
-_SCORER_CODE = ("nightshift/scorer.py",)
+_SCORER_CODE = ("nightshift/evaluation/scorer.py",)
 _UNREAD = re.compile(r"__pycache__|\.(git|venv|DS_Store|mypy_cache|pytest_cache|ruff_cache)|.*~")  # nothing loads it
 _PART_BYTES = 1 << 24
 _BUSIEST = 8.0  # wall-clock seconds that a second of CPU may take; on a machine that gives it less, a run is a crash

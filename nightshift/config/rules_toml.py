@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from nightshift.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
+from nightshift.config.rules import RULES_NAME, Decoding, EnvironmentRules, Rules, TasksetRules
 from nightshift.errors import UsageError
 from nightshift.files import read_file
-from nightshift.rules import RULES_NAME, Decoding, EnvironmentRules, Rules, TasksetRules
 
 EXTRA = "uv sync --extra verifiers"
 Name = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f]{0,255}\Z")]  # of a file or a package

@@ -6,10 +6,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.keys import default
-from nightshift.train_toml.text import MAX_LINE, statements
-from nightshift.train_toml.values import value_text
+from nightshift.config.allowlist import default
+from nightshift.config.toml_text import MAX_LINE, statements
+from nightshift.config.train_toml import parse
+from nightshift.config.values import value_text
 
 ABSENT = object()  # as a value: take the key out of the file
 

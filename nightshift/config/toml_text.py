@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from nightshift.config.values import quoted, shorten, value_text
 from nightshift.errors import ConfigError
 from nightshift.files import read_file
-from nightshift.train_toml.values import quoted, shorten, value_text
 
 MAX_BYTES = 64 * 1024
 # tomllib takes time in the square of the number of dots in a key: 19 s for a line of 64 KiB.

@@ -1,6 +1,6 @@
 """train.toml: the one file that the agent edits. Read it, check it, refuse it.
 
-Everything is checked here, against the allow-list in keys.py, before any engine sees it: prime-rl's own
+Everything is checked here, against the allow-list in allowlist.py, before any engine sees it: prime-rl's own
 validation imports whatever module an id names. Every refusal is one line, with the line number, the
 value and the fix. `diff` tells what two of them train differently.
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
-from nightshift.errors import ConfigError
-from nightshift.train_toml.keys import (
+from nightshift.config.allowlist import (
     ANY,
     BY_PRESET,
     CURRICULUM,
@@ -30,8 +29,9 @@ from nightshift.train_toml.keys import (
     resolve,
     variants,
 )
-from nightshift.train_toml.text import MAX_LINE, document, line_of, read_source
-from nightshift.train_toml.values import Kind, Problem, Value, accept, quoted, shorten, value_text
+from nightshift.config.toml_text import MAX_LINE, document, line_of, read_source
+from nightshift.config.values import Kind, Problem, Value, accept, quoted, shorten, value_text
+from nightshift.errors import ConfigError
 
 
 class _View:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nightshift.config.rules import Rules
 from nightshift.errors import EngineError, UsageError
-from nightshift.policy import Policy
-from nightshift.rules import Rules
+from nightshift.evaluation.policy import Policy
 
 if TYPE_CHECKING:  # a trainer starts by importing this package, and waits for no more than it uses
-    from nightshift.records import ProgressCallback, Training, Weights
-    from nightshift.train_toml.config import Config
+    from nightshift.campaign.records import ProgressCallback, Training, Weights
+    from nightshift.config.train_toml import Config
 
 Note = Callable[[str], None]  # one line of news
 
@@ -197,7 +197,7 @@ def used_keys(engine: Engine, config: Config) -> frozenset[str]:
     variants only is taken for used.
     """
 
-    from nightshift.train_toml.keys import KEYS
+    from nightshift.config.allowlist import KEYS
 
     spelled_out = replace(config, values=config.resolved)
     return frozenset(key.path for key in KEYS) - set(engine.validate(spelled_out).unused)

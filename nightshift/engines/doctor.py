@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.engines import ALL, ENGINES, Check, PrepareFlags, open_engine
+from nightshift.campaign.git import CONFIG_NAME
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import rules_here
+from nightshift.config.train_toml import load
+from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.errors import NightshiftError
-from nightshift.git.repo import CONFIG_NAME
-from nightshift.rules import Rules
-from nightshift.rules_toml import rules_here
-from nightshift.train_toml.config import load
 from nightshift.waiting import waiting
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from nightshift import environments
-from nightshift.engines import Note
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import environments_named, is_own_model
+from nightshift.engines.base import Note
 from nightshift.errors import EngineError
+from nightshift.evaluation.environment import load as load_environments
 from nightshift.files import read_file
-from nightshift.rules import Rules
-from nightshift.rules_toml import environments_named, is_own_model
 from nightshift.waiting import waiting
 
 # Of a model on the hub nothing else is downloaded: no code, and no pickle, which is code.
@@ -157,7 +157,7 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
     """
     others = [name for name in sources if name not in rules.environment_names]
     named = environments_named(root, others) if others else ()
-    for environment in environments.load(root, [*rules.environments, *named]):
+    for environment in load_environments(root, [*rules.environments, *named]):
         with waiting(f"fetching the data of {environment.name}, if it is not there"):
             environment.prepare(sources.get(environment.name), note)
 
@@ -165,7 +165,7 @@ def prepare_data(root: Path, rules: Rules, sources: Mapping[str, Path], note: No
 def data_problem(root: Path, rules: Rules) -> EngineError | None:
     """The data of an environment is missing, or is not the official one. Reads only."""
     try:
-        for environment in environments.load(root, rules.environments):
+        for environment in load_environments(root, rules.environments):
             environment.examples("selection")
     except EngineError as error:
         return error

@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.config.rules import RULES_NAME, Rules
+from nightshift.config.rules_toml import memory_gb
+from nightshift.config.toml_text import line_of
+from nightshift.config.train_toml import Config
+from nightshift.config.values import value_text
 from nightshift.errors import ConfigError, EngineError, UsageError
-from nightshift.processes.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, parse_gpus
-from nightshift.rules import RULES_NAME, Rules
-from nightshift.rules_toml import memory_gb
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.text import line_of
-from nightshift.train_toml.values import value_text
+from nightshift.executors.gpus import SIZES_GB, Gpu, choose_gpus, list_gpus, parse_gpus
 
 
 def on_cards(rules: Rules, root: Path, environ: Mapping[str, str], gpus: str | None) -> Rules:

@@ -6,11 +6,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
+from nightshift.config.allowlist import OPPONENT, RATIO
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import Config
 from nightshift.engines.memory import line_in, where
 from nightshift.errors import ConfigError
-from nightshift.rules import Rules
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import OPPONENT, RATIO
 
 LEAST_RATIO = 1e-6
 

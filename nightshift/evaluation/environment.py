@@ -32,11 +32,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from nightshift.campaign.records import Completion
+from nightshift.config.rules import EnvironmentRules
 from nightshift.errors import EngineError, UsageError
-from nightshift.records import Completion
-from nightshift.rules import EnvironmentRules
-from nightshift.scorer import Scorer
-from nightshift.taskset_environment import PROCESS, Question, SomebodysTaskset
+from nightshift.evaluation.scorer import Scorer
+from nightshift.evaluation.verifiers_environment import PROCESS, Question, SomebodysTaskset
 
 Split = Literal["train", "selection", "sealed"]
 Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
@@ -99,7 +99,7 @@ class SingleTurn:
 
     def examples(self, split: Split) -> Sequence[Example]:
         """One set, as large as the rules say, in a fixed order. EngineError when the data is missing or not the
-        official data. The sealed set is read through sealed.py only."""
+        official data. The sealed set is read through test_split.py only."""
         size = self._rules.num_train if split == "train" else self._rules.num_selection
         examples: Sequence[Example] = _call(self._data.load, split, size, **self._rules.args)
         if len({example.key for example in examples}) != (size or len(examples)) or not examples:

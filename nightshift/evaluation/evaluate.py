@@ -16,13 +16,22 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from nightshift import environments
-from nightshift.environments import Chat, Complete, Environment, Episode, Example
+from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
+from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
+from nightshift.evaluation.environment import (
+    Chat,
+    Complete,
+    Environment,
+    Episode,
+    Example,
+    add_curve,
+    game_figures,
+    play_out,
+)
+from nightshift.evaluation.environment import load as load_environments
+from nightshift.evaluation.policy import Policy
 from nightshift.files import write_atomically
-from nightshift.policy import Policy
-from nightshift.records import Completion, Evaluation, Part, ProgressCallback, packed
-from nightshift.rules import Rules
 
 Posed = tuple[Environment, Example]
 Played = Sequence[Sequence[Episode]]
@@ -31,11 +40,11 @@ NUM_AGAIN = 32  # questions that a baseline is asked twice: is greedy decoding t
 
 
 def selection_set(rules: Rules, root: Path) -> list[Posed]:
-    """The examples that decide, environment by environment, in a fixed order; the sealed ones: sealed.py.
+    """The examples that decide, environment by environment, in a fixed order; the sealed ones: test_split.py.
 
     Raises EngineError when the data is missing or is not what the environment expects.
     """
-    found = environments.load(root, rules.environments)
+    found = load_environments(root, rules.environments)
     return [(environment, example) for environment in found for example in environment.examples("selection")]
 
 
@@ -62,7 +71,7 @@ def evaluate(
     whose = [index for index, each in enumerate(played) for _ in each]  # the example of each episode
     said: list[list[Completion]] = [[] for _ in examples]
     once: list[tuple[Chat, Completion]] = []
-    for index, chat, completion in environments.play_out(episodes, complete):
+    for index, chat, completion in play_out(episodes, complete):
         said[whose[index]].append(completion)
         once += [(chat, completion)] * (len(once) < min(num_again, len(episodes)))  # of their first turn
     repeated = _repeated(once, complete)
@@ -73,9 +82,9 @@ def evaluate(
     as_asked = _parts(rules, examples, [s * f for s, f in zip(scores, formatted, strict=True)]) if has_form else None
     if path is not None:
         _write(path, zip(examples, said, played, scores, formatted if has_form else [None] * n, strict=True))
-    figures = environments.game_figures(examples, played, complete)
+    figures = game_figures(examples, played, complete)
     if figures and path is not None:
-        unscored += environments.add_curve(figures, examples, session.earlier, complete)
+        unscored += add_curve(figures, examples, session.earlier, complete)
     return Evaluation(
         eval_score=_mean(parts),
         eval_stderr=math.hypot(*(part.weight * part.stderr for part in parts)) / sum(part.weight for part in parts),

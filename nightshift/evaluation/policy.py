@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # a trainer starts by importing this, and waits for no more than it uses
-    from nightshift.records import Completion, ProgressCallback, Weights
-    from nightshift.rules import Decoding
+    from nightshift.campaign.records import Completion, ProgressCallback, Weights
+    from nightshift.config.rules import Decoding
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from nightshift.decision_rules import Fraction
+from nightshift.campaign.records import Seconds
+from nightshift.config.decision_rules import Fraction
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
-from nightshift.records import Seconds
+from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.text import clean
 
 # Chosen, not measured: rewards of verifiers' own examples take about a millisecond, math-verify on hostile LaTeX 0.4 s.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 
-from nightshift.environments import load
+from nightshift.config.rules import RULES_NAME
+from nightshift.config.rules_toml import NAME, environments_named
 from nightshift.errors import UsageError
-from nightshift.rules import RULES_NAME
-from nightshift.rules_toml import NAME, environments_named
+from nightshift.evaluation.environment import load
 from nightshift.text import clean
 
 NUM_LOOKED_AT = 20

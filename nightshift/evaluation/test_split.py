@@ -17,10 +17,10 @@ from typing import Annotated
 
 import msgspec
 
-from nightshift.environments import Environment, Example, load
+from nightshift.config.rules import Rules
 from nightshift.errors import EngineError, UsageError
+from nightshift.evaluation.environment import Environment, Example, load
 from nightshift.files import disk_error, open_regular, read_file
-from nightshift.rules import Rules
 
 LOOKS_NAME = "sealed-looks.jsonl"
 

@@ -1,4 +1,4 @@
-"""Somebody's taskset as an Environment (environments.py); and the Episode of one question and one answer."""
+"""Somebody's taskset as an Environment (environment.py); and the Episode of one question and one answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nightshift.config.rules import TASKSET_FOLDERS, EnvironmentRules, TasksetRules
 from nightshift.errors import EngineError, NightshiftError
-from nightshift.rules import TASKSET_FOLDERS, EnvironmentRules, TasksetRules
-from nightshift.scorer import Scorer, TaskExample
+from nightshift.evaluation.scorer import Scorer, TaskExample
 from nightshift.text import clean
 
 if TYPE_CHECKING:
-    from nightshift.environments import Episode, Example, Message, Split
+    from nightshift.evaluation.environment import Episode, Example, Message, Split
 
 PROCESS = "environments/taskset/nightshift_taskset/process.py"
 

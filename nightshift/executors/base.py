@@ -1,4 +1,4 @@
-"""Where runs are made. A pool starts workers in its slots; what goes in and what comes back lies in the run's folder.
+"""Where runs are made. An executor starts workers in its slots; the run's folder holds what goes in and comes back.
 
 runs/NNNN/run-K/job.json         what the worker needs
 runs/NNNN/run-K/submitted.json   the worker's name and its public key, written before it is started
@@ -21,10 +21,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
+from nightshift.campaign.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
 from nightshift.errors import EngineError
+from nightshift.executors.slots import Slot
 from nightshift.files import read_file, write_json
-from nightshift.processes.slots import Slot
-from nightshift.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Submitted:
     """`submitted.json`: how a worker is found, what its result is verified with, and which job.json it was given."""
 
     name: str
-    pool: str
+    executor: str
     public_key: str  # hex, as the next
     job_sha256: str
 
 
-class Pool(Protocol):
+class Executor(Protocol):
     """`local`: workers on this machine; `slurm`: jobs of a cluster."""
 
     look_key: bytes  # that sealed runs are opened with; empty but for the head of a look
@@ -94,12 +94,12 @@ class Pool(Protocol):
         ...
 
 
-def announce(folder: Path, job: Job, name: str, pool: str) -> tuple[bytes, Submitted]:
+def announce(folder: Path, job: Job, name: str, executor: str) -> tuple[bytes, Submitted]:
     """Write what a worker needs, and by what it is found: its private key, which nobody else gets, and the latter."""
     key = Ed25519PrivateKey.generate()
     data = write_json(folder / JOB_NAME, job)
     public_key = key.public_key().public_bytes_raw().hex()
-    told = Submitted(name, pool, public_key, hashlib.sha256(data).hexdigest())
+    told = Submitted(name, executor, public_key, hashlib.sha256(data).hexdigest())
     write_json(folder / SUBMITTED_NAME, told)
     return key.private_bytes_raw(), told
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
+from nightshift.campaign.records import Load
+from nightshift.config.rules import RULES_NAME
 from nightshift.errors import EngineError, UsageError
-from nightshift.records import Load
-from nightshift.rules import RULES_NAME
 
 _SAMPLE_SECONDS = 2.0
 # Of nvidia-ml's clock event reasons: hardware slowdown, software and hardware thermal, power brake. A power cap is

@@ -20,8 +20,7 @@ from pathlib import Path
 import psutil
 
 from nightshift.errors import NightshiftError, UsageError
-from nightshift.files import read_json, write_json
-from nightshift.processes.watchdog import (
+from nightshift.executors.watchdog import (
     MARKER_NAME,
     ProcessTree,
     children_of,
@@ -30,6 +29,7 @@ from nightshift.processes.watchdog import (
     is_alive,
     marker_of,
 )
+from nightshift.files import read_json, write_json
 from nightshift.waiting import waiting
 
 CHECKOUT_NAME = "NIGHTSHIFT_CHECKOUT"

@@ -19,16 +19,16 @@ from subprocess import PIPE
 
 import psutil
 
+from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.pools import Submitted, announce, verified
-from nightshift.processes.slots import Slot, layout
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
-from nightshift.processes.watchdog import ProcessTree, is_alive, marker_of
-from nightshift.records import LATE_SECONDS, LOG_NAME, RESULT_NAME, Job, Result
+from nightshift.executors.base import Submitted, announce, verified
+from nightshift.executors.process import Child, ProcessGroup, engine_environment
+from nightshift.executors.slots import Slot, layout
+from nightshift.executors.watchdog import ProcessTree, is_alive, marker_of
 from nightshift.waiting import waiting
 
-PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
+PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
 NAME = "local"
 GRACE_SECONDS = 60.0  # a worker that is asked to end gives its engine's processes their own grace first
 _POLL_SECONDS = 0.05  # where the kernel cannot tell
@@ -102,7 +102,7 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class LocalPool:
+class LocalExecutor:
     """`environ` is what workers inherit; `outlives`: they go on when the head is killed, for the next one to adopt."""
 
     root: Path
@@ -165,7 +165,7 @@ class LocalPool:
     def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         """As the protocol says."""
         fits = [slot for slot in self.free_slots if slot.cores == job.cores and slot.gpus in (None, job.gpus)]
-        if was.pool != NAME or not job.outlives or not fits:
+        if was.executor != NAME or not job.outlives or not fits:
             return False
         found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
         process, slot = min(found, key=lambda one: one.pid, default=None), fits[0]

@@ -31,9 +31,9 @@ from typing import IO
 import psutil
 
 from nightshift.errors import EngineError, Interrupted
+from nightshift.executors import leftovers
+from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.files import open_regular
-from nightshift.processes import leftovers
-from nightshift.processes.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.text import ANSI, clean
 from nightshift.waiting import news
 

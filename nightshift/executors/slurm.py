@@ -27,13 +27,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError
+from nightshift.executors.base import Submitted, announce, verified
+from nightshift.executors.process import engine_environment
+from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json
-from nightshift.pools import Submitted, announce, verified
-from nightshift.processes.slots import Slot
-from nightshift.processes.supervise import engine_environment
-from nightshift.records import LATE_SECONDS, LOG_NAME, Job, Result
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
@@ -85,7 +85,7 @@ def read(path: Path) -> SlurmConfig:
 
 
 NAME = "slurm"
-PROGRAM = (str(Path(__file__).parents[1] / "worker.py"),)
+PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
 FOUND_NAME = "probe.json"
 _PROBE_SECONDS = 0.2
 POLL_SECONDS = 2.0  # between two questions to the controller, for all jobs at once
@@ -116,7 +116,7 @@ class _Work:
 
 
 @dataclass(slots=True)
-class SlurmPool:
+class SlurmExecutor:
     """Jobs of one person on one cluster, whose checkout lies on a folder that all nodes share."""
 
     root: Path
@@ -171,7 +171,7 @@ class SlurmPool:
 
     def adopt(self, folder: Path, was: Submitted, job: Job) -> bool:
         """As the protocol says."""
-        if was.pool != NAME:
+        if was.executor != NAME:
             return False
         self._take(folder, was, job)
         return True
@@ -328,24 +328,24 @@ class Found:
     problems: tuple[str, ...]
 
 
-def ask(pool: SlurmPool, job: Job) -> list[str]:
+def ask(executor: SlurmExecutor, job: Job) -> list[str]:
     """Submit one job that looks around, and say what it found, a line each. EngineError where none comes back."""
-    runs_dir = pool.root / "runs"
+    runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
     folder, began = Path(tempfile.mkdtemp(prefix=".probe-", dir=runs_dir)), time.monotonic()
     try:
-        pool.submit(folder, job, lambda: None, ["--probe"])
+        executor.submit(folder, job, lambda: None, ["--probe"])
         while not (folder / FOUND_NAME).is_file():
-            if pool.is_over(folder):
+            if executor.is_over(folder):
                 said = read_file(folder / LOG_NAME).decode(errors="replace").strip().splitlines()
                 why = f": {said[-1]}" if said else ""
                 raise EngineError(f"the probe job ended without an answer{why}", "Look at its node.")
-            pool.wait(_PROBE_SECONDS)
+            executor.wait(_PROBE_SECONDS)
         seconds = time.monotonic() - began
         found = read_json(folder / FOUND_NAME, Found, "")
         assert found is not None
     finally:
-        pool.cancel([folder])
+        executor.cancel([folder])
         shutil.rmtree(folder, ignore_errors=True)
     same = "the same as here"
     rules = same if found.rules_hash == job.rules_hash else f"PROBLEM: {found.rules_hash}, here {job.rules_hash}"

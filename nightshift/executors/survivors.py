@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from nightshift.campaign.chain import sha256
+from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import STARTED, SUBMITTED_NAME, Ledger
+from nightshift.campaign.records import Job
+from nightshift.executors.base import Submitted, job_of
+from nightshift.executors.slurm import NAME as SLURM
+from nightshift.executors.slurm import cancel_jobs
+from nightshift.executors.watchdog import marker_of
 from nightshift.files import read_file
-from nightshift.pools import Submitted, job_of
-from nightshift.pools.slurm import NAME as SLURM
-from nightshift.pools.slurm import cancel_jobs
-from nightshift.processes.watchdog import marker_of
-from nightshift.records import Job
 
 _RUN = re.compile("run-[1-9][0-9]{0,3}")
 
@@ -34,7 +34,7 @@ def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
             path = folder / SUBMITTED_NAME
             with suppress(OSError):  # none, or what somebody put in its place
                 data = read_file(path)
-                if ledger.chain.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
+                if ledger.journal.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
                     was = msgspec.json.decode(data, type=Submitted)
                     if (job := job_of(folder, was)) is not None:
                         found[folder] = was, job
@@ -47,7 +47,7 @@ def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
     found, numbers = dict[int, list[str]](), {}
     for folder, (was, _) in survivors(ledger, first).items():
         numbers[was.name] = int(folder.parent.name)
-        if was.pool == SLURM:
+        if was.executor == SLURM:
             found.setdefault(numbers[was.name], []).append(f"job {was.name}")
     for process in psutil.process_iter() if numbers else ():
         if (number := numbers.get(marker_of(process) or "")) is not None:
@@ -57,4 +57,4 @@ def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
 
 def end_jobs(ledger: Ledger) -> None:
     """Cancel the jobs of a cluster that earlier heads of this checkout left there."""
-    cancel_jobs([was.name for was, _ in survivors(ledger, 0).values() if was.pool == SLURM])
+    cancel_jobs([was.name for was, _ in survivors(ledger, 0).values() if was.executor == SLURM])

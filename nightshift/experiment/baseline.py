@@ -11,18 +11,18 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from nightshift.campaign.agreed import baseline_of, differences
-from nightshift.campaign.chain import digests, entry_of, sha256
-from nightshift.campaign.closing import close
+from nightshift.campaign.finish import close
+from nightshift.campaign.git import CONFIG_NAME, Head
+from nightshift.campaign.journal import digests, entry_of, sha256
 from nightshift.campaign.ledger import RECORD_NAME, Ledger
+from nightshift.campaign.records import Record, Request
+from nightshift.campaign.same_setup import baseline_of, differences
+from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError, listed
+from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.runs import as_json
+from nightshift.experiment.setup import Setup
 from nightshift.files import read_file
-from nightshift.git.repo import CONFIG_NAME, Head
-from nightshift.guard.freeze import changed_harness_files, require_clean_start
-from nightshift.records import Record, Request
-from nightshift.runs import as_json
-from nightshift.setup import Setup
-from nightshift.train_toml.config import Config
 
 MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
 _CHECKED = "checked"  # among a record's versions: the commit that code and libraries were compared with
@@ -31,7 +31,7 @@ _THOUGHTS = ("prediction", "mechanism", "refuted_by", "told_outcome", "lesson", 
 
 def num_baseline_runs(setup: Setup) -> int:
     """As the rules want it; more where there are more slots, which have nothing else to do yet."""
-    return max(setup.rules.decision.baseline_runs, min(setup.pool.num_slots, MAX_BASELINE_RUNS))
+    return max(setup.rules.decision.baseline_runs, min(setup.executor.num_slots, MAX_BASELINE_RUNS))
 
 
 def wants_another_run(record: Record, setup: Setup) -> bool:
@@ -121,7 +121,7 @@ def _is_as_written(record: Record, submitted: bytes, ledger: Ledger) -> bool:
     """Whether its files are those that their writer entered into the chain: they lie where agents can write."""
     entered = dict[str, str]()
     try:
-        for entry in map(entry_of, ledger.chain.lines()):
+        for entry in map(entry_of, ledger.journal.lines()):
             entered |= entry.files if entry.witnessed else {}
         data = read_file(ledger.run_dir(record.number) / RECORD_NAME)
         files = digests(record.number, data) | {f"{record.number:04d}/{CONFIG_NAME}": sha256(submitted)}

@@ -21,27 +21,27 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.baseline import require_packaged
-from nightshift.campaign.agreed import baseline_of, require_same_setup
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.metrics import METRICS_NAME
+from nightshift.campaign.records import ATTEMPT, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
-from nightshift.certify.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
-from nightshift.engines import Effective, open_engine
+from nightshift.config.rules_toml import rules_elsewhere
+from nightshift.config.train_toml import Config, parse
+from nightshift.engines.base import Effective, open_engine
 from nightshift.engines.downloads import data_problem
 from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
-from nightshift.experiment import require_ready
+from nightshift.evaluation.test_split import Look, count, counted_looks
+from nightshift.executors.gpus import num_gpus
+from nightshift.experiment.baseline import require_packaged
+from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
+from nightshift.experiment.experiment import require_ready
+from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.runs import job_of, submit_job
+from nightshift.experiment.setup import Setup
+from nightshift.experiment.worker import KEY_BYTES
 from nightshift.files import read_json, remove_tree, write_json
-from nightshift.guard.freeze import changed_harness_files, require_clean_start
-from nightshift.metrics import METRICS_NAME
-from nightshift.processes.gpus import num_gpus
-from nightshift.records import ATTEMPT, RESULT_NAME, Evaluation, Failure, Result
-from nightshift.rules_toml import rules_elsewhere
-from nightshift.runs import job_of, submit_job
-from nightshift.sealed import Look, count, counted_looks
-from nightshift.setup import Setup
-from nightshift.train_toml.config import Config, parse
-from nightshift.worker import KEY_BYTES
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
@@ -335,7 +335,7 @@ def _begin(task: Task) -> None:
             write_json(task.folder / PLAN_NAME, plan)
             ledger.enter(task.folder / PLAN_NAME)
         if plan.access is not None:
-            setup.pool.look_key = secrets.token_bytes(KEY_BYTES)
+            setup.executor.look_key = secrets.token_bytes(KEY_BYTES)
             look = Look(
                 number=plan.access,
                 time=setup.now().isoformat(timespec="seconds"),
@@ -345,7 +345,7 @@ def _begin(task: Task) -> None:
                 incumbent=plan.configs["incumbent"],
                 num_seeds=plan.num_seeds,
             )
-            ledger.enter(count(ledger.runs_dir, look, setup.pool.look_key))
+            ledger.enter(count(ledger.runs_dir, look, setup.executor.look_key))
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
@@ -370,9 +370,9 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
     folder.mkdir()
     try:
         submit_job(folder, job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access), setup)
-        while not setup.pool.is_over(folder):
+        while not setup.executor.is_over(folder):
             setup.wait()
-        result = setup.pool.result(folder)
+        result = setup.executor.result(folder)
         if result.training.failure is Failure.MACHINERY:
             raise EngineError(result.training.cause or "no cause known")
         if changed := setup.surroundings.changed():
@@ -380,7 +380,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         evaluation = result.evaluation
         proof = setup.engine.prove(folder / ATTEMPT, evaluation.weights, setup.reporter.note) if evaluation else None
     except Interrupted:
-        setup.pool.cancel([folder])
+        setup.executor.cancel([folder])
         raise
     except EngineError as error:
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
@@ -442,7 +442,7 @@ def _comparison(
         strict_scores=(fmean(strict[0]), fmean(strict[1])) if has_strict else None,
         by_environment=_by_environment(task, sides),
         notes=tuple(_notes(task, runs, result)),
-        chain=setup.ledger.chain.head,
+        chain=setup.ledger.journal.head,
     )
 
 

@@ -28,7 +28,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 LEVEL = 0.05  # of all tests of one campaign together: the chance that one says better or worse of equal configs
 MIN_SEED_DF = 2  # with one, the t quantile is 12.7: an interval that says nothing

@@ -13,24 +13,24 @@ from datetime import datetime
 from importlib import metadata
 from statistics import fmean
 
-from nightshift.baseline import adopt_baseline, checked, num_baseline_runs, wants_another_run
-from nightshift.campaign.agreed import baseline_of, require_same_setup
-from nightshift.campaign.closing import close, crash, resume
+from nightshift.campaign.finish import close, crash, resume
+from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.index import save
 from nightshift.campaign.ledger import STARTED
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
 from nightshift.campaign.recombine import start_from
-from nightshift.engines import used_keys
+from nightshift.campaign.records import Failure, Record, Request
+from nightshift.campaign.same_setup import baseline_of, require_same_setup
+from nightshift.config.train_toml import Config, diff, load
+from nightshift.config.values import shorten
+from nightshift.engines.base import used_keys
 from nightshift.errors import EngineError, Interrupted, UsageError, listed
-from nightshift.git.repo import CONFIG_NAME, Head
-from nightshift.guard.freeze import changed_harness_files, require_clean_start
-from nightshift.health import Conditions, digest
-from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.processes.slots import Slot
-from nightshift.records import Failure, Record, Request
-from nightshift.runs import as_json, cancel, hash_of, next_run, submit
-from nightshift.setup import Setup
-from nightshift.train_toml.config import Config, diff, load
-from nightshift.train_toml.values import shorten
+from nightshift.executors.slots import Slot
+from nightshift.experiment.baseline import adopt_baseline, checked, num_baseline_runs, wants_another_run
+from nightshift.experiment.health import Conditions, digest
+from nightshift.experiment.integrity import changed_harness_files, require_clean_start
+from nightshift.experiment.runs import as_json, cancel, hash_of, next_run, submit
+from nightshift.experiment.setup import Setup
 from nightshift.waiting import lasted
 
 _LONGEST = 200  # characters of a list in a refusal, which is one line
@@ -70,7 +70,7 @@ def start(request: Request, config: Config, setup: Setup) -> Record:
     each = f"{setup.rules.budget_text} for training, at most {lasted(setup.rules.deadline_seconds)} in all"
     setup.reporter.note(f"experiment {record.number:04d}: {num_runs} run{'s' if num_runs > 1 else ''} with {each}")
     try:
-        for index in range(min(num_runs, setup.pool.num_slots)):
+        for index in range(min(num_runs, setup.executor.num_slots)):
             submit(record, setup, index)
         with setup.ledger.lock():  # while the worker starts
             save(setup.ledger)
@@ -87,10 +87,10 @@ def collect(number: int, setup: Setup) -> Record | None:
     if record.status != STARTED:
         return record
     run_dir = next_run(record, setup)
-    if not setup.pool.is_over(run_dir):
+    if not setup.executor.is_over(run_dir):
         return None
     try:
-        result = setup.pool.result(run_dir)
+        result = setup.executor.result(run_dir)
         record = replace(record, runs=(*record.runs, result), hardware=record.hardware or result.hardware)
         failure = _failure(record, setup)
         is_more_in_flight = number in setup.experiments_in_flight()
@@ -206,7 +206,7 @@ def refuse_running(config_hash: str, in_flight: Sequence[Record]) -> None:
 def require_ready(setup: Setup, slots: Sequence[Slot] | None = None) -> None:
     """Raise EngineError with the first problem that makes a run impossible in these slots of this machine; for None in
     that of the next run. A cluster's nodes tell it themselves."""
-    for slot in setup.pool.free_slots[:1] if slots is None else slots:
+    for slot in setup.executor.free_slots[:1] if slots is None else slots:
         if problems := setup.engine_of.get(slot.gpus, setup.engine).check():
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise EngineError(problems[0] + more)

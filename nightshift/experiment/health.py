@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
+from nightshift.campaign.records import Outcome, Result
 from nightshift.campaign.standing import Z95
-from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient
-from nightshift.records import Outcome, Result
 
 MAX_FINDINGS = 5
 MAX_KEYS = 3  # a finding; more is no pointer

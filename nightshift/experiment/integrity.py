@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
+from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.records import Record
+from nightshift.config.rules import Rules, is_covered
 from nightshift.errors import UsageError, listed
-from nightshift.git.repo import Head, Repo
-from nightshift.records import Record
-from nightshift.rules import Rules, is_covered
 
 _CACHE = "__pycache__"
 _MORE_BYTES = 1_000_000_000

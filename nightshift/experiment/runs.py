@@ -1,4 +1,4 @@
-"""The runs of experiments in the pool: what is asked of a worker, with which seed; and their end."""
+"""The runs of experiments in the executor: what is asked of a worker, with which seed; and their end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
+from nightshift.campaign.records import Job, Record
+from nightshift.config.rules import covered_files
+from nightshift.experiment.setup import Setup
 from nightshift.files import remove_tree
-from nightshift.records import Job, Record
-from nightshift.rules import covered_files
-from nightshift.setup import Setup
 
 
 def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
@@ -36,21 +36,21 @@ def next_run(record: Record, setup: Setup) -> Path:
 
 def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
     """Start a worker, once it is known how all is that it will import."""
-    if not setup.pool.in_flight():  # else it is still to be as the first of them found it
+    if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
     def enter() -> None:  # a later head believes what is in the chain
         with setup.ledger.lock():
             setup.ledger.enter(run_dir / SUBMITTED_NAME)
 
-    setup.pool.submit(run_dir, job, enter)
+    setup.executor.submit(run_dir, job, enter)
 
 
 def next_seed(record: Record, setup: Setup) -> int:
     """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
     used |= {run.seed for run in record.runs if run.evaluation}
-    used |= {job.seed for job in setup.pool.in_flight().values() if hash_of(job.settings) == record.effective_hash}
+    used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
 
@@ -73,8 +73,8 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
 
 def cancel(setup: Setup, number: int | None = None) -> None:
     """End all runs that nobody collected, or those of one experiment."""
-    in_flight = setup.pool.in_flight()
-    setup.pool.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
+    in_flight = setup.executor.in_flight()
+    setup.executor.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -1,10 +1,10 @@
 """Is the checkout as it was before an agent's process ran?
 
-Behind the wall (wall.py) an agent does not see the checkout; without it, it has the rights of the harness. Nothing of
-its clone gets here but a checked train.toml and three lines of text; what else changes here meanwhile is found by
-comparison with a list of what may: own digests of the frozen harness, every tracked file, code that Python would run,
-every untracked file at the top but logs and documents, all of .git but what editors and fetches write, all of runs/ but
-the pages that a person may ask for. surroundings.py watches the Python environment.
+Behind the wall (agents/sandbox.py) an agent does not see the checkout; without it, it has the rights of the harness.
+Nothing of its clone gets here but a checked train.toml and three lines of text; what else changes here meanwhile is
+found by comparison with a list of what may: own digests of the frozen harness, every tracked file, code that Python
+would run, every untracked file at the top but logs and documents, all of .git but what editors and fetches write, all
+of runs/ but the pages that a person may ask for. surroundings.py watches the Python environment.
 
 What nothing depends on yet is put back, or moved to runs/agent for a person to look at; for all else the night stops.
 """
@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import LOG_NAME
+from nightshift.config.rules import Rules
 from nightshift.errors import UsageError, listed
+from nightshift.experiment.integrity import files_below, untracked_code
 from nightshift.files import read_file, write_atomically
-from nightshift.git.repo import CONFIG_NAME, Repo
-from nightshift.guard.freeze import files_below, untracked_code
-from nightshift.records import LOG_NAME
-from nightshift.rules import Rules
 
 _MAX_HASHED_BYTES = 100_000_000  # a sparse file of a terabyte costs its writer nothing
 _MAX_KEPT_BYTES = 1_000_000  # of a file that can be put back

@@ -12,32 +12,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.campaign.agreed import baseline_of
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.git import Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import Ledger, read_progress
-from nightshift.engines import Engine, open_engine
+from nightshift.campaign.records import LATE_SECONDS, Phase, Progress, Record, Request
+from nightshift.campaign.same_setup import baseline_of
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import rules_here
+from nightshift.engines.base import Engine, open_engine
 from nightshift.engines.memory import on_cards
-from nightshift.environments import load
 from nightshift.errors import UsageError
-from nightshift.git.repo import Repo
-from nightshift.guard.surroundings import Surroundings
-from nightshift.pools import Pool
-from nightshift.pools.local import LocalPool
-from nightshift.pools.slurm import SlurmPool
-from nightshift.pools.slurm import read as read_slurm
-from nightshift.processes.gpus import list_gpus, num_gpus, visible_gpus
-from nightshift.processes.slots import Slot, divide, num_slots_of, own_cores
-from nightshift.records import LATE_SECONDS, Phase, Progress, Record, Request
-from nightshift.rules import Rules
-from nightshift.rules_toml import rules_here
+from nightshift.evaluation.environment import load
+from nightshift.executors.base import Executor
+from nightshift.executors.gpus import list_gpus, num_gpus, visible_gpus
+from nightshift.executors.local import LocalExecutor
+from nightshift.executors.slots import Slot, divide, num_slots_of, own_cores
+from nightshift.executors.slurm import SlurmExecutor
+from nightshift.executors.slurm import read as read_slurm
+from nightshift.experiment.surroundings import Surroundings
 from nightshift.waiting import waiting
 
 _TICK_SECONDS = 0.5
 
 
 class Reporter(Protocol):
-    """Where an experiment tells how it goes; live.py implements it."""
+    """Where an experiment tells how it goes; cli/progress.py implements it."""
 
     def note(self, text: str) -> None:
         """One line of news."""
@@ -57,7 +57,7 @@ class Setup:
     engine: Engine
     ledger: Ledger
     repo: Repo
-    pool: Pool
+    executor: Executor
     surroundings: Surroundings
     reporter: Reporter
     request: Request
@@ -74,7 +74,7 @@ class Setup:
     @property
     def hardware(self) -> str:
         """What a run has here, as records name it; of a cluster what the campaign's first one had, empty before it."""
-        if here := self.pool.hardware(self.engine.hardware()):
+        if here := self.executor.hardware(self.engine.hardware()):
             return here
         first = baseline_of(self.ledger.records(), self.repo.head())
         return first.hardware if first else ""
@@ -83,7 +83,9 @@ class Setup:
         """Their numbers."""
         runs_dir = self.ledger.runs_dir
         return {
-            int(f.parent.name) for f in self.pool.in_flight() if f.parent.parent == runs_dir and f.parent.name.isdigit()
+            int(f.parent.name)
+            for f in self.executor.in_flight()
+            if f.parent.parent == runs_dir and f.parent.name.isdigit()
         }
 
     @property
@@ -93,13 +95,15 @@ class Setup:
 
     def wait(self) -> None:
         """Until a run in flight ends, half a second at most; then tell how far the others are."""
-        self.pool.wait(_TICK_SECONDS)
+        self.executor.wait(_TICK_SECONDS)
         self.tell()
 
     def tell(self) -> None:
         """Show how far the runs in flight are."""
-        starting, pool = Progress(Phase.STARTING, 0), self.pool
-        self.reporter.show({f: read_progress(f) or (starting if pool.has_begun(f) else None) for f in pool.in_flight()})
+        starting, executor = Progress(Phase.STARTING, 0), self.executor
+        self.reporter.show(
+            {f: read_progress(f) or (starting if executor.has_begun(f) else None) for f in executor.in_flight()}
+        )
 
 
 class _ToldLedger(Ledger):
@@ -138,12 +142,12 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
     num_slots = request.pairs
     if num_slots is None:
         num_slots = num_slots_of(first.hardware) if first else 1
-    pool: Pool = (
-        LocalPool(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
+    executor: Executor = (
+        LocalExecutor(root, environ, slots_of(engine, num_slots, request, environ), request.outlives)
         if cluster is None
-        else SlurmPool(root, environ, cluster)
+        else SlurmExecutor(root, environ, cluster)
     )
-    gpus = [slot.gpus for slot in pool.free_slots if slot.gpus]
+    gpus = [slot.gpus for slot in executor.free_slots if slot.gpus]
     return Setup(
         root=root,
         rules=rules,
@@ -152,7 +156,7 @@ def open_setup(root: Path, request: Request, reporter: Reporter) -> Setup:
         engine=engine,
         ledger=ledger,
         repo=repo,
-        pool=pool,
+        executor=executor,
         surroundings=Surroundings(root),
         reporter=reporter,
         request=request,

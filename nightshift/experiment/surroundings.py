@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nightshift.entry import FIXED_VARIABLES
-from nightshift.guard.freeze import files_below
+from nightshift.experiment.integrity import files_below
 from nightshift.waiting import waiting
 
 _SUFFIXES = (".py", ".pth", ".pyc", "entry_points.txt", "RECORD", "pyvenv.cfg")
@@ -118,8 +118,8 @@ def _path_of(file: metadata.PackagePath) -> str:
 
 def _unlike(files: Sequence[metadata.PackagePath]) -> list[metadata.PackagePath]:
     """Those that are not as they were packed."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
-        return [file for file, is_it in zip(files, pool.map(_is_as_packed, files), strict=True) if not is_it]
+    with ThreadPoolExecutor(os.cpu_count()) as executor:  # hashing lets other threads run
+        return [file for file, is_it in zip(files, executor.map(_is_as_packed, files), strict=True) if not is_it]
 
 
 def _is_as_packed(file: metadata.PackagePath) -> bool:

@@ -27,14 +27,8 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from nightshift.engines import Engine, NoGradient, open_engine
-from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
-from nightshift.evaluation import NUM_AGAIN, evaluate, selection_set
-from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
-from nightshift.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
-from nightshift.processes.gpus import Watch, nvml_session, watching
-from nightshift.processes.supervise import engine_environment, interruptible, limit_life
-from nightshift.records import (
+from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
+from nightshift.campaign.records import (
     CURVE_POINTS,
     JOB_NAME,
     LATE_SECONDS,
@@ -50,8 +44,14 @@ from nightshift.records import (
     Training,
     signed_bytes,
 )
-from nightshift.rules import Rules
-from nightshift.sealed import sealed_set
+from nightshift.config.rules import Rules
+from nightshift.engines.base import Engine, NoGradient, open_engine
+from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
+from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
+from nightshift.evaluation.test_split import sealed_set
+from nightshift.executors.gpus import Watch, nvml_session, watching
+from nightshift.executors.process import engine_environment, interruptible, limit_life
+from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
@@ -270,7 +270,7 @@ def probe(job: Job, root: Path) -> Found:
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[0] == "--probe":
-        from nightshift.pools.slurm import FOUND_NAME, Found
+        from nightshift.executors.slurm import FOUND_NAME, Found
 
         asked = msgspec.json.decode(read_file(Path(words[2]) / JOB_NAME), type=Job)
         write_json(Path(words[2]) / FOUND_NAME, probe(asked, Path(words[1])))

@@ -2,7 +2,7 @@
 
 One `_step` does one thing and leaves its result on disk, so a night that was killed anywhere goes on with the same
 command: a proposal waits in night.json until it is decided, and runs that outlived their head are adopted. They run
-side by side, one in each slot of the pool, and are decided as they end; train.toml is the incumbent's all the time.
+side by side, one in each slot of the executor, and are decided as they end; train.toml is the incumbent's all the time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,27 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from nightshift.agents.base import Context, Proposal, Proposer
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.closing import resume
+from nightshift.campaign.cost import Cost, log_proposal
+from nightshift.campaign.finish import resume
+from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
+from nightshift.campaign.records import Failure, Load, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
-from nightshift.cost import Cost, log_proposal
-from nightshift.engines import used_keys
+from nightshift.config.rules import covered_files
+from nightshift.config.toml_text import read_source
+from nightshift.config.train_toml import load, parse
+from nightshift.engines.base import used_keys
 from nightshift.errors import ConfigError, EngineError, Interrupted, NightshiftError, UsageError
-from nightshift.experiment import admit, collect, interrupt, start, withdraw
+from nightshift.executors.gpus import taken_now
+from nightshift.executors.process import interruptible
+from nightshift.executors.survivors import survivors
+from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
+from nightshift.experiment.runs import cancel, next_run
+from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
-from nightshift.git.repo import CONFIG_NAME
 from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
 from nightshift.night.state import (
     STOP_NAME,
@@ -42,18 +52,8 @@ from nightshift.night.state import (
     stop_rule,
     used,
 )
-from nightshift.night.text import message, write_summary
-from nightshift.pools.survivors import survivors
-from nightshift.processes.gpus import taken_now
-from nightshift.processes.supervise import interruptible
-from nightshift.proposers import Context, Proposal, Proposer
-from nightshift.records import Failure, Load, Record, Request
+from nightshift.night.summary import message, write_summary
 from nightshift.report.slices import shown_examples
-from nightshift.rules import covered_files
-from nightshift.runs import cancel, next_run
-from nightshift.setup import Setup
-from nightshift.train_toml.config import load, parse
-from nightshift.train_toml.text import read_source
 from nightshift.waiting import news, waiting
 
 
@@ -92,15 +92,15 @@ def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Proposal
 def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
     """Take back what waits for its turn on a cluster: it would begin when the night is over."""
     for record in in_flight:
-        folders = [f for f in setup.pool.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
-        if not any(map(setup.pool.has_begun, folders)):
+        folders = [f for f in setup.executor.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
+        if not any(map(setup.executor.has_begun, folders)):
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
 def adopt(state: NightState, setup: Setup) -> set[str]:
     """Take over what an earlier head of this night left running, or finished; the workers' names."""
     alive = survivors(setup.ledger, state.first)
-    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.pool.adopt(folder, was, job)}
+    adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.executor.adopt(folder, was, job)}
     if adopted:
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
         numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
@@ -273,7 +273,7 @@ class Night:
                 self._update()  # for `status`, and for the same command after a kill
                 while (stop := self._step_or_pause()) is None:
                     pass
-                self._close(stop, cut_off=stop.cause if self._setup.pool.in_flight() else None)
+                self._close(stop, cut_off=stop.cause if self._setup.executor.in_flight() else None)
                 return stop
             except Interrupted as error:
                 # A second Ctrl-C is a person's word. After a SIGTERM (a reboot) the same command goes on.
@@ -307,17 +307,19 @@ class Night:
 
     def _step(self) -> Stop | None:
         """One thing: decide what has ended, start what waits, tell, propose, or repeat; else wait."""
-        setup, pool = self._setup, self._setup.pool
+        setup, executor = self._setup, self._setup.executor
         self._tidy()  # first: a verdict that was cut off is settled only as long as it is the last
         for number in sorted(setup.experiments_in_flight()):
             if (record := collect(number, setup)) is not None:
                 self._conclude(record)
                 return None
-        stop, num_free = self._why_stop(), max(pool.num_slots - len(pool.in_flight()), 0)
-        if stop and not pool.in_flight():
+        stop, num_free = self._why_stop(), max(executor.num_slots - len(executor.in_flight()), 0)
+        if stop and not executor.in_flight():
             return stop
         # Proposals are made ahead, so that slots that get free at about the same time do not wait for them in turn.
-        has_next = num_free == 0 and (pool.num_slots == 1 or len(self._not_started()) >= (pool.num_slots + 1) // 2)
+        has_next = num_free == 0 and (
+            executor.num_slots == 1 or len(self._not_started()) >= (executor.num_slots + 1) // 2
+        )
         if stop:
             withdraw_jobs(self._setup.in_flight, stop.cause, setup)
         if stop or has_next or setup.clock() < self._goes_on_at or not self._begin(num_free):
@@ -333,8 +335,13 @@ class Night:
         due = [next_run(record, setup) for record in setup.in_flight]
         while self._interrupt.signs == before:
             setup.wait()
-            is_queued = is_stopping and not all(map(setup.pool.has_begun, setup.pool.in_flight()))
-            if is_queued or not due or any(map(setup.pool.is_over, due)) or began < self._goes_on_at <= setup.clock():
+            is_queued = is_stopping and not all(map(setup.executor.has_begun, setup.executor.in_flight()))
+            if (
+                is_queued
+                or not due
+                or any(map(setup.executor.is_over, due))
+                or began < self._goes_on_at <= setup.clock()
+            ):
                 return
 
     def _begin(self, num_free: int) -> bool:
@@ -345,14 +352,16 @@ class Night:
         self._tell_news()  # a page takes a second: not before what waits was started
         campaign = self._setup.campaign(self.state.branch)
         if (incumbent := campaign.incumbent) is None:
-            return not self._setup.pool.in_flight() and self._baseline()
+            return not self._setup.executor.in_flight() and self._baseline()
         num_open = len(self._setup.in_flight) + len(self._not_started())
         if is_full(self.state, self._own(), num_open) or is_spent(self.state, self._cost()):
             return False
         busy, repeated = to_repeat(self._own(), incumbent.number), {p.repeats for p in self.state.pending}
         if busy and busy.number not in repeated and self._look().taken < BUSY:
             self._repeat(busy, campaign, f"{busy.number:04d} again, which was run on a busy machine", busy.number)
-        elif num_free > 1 and self._proposal_seconds * self._setup.pool.num_slots > run_seconds(self._own(), math.inf):
+        elif num_free > 1 and self._proposal_seconds * self._setup.executor.num_slots > run_seconds(
+            self._own(), math.inf
+        ):
             last = max(self._setup.ledger.numbers())
             self._repeat(incumbent, campaign, f"{incumbent.number:04d} again, in an idle slot", last)
         else:

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
+from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.errors import Interrupted, UsageError
+from nightshift.executors import leftovers
+from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.state import by_end
-from nightshift.processes import leftovers
-from nightshift.processes.watchdog import MARKER_NAME, ProcessTree
-from nightshift.records import Failure, Record, Verdict
 from nightshift.text import clean
 from nightshift.waiting import waiting
 

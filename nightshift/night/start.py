@@ -7,25 +7,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nightshift.campaign.closing import resume
+from nightshift.agents import gaussian_process
+from nightshift.agents.agent import AgentProposer, Desk, open_agent
+from nightshift.agents.base import Proposer
+from nightshift.agents.clone import Clone
+from nightshift.agents.presets import SEARCHES
+from nightshift.agents.team import PREFIX, TeamProposer, members
+from nightshift.campaign.finish import resume
+from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.toml_text import read_source
 from nightshift.errors import ExitCode, UsageError
-from nightshift.experiment import require_ready
-from nightshift.git.repo import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
-from nightshift.guard.clone import Clone
-from nightshift.guard.freeze import require_clean_start
-from nightshift.guard.seal import Checkout
+from nightshift.executors.leftovers import end_leftovers
+from nightshift.executors.survivors import end_jobs, survivors
+from nightshift.experiment.experiment import require_ready
+from nightshift.experiment.integrity import require_clean_start
+from nightshift.experiment.seal import Checkout
+from nightshift.experiment.setup import Reporter, Setup, open_setup
 from nightshift.night.loop import Night, adopt
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STOP_NAME, NightRequest, NightState, load, save
-from nightshift.pools.survivors import end_jobs, survivors
-from nightshift.processes.leftovers import end_leftovers
-from nightshift.proposers import Proposer, process
-from nightshift.proposers.agent import AgentProposer, Desk, open_agent
-from nightshift.proposers.presets import SEARCHES
-from nightshift.proposers.team import PREFIX, TeamProposer, members
-from nightshift.setup import Reporter, Setup, open_setup
-from nightshift.train_toml.text import read_source
 
 
 def night(
@@ -39,14 +40,14 @@ def night(
     Interrupted where it was stopped now.
     """
     ledger = Ledger(root)
-    with Notifier(notify, reporter.note) as notifier, ledger.head():
+    with Notifier(notify, reporter.note) as notifier, ledger.controller():
         old = load(ledger)
         alive = survivors(ledger, old.first) if old is not None and old.cause is None else {}
         # First of all: they may still write. What this night left running on purpose is adopted below.
         end_leftovers(root, reporter.note, {was.name for was, _ in alive.values()})
         setup = open_setup(root, request.request, reporter)
         proposer = proposer_of(request, setup)
-        held, slots = {job.gpus for _, job in alive.values()}, setup.pool.free_slots
+        held, slots = {job.gpus for _, job in alive.values()}, setup.executor.free_slots
         # A person is still there to put it right.
         require_ready(setup, [slot for slot in slots if (slot.gpus or setup.request.gpus) not in held])
         setup.engine.prepare_at_start(reporter.note)
@@ -63,7 +64,7 @@ def night(
 def stop_night(root: Path) -> str:
     """End a night that has no head any more: what it left running, and the night itself; what was done, in a line."""
     ledger, notes = Ledger(root), list[str]()
-    with ledger.head():
+    with ledger.controller():
         end_leftovers(root, notes.append)
         end_jobs(ledger)
         with ledger.lock():
@@ -107,16 +108,16 @@ def begin(request: NightRequest, setup: Setup) -> NightState:
 def proposer_of(request: NightRequest, setup: Setup) -> Proposer:
     """What --agent names. UsageError for a program that is not there."""
     if request.agent in SEARCHES:
-        from nightshift.proposers.search import SearchProposer
+        from nightshift.agents.search import SearchProposer
 
         if request.agent == "search":
-            process.require()
+            gaussian_process.require()
         return SearchProposer(request.agent, request.seed)
     clone, environ, names = Clone(setup.repo), dict(os.environ), [request.agent]
     if request.agent.startswith(PREFIX):
         names = members(request.agent)
-    checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.pool.in_flight)
-    desk, timeout_seconds = Desk(checkout, setup.surroundings, setup.pool.other_jobs), request.agent_timeout_seconds
+    checkout = Checkout(setup.root, setup.rules, setup.ledger, setup.repo, setup.executor.in_flight)
+    desk, timeout_seconds = Desk(checkout, setup.surroundings, setup.executor.other_jobs), request.agent_timeout_seconds
     agents = [
         open_agent(name, request.sandbox, setup.root, environ, timeout_seconds, clone, setup.clock) for name in names
     ]

@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from nightshift.agents.base import Proposal
 from nightshift.campaign import standing
+from nightshift.campaign.cost import NOTHING, Cost, proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.cost import NOTHING, Cost, proposals_cost
+from nightshift.campaign.records import Failure, Record, Request
 from nightshift.files import read_json, write_json
-from nightshift.proposers import Proposal
-from nightshift.records import Failure, Record, Request
 
 STOP_NAME = "STOP"  # a file in the checkout's root
 STATE_NAME = "night.json"  # in runs/

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import NOTHING, Cost, runs_cost
+from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Counts, expected, expected_then
-from nightshift.cost import NOTHING, Cost, runs_cost
 from nightshift.errors import Interrupted, NightshiftError
+from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
 from nightshift.night.state import STOP_NAME, NightState, decided, night_cost, num_since_keep
-from nightshift.proposers.notebook import NOTEBOOK_NAME, notebook
-from nightshift.records import Record
-from nightshift.setup import Setup
 from nightshift.text import clean, local
 
 SUMMARY_NAME = "night.txt"
@@ -30,7 +30,7 @@ def write_summary(state: NightState, setup: Setup) -> str:
 
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)
-    text = summary(state, own, campaign, setup.now(), setup.ledger.chain.head, cost)
+    text = summary(state, own, campaign, setup.now(), setup.ledger.journal.head, cost)
     write_atomically(setup.ledger.runs_dir / SUMMARY_NAME, text.encode() + b"\n")
     write_atomically(setup.ledger.runs_dir / NOTEBOOK_NAME, notebook(campaign.decided).encode())
     try:

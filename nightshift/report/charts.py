@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from statistics import median, quantiles
 
+from nightshift.campaign.records import Verdict
 from nightshift.campaign.standing import Z95, Standing
-from nightshift.records import Verdict
+from nightshift.config.train_toml import Change
+from nightshift.config.values import shorten
 from nightshift.report.data import Experiment
 from nightshift.report.text import brief, expected, half, score, verdict
-from nightshift.train_toml.config import Change
-from nightshift.train_toml.values import shorten
 
 PANEL_WIDTH, PANEL_HEIGHT = 330.0, 150.0
 _PANEL_LEFT, _PANEL_TOP, _PANEL_BOTTOM = 44.0, 10.0, 112.0

@@ -12,14 +12,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import Cost, campaign_cost
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected, expected_then
-from nightshift.certify.certify import Comparison, read_comparisons
-from nightshift.cost import Cost, campaign_cost
+from nightshift.config.train_toml import Change, changes_of
 from nightshift.errors import UsageError
-from nightshift.records import Failure, Record, Verdict
-from nightshift.train_toml.config import Change, changes_of
+from nightshift.experiment.certify import Comparison, read_comparisons
 
 MEASURED = (Verdict.KEEP, Verdict.DISCARD)
 Span = tuple[datetime, datetime]

@@ -10,14 +10,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightshift.campaign.git import CONFIG_NAME, Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.config.toml_text import read_source
+from nightshift.config.train_toml import Config, diff, parse
+from nightshift.config.values import quoted, shorten
 from nightshift.errors import UsageError
-from nightshift.git.repo import CONFIG_NAME, Repo
 from nightshift.report.data import Experiment, gather
 from nightshift.report.text import expected, score
-from nightshift.train_toml.config import Config, diff, parse
-from nightshift.train_toml.text import read_source
-from nightshift.train_toml.values import quoted, shorten
 
 WORKING, BASELINE, INCUMBENT = "working", "baseline", "incumbent"
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Literal
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.results import figures
 from nightshift.campaign.standing import expected, expected_then
-from nightshift.records import Failure, Record, Verdict
-from nightshift.train_toml.config import Change, changes_of
-from nightshift.views import Part
+from nightshift.config.train_toml import Change, changes_of
+from nightshift.report.views import Part
 
 Outcome = Literal["baseline", "kept", "taken_back", "discarded", "crashed", "interrupted", "undecided"]
 _OF_A_VERDICT: dict[str, Outcome] = {Verdict.KEEP: "kept", Verdict.DISCARD: "discarded", Verdict.CRASH: "crashed"}

@@ -12,12 +12,12 @@ import numpy as np
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.standing import Expected
-from nightshift.report.chart import SIZES, Point, Size, Text, lowest_shown
+from nightshift.config.allowlist import BY_PRESET
+from nightshift.config.train_toml import Config
+from nightshift.config.values import Value, shorten, value_text
+from nightshift.report.charts import SIZES, Point, Size, Text, lowest_shown
 from nightshift.report.data import Experiment
 from nightshift.report.text import expected, half, verdict
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import BY_PRESET
-from nightshift.train_toml.values import Value, shorten, value_text
 
 _MAX_AXES = 8
 _MIN_LOG = 8.0  # times the least value that the largest is, where an axis is logarithmic

@@ -21,14 +21,14 @@ import msgspec
 import numpy as np
 from markupsafe import Markup
 
+from nightshift.agents.history import load_configs
+from nightshift.agents.notebook import belied, notebook
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import EngineError
 from nightshift.files import write_atomically
-from nightshift.git.repo import Repo
-from nightshift.proposers.history import load_configs
-from nightshift.proposers.notebook import belied, notebook
 from nightshift.report import text, timing
-from nightshift.report.chart import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
+from nightshift.report.charts import PANEL_HEIGHT, PANEL_WIDTH, SIZES, Chart, Panel, key_panels, progress_chart
 from nightshift.report.data import Experiment, Morning, counted, gather
 from nightshift.report.importance import (
     WIDTH,

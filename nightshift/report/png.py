@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from nightshift.report.chart import LABEL_SIZE, Chart
+from nightshift.report.charts import LABEL_SIZE, Chart
 
 _INK, _MUTED, _LINE, _GRID = "#1c2128", "#667080", "#2459d3", "#e6e9ee"
 _KINDS = {  # face, edge and size in radii of every dot

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.metrics import METRICS_NAME, read_steps
-from nightshift.records import Record, Verdict
+from nightshift.campaign.metrics import METRICS_NAME, read_steps
+from nightshift.campaign.records import Record, Verdict
 from nightshift.report.data import Experiment
 from nightshift.report.runs import Curves, Rollout, curves, lost_game, read_rollouts, sampled
 from nightshift.report.slices import SelectionSet, Slice

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nightshift.campaign.metrics import Step
 from nightshift.files import read_rows
-from nightshift.metrics import Step
 
 # What the page draws of every run: the name in metrics.jsonl, and its words.
 CURVES = {

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import RECORD_NAME, Ledger
 from nightshift.errors import Interrupted, NightshiftError, UsageError
-from nightshift.git.repo import Repo
-from nightshift.processes.supervise import interruptible
+from nightshift.executors.process import interruptible
 from nightshift.report.page import render, view_of
 
 _MIN_SECONDS = 1.0  # between two looks at the ledger, and so between two pages
@@ -88,7 +88,7 @@ def _state(ledger: Ledger) -> str:
     """Of every file that a record or a certificate is in: its size and when it was written."""
     records = (f"{ledger.runs_dir}/{number:04d}/{RECORD_NAME}" for number in ledger.numbers())
     digest = hashlib.sha256()
-    for path in (*records, os.fspath(ledger.chain.path)):  # a certificate enters the chain, too
+    for path in (*records, os.fspath(ledger.journal.path)):  # a certificate enters the chain, too
         with suppress(OSError):
             status = os.stat(path)  # noqa: PTH116  a Path for each of thousands takes as long as the asking
             digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
@@ -199,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: only console.py prints."""
+        """Nothing: only cli/output.py prints."""
 
 
 def _names_loopback(host: str) -> bool:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Z95
-from nightshift.environments import Environment, Example, load
+from nightshift.config.rules_toml import environments_named
 from nightshift.errors import NightshiftError
-from nightshift.evaluation import examples_digest
-from nightshift.records import Record
-from nightshift.rules_toml import environments_named
+from nightshift.evaluation.environment import Environment, Example, load
+from nightshift.evaluation.evaluate import examples_digest
 
 MOST_VALUES = 12  # of one quantity: more are no groups
 

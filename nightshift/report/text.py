@@ -12,7 +12,7 @@ from markupsafe import Markup
 from nightshift import text
 from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import Z95, Expected
-from nightshift.certify.certify import Comparison
+from nightshift.experiment.certify import Comparison
 from nightshift.report.data import Experiment, Morning, counted, span
 
 NOT_MEASURED, UNKNOWN = "not measured", "\N{EN DASH}"

@@ -13,10 +13,10 @@ from enum import StrEnum
 from itertools import accumulate, count
 from statistics import median
 
-from nightshift.cost import own_runs
-from nightshift.metrics import Step
-from nightshift.records import Record, Result
-from nightshift.report.chart import Text
+from nightshift.campaign.cost import own_runs
+from nightshift.campaign.metrics import Step
+from nightshift.campaign.records import Record, Result
+from nightshift.report.charts import Text
 from nightshift.report.data import Span, counted, span
 
 # A longer pause ends a night: nobody was working. Shorter ones are the proposer's time, and idle.

@@ -99,9 +99,9 @@ def main(only: str | None, side_by_side: int, output: Path) -> None:
     kind = machine()
     with (
         tempfile.TemporaryDirectory(prefix="cheats-", ignore_cleanup_errors=True) as name,
-        ProcessPoolExecutor(side_by_side, multiprocessing.get_context("fork")) as pool,
+        ProcessPoolExecutor(side_by_side, multiprocessing.get_context("fork")) as executor,
     ):
-        made = [pool.submit(attempt_all, only, Path(name, str(n)), n, side_by_side) for n in range(side_by_side)]
+        made = [executor.submit(attempt_all, only, Path(name, str(n)), n, side_by_side) for n in range(side_by_side)]
         order = {(attempt.setting, attempt.name): place for place, attempt in enumerate(ATTEMPTS)}
         rows = sorted(
             (row for each in made for row in each.result()), key=lambda row: order[row["setting"], row["name"]]

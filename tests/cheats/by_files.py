@@ -19,8 +19,8 @@ def _edit(name: str, text: str) -> Act:
 
 for _name, _file, _text in (
     ("scorer", SCORER, EVIL_SCORER),
-    ("evaluation", "nightshift/evaluation.py", "\n# x\n"),
-    ("constants", "nightshift/rules.py", "\nARITHMETIC_TRL = replace(ARITHMETIC_TRL, budget_seconds=600.0)\n"),
+    ("evaluation", "nightshift/evaluation/evaluate.py", "\n# x\n"),
+    ("constants", "nightshift/config/rules.py", "\nARITHMETIC_TRL = replace(ARITHMETIC_TRL, budget_seconds=600.0)\n"),
     ("trainer", TRAINER, "\n# x\n"),
 ):
     attempt(f"edited {_name}", "refused", action=f"appends to {_file}")(_edit(_file, _text))

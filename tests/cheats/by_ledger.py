@@ -22,7 +22,7 @@ while pid is None:
             words = path.read_text().split('\\0')
         except OSError:
             continue
-        if str(root) in words and any(word.endswith('nightshift/worker.py') for word in words):
+        if str(root) in words and any(word.endswith('nightshift/experiment/worker.py') for word in words):
             pid, folder = path.parent.name, Path(words[-2])
 pipe = os.open(f'/proc/{pid}/fd/0', os.O_RDWR)
 key = os.read(pipe, 32)

@@ -18,10 +18,10 @@ attempt = Collection("checkout", "what Python imports")
 _BETTER_RESULTS = """
 from dataclasses import replace
 from nightshift.records import packed
-from nightshift.pools.local import LocalPool
+from nightshift.executors.local import LocalPool
 honest = LocalPool.result
-def result(pool, folder):
-    run = honest(pool, folder)
+def result(executor, folder):
+    run = honest(executor, folder)
     scores = packed([1.0] * len(run.evaluation.example_scores))
     return replace(run, evaluation=replace(run.evaluation, scores=scores, eval_score=1.0))
 LocalPool.result = result

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Record
+from nightshift.campaign.records import Record
 from tests import checkouts
 
 BRANCH = "autoresearch/cheats"
@@ -37,7 +37,7 @@ lr = 6e-7
 # A change that the stand-in does not feel: whatever moves this candidate's score is a trick.
 CANDIDATE = BASELINE + "weight_decay = 0.02\n"
 BETTER = BASELINE.replace("6e-7", "6e-6")  # truly better: the harness keeps and commits it
-HARNESS = "nightshift/experiment.py"
+HARNESS = "nightshift/experiment/experiment.py"
 TRAINER = "nightshift/engines/trl/trainer.py"
 SCORER = "environments/gsm8k/nightshift_gsm8k/scoring.py"
 EVIL_SCORER = "\ndef score(completion: str, answer: str) -> float:\n    return 1.0\n"  # after the honest one

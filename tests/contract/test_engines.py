@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import Engine, NoGradient
+from nightshift.campaign.metrics import read_steps
+from nightshift.campaign.records import Outcome, Phase, Progress
+from nightshift.config.rules import Decoding
+from nightshift.config.train_toml import parse
+from nightshift.engines.base import Engine, NoGradient
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.engines.trl.engine import TRAINER, TrlEngine
 from nightshift.errors import EngineError
-from nightshift.evaluation import selection_set
-from nightshift.metrics import read_steps
-from nightshift.records import Outcome, Phase, Progress
-from nightshift.rules import Decoding
-from nightshift.train_toml.config import parse
+from nightshift.evaluation.evaluate import selection_set
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.files import write_json
-from nightshift.records import (
+from nightshift.campaign.records import (
     ATTEMPT,
     JOB_NAME,
     RESULT_NAME,
@@ -23,6 +22,7 @@ from nightshift.records import (
     Weights,
     packed,
 )
+from nightshift.files import write_json
 from tests.checkouts import git
 from tests.faults.matrix import BRANCH, FOLDERS, Fault
 

@@ -1,7 +1,7 @@
 """run.py with stand-ins below its engines and a strike prepared: a fork of this process, which has imported everything.
 
-A real process with the real front door, pool, workers, engine, supervisor, watchdog, git and files, but half a second
-younger. What depends on the way in which stand-ins get below an engine is in plan.py.
+A real process with the real front door, executor, workers, engine, supervisor, watchdog, git and files, but half a
+second younger. What depends on the way in which stand-ins get below an engine is in plan.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 import msgspec
 
-from nightshift import runs, setup
-from nightshift.guard.surroundings import Surroundings
-from nightshift.pools import local
-from nightshift.records import Job
+from nightshift.campaign.records import Job
+from nightshift.executors import local
+from nightshift.experiment import runs, setup
+from nightshift.experiment.surroundings import Surroundings
 from tests.faults.plan import Plan, Strike, open_engine, rules_under
 
 WORKER = Path(__file__).with_name("worker.py")
-LATE_SECONDS = 5.0  # the pool's own are a minute
+LATE_SECONDS = 5.0  # the executor's own are a minute
 TAKES_SECONDS = 90.0  # an experiment; more is a hang
 REAL_TAKES_SECONDS = 400.0  # a start of torch on a machine with other work takes a minute
 _job_of = runs.job_of

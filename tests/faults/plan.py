@@ -19,10 +19,10 @@ from datetime import timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines import Engine
+from nightshift.config.rules import Rules
+from nightshift.engines.base import Engine
 from nightshift.engines.prime_rl.launch import Ports
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.rules import Rules
 from tests.checkouts import ROOT
 from tests.faults import actions
 from tests.faults.matrix import IN_THE_WORLD, OF_WORKER, Fault

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.records import Result
 from nightshift.engines.prime_rl.launch import free_ports
 from nightshift.errors import EngineError
-from nightshift.pools import Submitted, job_of, verified
-from nightshift.records import Result
+from nightshift.executors.base import Submitted, job_of, verified
 from tests import integrity
 from tests.faults import actions, head, outside, scenario
 from tests.faults.matrix import EVENTS, IN_THE_WORLD, REAL, Fault

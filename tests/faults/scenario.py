@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Record
+from nightshift.campaign.records import Record
 from tests import checkouts, stand_in_prime_rl
 from tests.checkouts import git
 from tests.faults import head

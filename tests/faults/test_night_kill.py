@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.night import state as states
+from nightshift.night import state
 from tests.checkouts import ROOT, clone, leftovers, wait_for
 from tests.night_checkout import problems
 
@@ -56,7 +56,7 @@ def test_a_night_that_is_killed_again_and_again(tmp_path: Path, agent_of: object
     agent, draws, ledger = agent_of(root), random.Random(0), Ledger(root)  # type: ignore[operator]
     for target in sorted(draws.sample(range(NUM_EXPERIMENTS - 2), NUM_KILLS)):
         process = night(root, agent)
-        while len(states.decided(ledger.records())) < target and process.poll() is None:
+        while len(state.decided(ledger.records())) < target and process.poll() is None:
             time.sleep(0.5)
         time.sleep(draws.uniform(0.5, WITHIN_SECONDS))
         assert process.poll() is None, (root.parent / "night.log").read_text()[-2000:]
@@ -66,6 +66,6 @@ def test_a_night_that_is_killed_again_and_again(tmp_path: Path, agent_of: object
         assert wait_for(lambda: not leftovers(root), within_seconds=60), leftovers(root)
     assert night(root, agent).wait() == 0, (root.parent / "night.log").read_text()[-2000:]
     assert problems(root) == []
-    assert len(states.decided(ledger.records())) == NUM_EXPERIMENTS
+    assert len(state.decided(ledger.records())) == NUM_EXPERIMENTS
     for record in ledger.records():
         print(f"{record.number:04d}: {record.notes}", file=sys.stderr)

@@ -10,7 +10,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nightshift import worker
+from nightshift.experiment import worker
 from tests.faults.matrix import OF_WORKER
 from tests.faults.plan import Plan, Strike, open_engine
 

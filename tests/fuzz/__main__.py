@@ -36,9 +36,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, configuration
 
 from benchmarks.machine import RESULTS, machine, table, write_result
-from nightshift import command
-from nightshift.records import Request
-from nightshift.shell import in_one_line
+from nightshift.campaign.records import Request
+from nightshift.cli import run
+from nightshift.cli.shell import in_one_line
 from tests.checkouts import ROOT, git
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts
@@ -97,7 +97,7 @@ def in_process(root: Path) -> Answer:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = in_one_line(partial(command.run, root, Request(engine="trl", dry_run=True)))()
+            code = in_one_line(partial(run.run, root, Request(engine="trl", dry_run=True)))()
         except Exception:
             return 1, "", traceback.format_exc()
     return int(code), out.getvalue(), err.getvalue()

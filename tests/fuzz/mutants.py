@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from nightshift.train_toml.keys import ANY, KEYS
-from nightshift.train_toml.values import Key, Kind
+from nightshift.config.allowlist import ANY, KEYS
+from nightshift.config.values import Key, Kind
 from tests.checkouts import ROOT
 from tests.fuzz.oracle import LOCKED, LOCKED_ANYWHERE
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import effective
+from nightshift.config.allowlist import KEYS, LOCKS, SHARED
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import parse
+from nightshift.config.values import Key, Kind
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import ConfigError
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import KEYS, LOCKS, SHARED
-from nightshift.train_toml.values import Key, Kind
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 _PREFIXES = {prefix for lock in LOCKS for prefix in lock.prefixes} | set(SHARED)
@@ -40,7 +40,7 @@ def doubts(source: bytes) -> Iterator[str]:
 
 
 def doubts_of_values(source: bytes) -> Iterator[str]:
-    """The same, without asking what config.py and the engines make of it."""
+    """The same, without asking what train_toml.py and the engines make of it."""
     document = tomllib.loads(source.decode("utf-8"))
     leaves = dict(_leaves(document, ()))
     for path, value in leaves.items():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from nightshift.agents.brief import MAX_CHARACTERS
+from nightshift.agents.usage import MAX_LOG_BYTES
 from nightshift.campaign.ledger import Ledger
 from nightshift.night.loop import MAX_REFUSALS
-from nightshift.proposers.brief import MAX_CHARACTERS
-from nightshift.proposers.output import MAX_LOG_BYTES
 from tests.conftest import git
 from tests.night_checkout import finish, leftovers, problems, records, start, whole_night
 from tests.waiting import HANG_SECONDS, wait_for

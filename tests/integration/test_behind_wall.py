@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from nightshift.agents.agent import Agent
+from nightshift.agents.clone import Clone
+from nightshift.agents.presets import PRESETS
+from nightshift.agents.sandbox import choose
+from nightshift.agents.sandbox_entry import LANDLOCK_CREATE_RULESET
+from nightshift.campaign.git import Repo
 from nightshift.errors import Interrupted
-from nightshift.git.repo import Repo
-from nightshift.guard.clone import Clone
-from nightshift.guard.doorstep import LANDLOCK_CREATE_RULESET
-from nightshift.guard.wall import choose
-from nightshift.proposers.agent import Agent
-from nightshift.proposers.presets import PRESETS
 from tests.checkouts import ROOT, commit_all
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start, whole_night
@@ -131,7 +131,7 @@ def person(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Person]:
     user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     if why := why_no_wall(*user):
         pytest.skip(why)
-    check = f"import sys; sys.path[:0] = {LIBRARIES!r}; import nightshift.proposers.agent"
+    check = f"import sys; sys.path[:0] = {LIBRARIES!r}; import nightshift.agents.agent"
     for python in (f"/usr/bin/python3.{sys.version_info.minor}", sys.executable):
         if subprocess.run([*user, python, "-Pc", check], capture_output=True).returncode == 0:
             break

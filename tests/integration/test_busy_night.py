@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Record
 from nightshift.campaign.scores import taken
-from nightshift.records import Record
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import finish, is_running, leftovers, problems, records, start, state, whole_night
 from tests.stand_ins import fault

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.certify.certify import certify, read_comparisons, tasks
-from nightshift.experiment import run_experiment
-from nightshift.records import Request
-from nightshift.sealed import counted_looks
+from nightshift.campaign.records import Request
+from nightshift.evaluation.test_split import counted_looks
+from nightshift.experiment.certify import certify, read_comparisons, tasks
+from nightshift.experiment.experiment import run_experiment
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.campaign.ledger import Ledger, read_progress
-from nightshift.records import Phase
+from nightshift.campaign.records import Phase
 from tests.conftest import git
 from tests.night_checkout import finish, furnish, leftovers, nightshift, start_run, until_training
 from tests.stand_ins import fault

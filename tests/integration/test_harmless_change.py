@@ -7,8 +7,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from nightshift.config.train_toml import parse
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.train_toml.config import parse
 from tests.conftest import living_children
 from tests.rules import ARITHMETIC_TRL, ROOT
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from nightshift.engines.prime_rl import install
 from nightshift.engines.prime_rl import installation as checks
-from nightshift.engines.prime_rl import installer as prime_rl_installer
+from nightshift.engines.prime_rl.install import Installer
 from nightshift.engines.prime_rl.installation import SUBMODULES, Installation, Pins
-from nightshift.engines.prime_rl.installer import Installer
 from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.processes.gpus import Gpu
-from nightshift.processes.supervise import interruptible
+from nightshift.executors.gpus import Gpu
+from nightshift.executors.process import interruptible
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.waiting import wait_for
@@ -280,7 +280,7 @@ def test_without_uv_it_says_so(place: Place) -> None:
 
 
 def test_too_small_a_disk_is_refused_before_anything_is_fetched(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prime_rl_installer, "free_disk_gb", lambda path: 3.25)
+    monkeypatch.setattr(install, "free_disk_gb", lambda path: 3.25)
     with pytest.raises(EngineError, match=r"3\.2 GB of disk are free .* needs 20\. Free disk space"):
         place.installer().install()
     assert not place.root.exists()

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nightshift.agents.agent import Agent
+from nightshift.agents.clone import Clone
+from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError
-from nightshift.git.repo import Repo
-from nightshift.guard.clone import Clone
-from nightshift.processes import leftovers as module
-from nightshift.processes.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
-from nightshift.processes.watchdog import is_alive
-from nightshift.proposers.agent import Agent
+from nightshift.executors import leftovers as module
+from nightshift.executors.leftovers import CHECKOUT_NAME, SEEN_NAME, digest_of, end_leftovers
+from nightshift.executors.watchdog import is_alive
 from tests.night_checkout import finish, leftovers, start, start_run
 from tests.waiting import wait_for
 

@@ -16,7 +16,7 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import combine
-from nightshift.train_toml.config import changes_of, diff, parse
+from nightshift.config.train_toml import changes_of, diff, parse
 from tests.checkouts import git
 from tests.conftest import CAMPAIGN
 from tests.night_checkout import (

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.brief import describe
+from nightshift.agents.history import history, load_configs
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.standing import Z95, Counts, Expected, expected, expected_then
-from nightshift.console import summary
-from nightshift.cost import runs_cost
-from nightshift.night.text import one_line
-from nightshift.proposers.brief import describe
-from nightshift.proposers.history import history, load_configs
-from nightshift.records import Failure, Record, Verdict
+from nightshift.cli.output import summary
+from nightshift.cli.status import experiment_lines, status_lines
+from nightshift.night.summary import one_line
 from nightshift.report.page import render, view_of, write_report
-from nightshift.status import experiment_lines, status_lines
 from tests.checkouts import commit_all
 from tests.stand_in_campaign import BRANCH, build
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.processes.watchdog import is_alive
-from nightshift.records import Failure, Record
+from nightshift.campaign.records import Failure, Record
+from nightshift.executors.watchdog import is_alive
 from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, leftovers, nightshift, problems, records, start, whole_night
 from tests.stand_ins import fault

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import prepare as preparation
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.prime_rl.install import Installer
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import Rules
-from nightshift.train_toml.config import parse
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.prime_rl_plans import GPU, PAIR, SHIPPED

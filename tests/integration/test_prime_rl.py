@@ -18,17 +18,17 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.metrics import read_steps
+from nightshift.campaign.records import Failure, Outcome, Progress, Training
+from nightshift.config.rules import Decoding
+from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
 from nightshift.engines.prime_rl.launch import Ports, free_ports
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.engines.prime_rl.weights import latest_stable
 from nightshift.errors import EngineError
-from nightshift.metrics import read_steps
-from nightshift.records import Failure, Outcome, Progress, Training
-from nightshift.rules import Decoding
-from nightshift.train_toml.config import parse
-from nightshift.worker import ending
+from nightshift.experiment.worker import ending
 from tests import stand_in_prime_rl, waiting
 from tests.conftest import living_children
 from tests.stand_ins import prime_rl_rules

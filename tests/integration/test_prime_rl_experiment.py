@@ -12,22 +12,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.campaign.closing import resume
+from nightshift.agents.base import Context, Proposal
+from nightshift.campaign.finish import resume
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.console import summary
+from nightshift.campaign.records import Failure, Outcome, Record, Request
+from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
-from nightshift.experiment import run_experiment
-from nightshift.git.repo import Repo
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
-from nightshift.proposers import Context, Proposal
-from nightshift.records import Failure, Outcome, Record, Request
 from nightshift.report.page import render, view_of
-from nightshift.setup import Setup
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run

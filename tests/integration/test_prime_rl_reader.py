@@ -14,11 +14,11 @@ import numpy
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nightshift.engines.prime_rl.proof import CHATS, READER, Answers, Read, Served, ask_child, prove
+from nightshift.campaign.records import Weights
+from nightshift.engines.prime_rl.served import CHATS, READER, Answers, Read, Served, ask_child, prove
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.records import Weights
 from tests.conftest import living_children
 from tests.waiting import HANG_SECONDS
 

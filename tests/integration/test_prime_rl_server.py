@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from nightshift.campaign.records import Completion
+from nightshift.config.rules import Decoding
 from nightshift.engines.prime_rl import server as prime_rl_server
 from nightshift.engines.prime_rl.server import Server
 from nightshift.errors import EngineError, Interrupted
-from nightshift.processes.supervise import interruptible
-from nightshift.records import Completion
-from nightshift.rules import Decoding
+from nightshift.executors.process import interruptible
 from tests.stand_in_server import REFUSE_SECONDS, StandInServer
 from tests.waiting import HANG_SECONDS, wait_for
 

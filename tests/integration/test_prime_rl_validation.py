@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.effective import AC, AC_OFFLOADING, ADAPTER, OFFLOAD, PRESETS, ROW
+from nightshift.agents.space import SearchSpace
+from nightshift.config.allowlist import BY_PRESET
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.engines.prime_rl.config import AC, AC_OFFLOADING, ADAPTER, OFFLOAD, PRESETS, ROW
 from nightshift.engines.prime_rl.launch import VALIDATOR, Launch
 from nightshift.errors import ConfigError
-from nightshift.proposers.space import SearchSpace
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import BY_PRESET
 from tests.prime_rl_plans import PORTS, SHIPPED, VARIANTS, launch_of, open_configs, variant
 
 ROOT = Path(__file__).parents[2]

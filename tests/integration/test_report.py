@@ -20,11 +20,11 @@ from unittest import mock
 import pytest
 from msgspec import Raw
 
-from nightshift import console
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Judgement, Verdict
 from nightshift.campaign.standing import expected
-from nightshift.records import Judgement, Verdict
+from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
 from nightshift.report.slices import shown_examples
@@ -465,7 +465,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     (folder / "evaluation.jsonl").write_text(json.dumps({**row, "games": games}) + '\n{"games": 3}\n')
     page = render(view_of(ledger, BRANCH, datetime(2026, 11, 22, tzinfo=UTC)))
     assert "<td>elo</td><td>1,013</td>" in page
-    assert "\ntictactoe_against_perfect: 0.185\n" in console.summary(record, "")
+    assert "\ntictactoe_against_perfect: 0.185\n" in output.summary(record, "")
     assert "<td>against_perfect</td><td>0.185</td>" in page
     assert "opponent: perfect\nended: forfeit\ncells: c &lt;script&gt;\n" in page
     (folder / "evaluation.jsonl").unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.records import Failure, Record
+from nightshift.campaign.records import Failure, Record
 from nightshift.report.data import span
 from nightshift.report.timing import timeline
 from tests.night_checkout import finish, furnish, leftovers, problems, records, start

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.records import Failure, Job
 from nightshift.errors import EngineError
-from nightshift.pools import Pool, slurm
-from nightshift.pools.local import LocalPool
-from nightshift.pools.slurm import SlurmConfig, SlurmPool, read
-from nightshift.processes.slots import Slot
-from nightshift.records import Failure, Job
+from nightshift.executors import slurm
+from nightshift.executors.base import Executor
+from nightshift.executors.local import LocalExecutor
+from nightshift.executors.slots import Slot
+from nightshift.executors.slurm import SlurmConfig, SlurmExecutor, read
 from tests import slurm_cluster, stand_ins
 from tests.integration.test_behind_wall import why_no_wall
 from tests.night_checkout import finish, furnish, leftovers, nightshift, problems, records, start
@@ -56,7 +57,7 @@ def root(checkout: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> I
 def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
     rules = stand_ins.small(ARITHMETIC_TRL)
     engine = stand_ins.trl_engine(rules, root, {})
-    from nightshift.train_toml.config import load
+    from nightshift.config.train_toml import load
 
     settings = engine.validate(load(root / "train.toml")).settings
     job = {"rules_hash": rules.hash(root), "harness_tree": rules.harness_tree(root), "settings": dict(settings)}
@@ -64,12 +65,12 @@ def job_in(root: Path, seed: int = 1, **changes: object) -> Job:
 
 
 @pytest.fixture(params=["local", "slurm"])
-def pool(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+def executor(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     stand_ins.install("trl")
-    found: Pool = (
-        LocalPool(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)), outlives=True)
+    found: Executor = (
+        LocalExecutor(root, dict(os.environ), tuple(Slot(n, cores=(n % 2,)) for n in range(4)), outlives=True)
         if request.param == "local"
-        else SlurmPool(root, dict(os.environ), CONFIG)
+        else SlurmExecutor(root, dict(os.environ), CONFIG)
     )
     yield found
     found.cancel(found.in_flight())
@@ -81,72 +82,72 @@ def folder_of(root: Path, number: int) -> Path:
     return folder
 
 
-def until_over(pool: Pool, folder: Path, within_seconds: float = 120.0) -> None:
+def until_over(executor: Executor, folder: Path, within_seconds: float = 120.0) -> None:
     ends_at = time.monotonic() + within_seconds
-    while not pool.is_over(folder):
+    while not executor.is_over(folder):
         assert time.monotonic() < ends_at, "the run does not end"
-        pool.wait(0.2)
+        executor.wait(0.2)
 
 
-def test_four_runs_side_by_side_come_back_signed(pool: Pool, root: Path) -> None:
+def test_four_runs_side_by_side_come_back_signed(executor: Executor, root: Path) -> None:
     folders = [folder_of(root, number) for number in range(1, 5)]
     for number, folder in enumerate(folders):
-        pool.submit(folder, job_in(root, number), lambda: None)
-    assert set(pool.in_flight()) == {*folders}
+        executor.submit(folder, job_in(root, number), lambda: None)
+    assert set(executor.in_flight()) == {*folders}
     for number, folder in enumerate(folders):
-        until_over(pool, folder)
-        result = pool.result(folder)
+        until_over(executor, folder)
+        result = executor.result(folder)
         assert (result.seed, result.training.failure) == (number, None)
         assert result.evaluation is not None
-    assert pool.in_flight() == {}
+    assert executor.in_flight() == {}
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_worker_that_is_killed_is_a_run_without_a_result(pool: Pool, root: Path) -> None:
+def test_a_worker_that_is_killed_is_a_run_without_a_result(executor: Executor, root: Path) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
-    pool.submit(folder, job_in(root), lambda: None)
+    executor.submit(folder, job_in(root), lambda: None)
     wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
     (worker,) = [p for p in leftovers(root) if p.cmdline()[-1] == str(folder)]
     worker.kill()
-    until_over(pool, folder)
+    until_over(executor, folder)
     with pytest.raises(EngineError, match="ended without a result: "):
-        pool.result(folder)
+        executor.result(folder)
     wait_for(lambda: not leftovers(root))
 
 
-def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(pool: Pool, root: Path) -> None:
+def test_a_cancelled_run_leaves_nothing_though_it_ignores_sigterm(executor: Executor, root: Path) -> None:
     fault(root, "hold", once=False)
     folder = folder_of(root, 1)
-    pool.submit(folder, job_in(root), lambda: None)
+    executor.submit(folder, job_in(root), lambda: None)
     wait_for(lambda: any(folder.glob("attempt-0/metrics.jsonl")))
     for process in leftovers(root):
         if process.cmdline()[-1].endswith("spec.json"):  # the trainer; its worker ends it
             process.suspend()
-    pool.cancel([folder])
+    executor.cancel([folder])
     wait_for(lambda: not leftovers(root))
-    assert pool.in_flight() == {}
+    assert executor.in_flight() == {}
 
 
-def test_another_harness_or_hardware_is_refused_by_the_worker(pool: Pool, root: Path) -> None:
+def test_another_harness_or_hardware_is_refused_by_the_worker(executor: Executor, root: Path) -> None:
     for number, changes in enumerate(({"rules_hash": "0" * 12}, {"harness_tree": "0"}, {"hardware": "8 x H200"}), 1):
         folder = folder_of(root, number)
-        pool.submit(folder, job_in(root, **changes), lambda: None)
-        until_over(pool, folder)
-        result = pool.result(folder)
+        executor.submit(folder, job_in(root, **changes), lambda: None)
+        until_over(executor, folder)
+        result = executor.result(folder)
         assert result.training.failure is Failure.MACHINERY
         assert "than its job: " in (result.training.cause or "")
 
 
-def test_a_result_that_was_not_signed_by_the_worker_counts_for_nothing(pool: Pool, root: Path) -> None:
+def test_a_result_that_was_not_signed_by_the_worker_counts_for_nothing(executor: Executor, root: Path) -> None:
     first, second = folder_of(root, 1), folder_of(root, 2)
     for folder in (first, second):
-        pool.submit(folder, job_in(root), lambda: None)
-        until_over(pool, folder)
+        executor.submit(folder, job_in(root), lambda: None)
+        until_over(executor, folder)
     shutil.copy(first / "attempt-0" / "result.json", second / "attempt-0" / "result.json")
-    pool.result(first)
+    executor.result(first)
     with pytest.raises(EngineError, match="was not signed by the worker that was started"):
-        pool.result(second)
+        executor.result(second)
 
 
 def test_slots_hold_no_more_and_gpus_are_their_own(
@@ -154,11 +155,11 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
 ) -> None:
     stand_ins.install("trl")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    pool = SlurmPool(root, dict(os.environ), CONFIG)
+    executor = SlurmExecutor(root, dict(os.environ), CONFIG)
     fault(root, "hold", once=False)
     folders = [folder_of(root, number) for number in range(1, 6)]
     for number, folder in enumerate(folders):
-        pool.submit(folder, job_in(root, number), lambda: None)
+        executor.submit(folder, job_in(root, number), lambda: None)
     wait_for(lambda: len([*(root / "runs").glob("*/run-1/attempt-0/metrics.jsonl")]) == 4)
     time.sleep(1)
     states = cluster.ask("squeue", "-h", "-o", "%T").split()
@@ -169,20 +170,20 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
     assert not any("secret" in p.environ().values() for p in running)
     (root / "stand-in.json").unlink()
     for folder in folders:
-        until_over(pool, folder)
-        assert pool.result(folder).evaluation
+        until_over(executor, folder)
+        assert executor.result(folder).evaluation
 
 
 def test_a_job_starts_within_two_seconds_on_an_idle_cluster(root: Path, cluster: Cluster) -> None:
     """Once in several tries: what else this machine does takes its time."""
-    pool, seconds = SlurmPool(root, dict(os.environ), CONFIG), list[float]()
+    executor, seconds = SlurmExecutor(root, dict(os.environ), CONFIG), list[float]()
     slurm.PROGRAM = (str(stand_ins.HERE / "stand_ins.py"), "trl")
     for number in range(1, 9):
         folder, began = folder_of(root, number), time.monotonic()
-        pool.submit(folder, job_in(root), lambda: None)
+        executor.submit(folder, job_in(root), lambda: None)
         wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
         seconds.append(time.monotonic() - began)
-        pool.cancel([folder])
+        executor.cancel([folder])
         if seconds[-1] < 2.0:
             return
     raise AssertionError(seconds)
@@ -191,11 +192,11 @@ def test_a_job_starts_within_two_seconds_on_an_idle_cluster(root: Path, cluster:
 def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(root: Path, cluster: Cluster) -> None:
     """That depends on when it last saved its state, so it is killed until one is started twice."""
     stand_ins.install("trl")
-    pool, seen = SlurmPool(root, dict(os.environ), CONFIG), []
+    executor, seen = SlurmExecutor(root, dict(os.environ), CONFIG), []
     for number in range(1, 13):
         fault(root, "hold", once=False)
         folder = folder_of(root, number)
-        pool.submit(folder, job_in(root, number), lambda: None)
+        executor.submit(folder, job_in(root, number), lambda: None)
         wait_for(lambda: "RUNNING" in cluster.ask("squeue", "-h", "-o", "%T"))
         time.sleep(0.1 * (number % 10))
         cluster.kill("slurmctld")
@@ -204,12 +205,12 @@ def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(ro
         time.sleep(8)
         seen.append(len([*folder.glob("attempt-*")]))
         (root / "stand-in.json").unlink()
-        until_over(pool, folder)
+        until_over(executor, folder)
         if any(folder.glob("attempt-*/result.json")):
-            assert pool.result(folder).seed == number
+            assert executor.result(folder).seed == number
         else:
             with pytest.raises(EngineError, match="ended without a result: "):
-                pool.result(folder)
+                executor.result(folder)
         wait_for(lambda: not leftovers(root))
         cluster.calm()
         if seen[-1] == 2:
@@ -219,29 +220,29 @@ def test_a_controller_that_dies_as_a_job_starts_forgets_it_or_starts_it_twice(ro
 
 def test_a_controller_that_is_away_is_waited_for(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
-    pool, folder = SlurmPool(root, dict(os.environ), CONFIG), folder_of(root, 1)
-    pool.submit(folder, job_in(root), lambda: None)
+    executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
+    executor.submit(folder, job_in(root), lambda: None)
     wait_for(lambda: any(folder.glob("attempt-0/result.json")))
     os.kill(cluster.pid_of("slurmctld"), signal.SIGKILL)
-    assert not pool.is_over(folder)
+    assert not executor.is_over(folder)
     cluster.start_controller()
-    until_over(pool, folder)
-    assert pool.result(folder).evaluation
+    until_over(executor, folder)
+    assert executor.result(folder).evaluation
 
 
 def test_a_node_that_is_lost_is_noticed_and_named(root: Path, cluster: Cluster) -> None:
     stand_ins.install("trl")
     fault(root, "hold", once=False)
-    pool, folder = SlurmPool(root, dict(os.environ), CONFIG), folder_of(root, 1)
-    pool.submit(folder, job_in(root), lambda: None)
+    executor, folder = SlurmExecutor(root, dict(os.environ), CONFIG), folder_of(root, 1)
+    executor.submit(folder, job_in(root), lambda: None)
     cluster.wait_until(lambda: any(folder.glob("attempt-0/metrics.jsonl")), within_seconds=180.0)  # or it says why
     node = cluster.ask("squeue", "-h", "-o", "%N").strip()
     began = time.monotonic()
     cluster.kill(f"slurmd-{node}")
-    until_over(pool, folder)
+    until_over(executor, folder)
     assert time.monotonic() - began < SLURMD_TIMEOUT_SECONDS + 30.0 + 10.0  # and the shared folder's patience
     with pytest.raises(EngineError, match=f"NODE_FAIL.*node {node}"):
-        pool.result(folder)
+        executor.result(folder)
     for process in leftovers(root):
         process.kill()
     cluster.start_node(node)

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from nightshift import environments
+from nightshift.campaign.records import Completion, Weights
+from nightshift.config.rules_toml import rules_here
 from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl.installation import environment_files
-from nightshift.evaluation import evaluate
-from nightshift.records import Completion, Weights
-from nightshift.rules_toml import rules_here
+from nightshift.evaluation import environment as environments
+from nightshift.evaluation.evaluate import evaluate
 from tests.integration.test_tasksets import StandIn, rollout
 from tests.rules import ROOT
 

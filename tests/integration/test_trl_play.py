@@ -17,8 +17,8 @@ from nightshift_tictactoe.players import POOL
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from nightshift import environments
-from nightshift.rules import EnvironmentRules
+from nightshift.config.rules import EnvironmentRules
+from nightshift.evaluation import environment as environments
 from tests.integration.test_trl_trainer import make_settings
 from tests.rules import ARITHMETIC_TRL, ROOT
 from tests.waiting import HANG_SECONDS

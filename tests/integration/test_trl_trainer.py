@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift import environments
+from nightshift.evaluation import environment as environments
 from tests.rules import ARITHMETIC_TRL
 
 # Libraries warn about each other; here only results count.

@@ -16,8 +16,8 @@ import pytest
 from nightshift_arithmetic import data
 from nightshift_arithmetic.scoring import score
 
+from nightshift.campaign.metrics import SAMPLES_NAME, Sample
 from nightshift.files import read_rows
-from nightshift.metrics import SAMPLES_NAME, Sample
 from tests.integration.test_trl_trainer import ADAMW, make_settings
 
 ROOT = Path(__file__).parents[2]

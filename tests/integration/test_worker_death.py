@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.processes.watchdog import is_alive
+from nightshift.executors.watchdog import is_alive
 from tests.checkouts import git
 from tests.night_checkout import furnish, leftovers, start_run, until_training
 from tests.waiting import wait_for

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents import clone as module
+from nightshift.agents.agent import agent_environment, parse_answer
+from nightshift.agents.clone import Clone
+from nightshift.agents.presets import PRESETS, command_of
+from nightshift.campaign.git import Repo
 from nightshift.errors import EngineError, UsageError
-from nightshift.git.repo import Repo
-from nightshift.guard import clone as module
-from nightshift.guard import seal
-from nightshift.guard.clone import Clone
-from nightshift.proposers.agent import agent_environment, parse_answer
-from nightshift.proposers.presets import PRESETS, command_of
+from nightshift.experiment import seal
 from tests.conftest import git
 
 

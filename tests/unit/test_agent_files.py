@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.cli import commands
-from nightshift.proposers import brief, team
-from nightshift.rules import is_covered
+from nightshift.agents import brief, team
+from nightshift.cli.main import commands
+from nightshift.config.rules import is_covered
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 
 ROOT = Path(__file__).parents[2]
@@ -66,5 +66,5 @@ def test_their_commands_exist() -> None:
 def test_they_are_documents_and_part_of_no_rules(rules: object) -> None:
     for name in (SOURCE, "GEMINI.md", "AGENTS.md", "program.md", SKILL):
         assert (ROOT / name).is_file()
-        assert name.endswith(".md")  # what guard/seal.py leaves alone
+        assert name.endswith(".md")  # what experiment/seal.py leaves alone
         assert not is_covered(name, rules.frozen), name  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ LINE = """
     setup
     worker
     proposers
-    pools
+    executors
     guard
     evaluation health sealed
     engines
@@ -58,13 +58,13 @@ USE_SETUP = {"cli", "command", "night", "certify", "experiment", "baseline", "ru
 # Child processes of engines: they import nothing of nightshift but these.
 CHILDREN = {
     "engines/prime_rl/reader.py": set[str](),
-    "engines/prime_rl/validator.py": set[str](),
+    "engines/prime_rl/validate.py": set[str](),
     "engines/trl/grpo.py": {"engines", "environments"},
     "engines/trl/sampler.py": set[str](),
-    "guard/doorstep.py": set[str](),
-    "processes/watchdog.py": set[str](),
+    "agents/sandbox_entry.py": set[str](),
+    "executors/watchdog.py": set[str](),
 }
-PRINTING = {"console.py", "engines/prime_rl/validator.py"}
+PRINTING = {"cli/output.py", "engines/prime_rl/validate.py"}
 HEAVY = ("torch", "transformers", "trl", "verifiers", "datasets", "vllm", "matplotlib", "accelerate", "scipy")
 
 
@@ -125,7 +125,14 @@ def test_a_child_process_imports_nothing_else_of_the_harness(child: str) -> None
 
 
 @pytest.mark.parametrize(
-    "module", ["nightshift", "nightshift.setup", "nightshift.cli", "nightshift.experiment", "nightshift.worker"]
+    "module",
+    [
+        "nightshift",
+        "nightshift.experiment.setup",
+        "nightshift.cli.main",
+        "nightshift.experiment.experiment",
+        "nightshift.experiment.worker",
+    ],
 )
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"

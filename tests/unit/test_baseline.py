@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import baseline
-from nightshift.baseline import fitting_baseline
+from nightshift.campaign.records import Failure, Record, Request
 from nightshift.campaign.verify import verify
-from nightshift.command import plan
+from nightshift.cli.run import plan
 from nightshift.errors import Interrupted
-from nightshift.experiment import run_experiment
-from nightshift.records import Failure, Record, Request
-from nightshift.setup import Setup
+from nightshift.experiment import baseline
+from nightshift.experiment.baseline import fitting_baseline
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
 from tests.conftest import git
 from tests.stand_in_setup import furnish, make_setup
 from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, write

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightshift.agents.base import Context
+from nightshift.agents.brief import MAX_CHARACTERS, compose, describe, fit
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.proposers import Context
-from nightshift.proposers.brief import MAX_CHARACTERS, compose, describe, fit
-from nightshift.records import Judgement, Record, Verdict
+from nightshift.campaign.records import Judgement, Record, Verdict
+from nightshift.config.values import shorten
 from nightshift.text import clean
-from nightshift.train_toml.values import shorten
 from tests import campaigns
 from tests.campaigns import BASELINE, a_record, campaign
 from tests.rules import ARITHMETIC_TRL

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Failure, Load, Record
 from nightshift.campaign.scores import BUSY, extra_variance, remark, taken, to_repeat
-from nightshift.records import Failure, Load, Record
 from tests.campaigns import a_record, folded, judged
 
 PRIOR_SD = a_record().decision.prior_sd

@@ -14,11 +14,11 @@ import pytest
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Record, Result, packed
 from nightshift.campaign.scores import run_scores
 from nightshift.campaign.standing import Standing
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from nightshift.records import Failure, Record, Result, packed
 from tests.campaigns import BRANCH, a_record, judged
 
 HASH = a_record().rules_hash

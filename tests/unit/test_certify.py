@@ -1,4 +1,4 @@
-"""certify, end to end on a real git checkout, with stand-ins for the pool and for the training process."""
+"""certify, end to end on a real git checkout, with stand-ins for the executor and for the training process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import pytest
 from nightshift_arithmetic import data
 
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Load, Request, Weights
 from nightshift.campaign.verify import verify
-from nightshift.certify import certify as certifying
-from nightshift.certify.certify import (
+from nightshift.engines.trl.engine import TrlEngine
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.evaluation.test_split import LOOKS_NAME, counted_looks
+from nightshift.experiment import certify as certifying
+from nightshift.experiment.certify import (
     COMPARISON_NAME,
     FIRST_SEED_INDEX,
     PLAN_NAME,
@@ -22,15 +26,11 @@ from nightshift.certify.certify import (
     summary,
     tasks,
 )
-from nightshift.engines.trl.engine import TrlEngine
-from nightshift.errors import EngineError, Interrupted, UsageError
-from nightshift.experiment import run_experiment
-from nightshift.export.model import certified as card_line
-from nightshift.export.story import Story
-from nightshift.records import Load, Request, Weights
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
 from nightshift.report.data import gather
-from nightshift.sealed import LOOKS_NAME, counted_looks
-from nightshift.setup import Setup
+from nightshift.report.export.model import certified as card_line
+from nightshift.report.export.story import Story
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import GOOD, POOR, SilentReporter, keep, make_poor
@@ -161,7 +161,10 @@ def test_runs_of_a_look_that_no_certify_made_do_not_count_and_one_that_was_made_
 
 
 def test_a_harness_that_changes_under_a_sealed_run_certifies_nothing(kept: Setup) -> None:
-    kept.pool.wait, wait = (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]), kept.pool.wait
+    kept.executor.wait, wait = (
+        (lambda seconds: ((kept.root / "prepare.py").touch(), wait(seconds))[1]),
+        kept.executor.wait,
+    )
     with pytest.raises(EngineError, match="no run of the baseline was evaluated"):
         certified(kept, num_seeds=1)
 
@@ -259,8 +262,8 @@ def test_a_certificate_stands_in_the_chain_and_names_its_head(kept: Setup) -> No
 
 
 def test_contention_is_said(kept: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = kept.pool.result
-    monkeypatch.setattr(kept.pool, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
+    result = kept.executor.result
+    monkeypatch.setattr(kept.executor, "result", lambda folder: replace(result(folder), load=Load(2, others_share=0.4)))
     made = certified(kept, num_seeds=1)
     said = [note for note in made.notes if "contention: others used 40% of the machine" in note]
     assert len(said) == 2

@@ -14,17 +14,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from nightshift import command, sealed
-from nightshift.campaign import chain as chains
+from nightshift.campaign import journal
 from nightshift.campaign import verify as verifying
-from nightshift.campaign.chain import Chain, Entry
 from nightshift.campaign.index import fold, last_campaign
+from nightshift.campaign.journal import Entry, Journal
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Judgement, Record, Verdict
 from nightshift.campaign.verify import resume_chain, verify
-from nightshift.cli import commands
+from nightshift.cli import run
+from nightshift.cli.main import commands
 from nightshift.errors import EngineError, UsageError
-from nightshift.records import Judgement, Record, Verdict
-from nightshift.sealed import Look
+from nightshift.evaluation import test_split
+from nightshift.evaluation.test_split import Look
 from tests.campaigns import a_record, a_result, campaign
 
 LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", "b", "i", 3)
@@ -36,8 +37,8 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     campaign(ledger, ["3e-6", "5e-6", "7e-6"])
     for number in (1, 2):
-        sealed.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
-        ledger.enter(ledger.runs_dir / sealed.LOOKS_NAME)
+        test_split.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
+        ledger.enter(ledger.runs_dir / test_split.LOOKS_NAME)
     path = ledger.runs_dir / "certify" / "0001" / "comparison.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"difference":0.01}\n')
@@ -61,20 +62,20 @@ def edit(ledger: Ledger, experiment: int, /, **changes: object) -> None:
 
 
 def lines(ledger: Ledger) -> list[bytes]:
-    return ledger.chain.path.read_bytes().splitlines(keepends=True)
+    return ledger.journal.path.read_bytes().splitlines(keepends=True)
 
 
 def rewrite(ledger: Ledger, entries: list[Entry]) -> None:
-    """A chain without a fault over these entries, as whoever has read chain.py writes it."""
+    """A chain without a fault over these entries, as whoever has read journal.py writes it."""
     before, data = "", b""
     for index, entry in enumerate(entries, 1):
         line = msgspec.json.encode(replace(entry, index=index, before=before))
-        before, data = chains.sha256(line), data + line + b"\n"
-    ledger.chain.path.write_bytes(data)
+        before, data = journal.sha256(line), data + line + b"\n"
+    ledger.journal.path.write_bytes(data)
 
 
 def reorder(ledger: Ledger, order: Callable[[list[bytes]], list[bytes]]) -> None:
-    ledger.chain.path.write_bytes(b"".join(order(lines(ledger))))
+    ledger.journal.path.write_bytes(b"".join(order(lines(ledger))))
 
 
 def a_better_score(ledger: Ledger) -> None:
@@ -121,7 +122,7 @@ def decided_again(ledger: Ledger) -> None:
 
 
 def a_look_less(ledger: Ledger) -> None:
-    path = ledger.runs_dir / sealed.LOOKS_NAME
+    path = ledger.runs_dir / test_split.LOOKS_NAME
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
 
 
@@ -164,7 +165,7 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "another train.toml": (lambda x: (x.run_dir(2) / "train.toml").write_text("x"), "0002/train.toml was changed"),
     "no train.toml": (lambda x: (x.run_dir(2) / "train.toml").unlink(), "0002/train.toml was changed"),
     "a look less": (a_look_less, "sealed-looks.jsonl was changed"),
-    "no looks": (lambda x: (x.runs_dir / sealed.LOOKS_NAME).unlink(), "sealed-looks.jsonl was deleted"),
+    "no looks": (lambda x: (x.runs_dir / test_split.LOOKS_NAME).unlink(), "sealed-looks.jsonl was deleted"),
     "another certificate": (
         lambda x: (x.runs_dir / "certify/0001/comparison.json").write_text('{"difference":0.1}\n'),
         "comparison.json was changed",
@@ -202,13 +203,13 @@ def test_what_was_changed_is_named(ledger: Ledger, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["honest", "a better score", "a line changed", "a pipe for a chain"])
 def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     if how != "honest":
         ATTACKS[how][0](ledger)
     done = CliRunner().invoke(commands, ["verify"])
     assert done.exit_code == (how != "honest"), done.output
     assert ("wrong:" in done.output) == (how != "honest")
-    assert f"chain:    {ledger.chain.head}" in done.output
+    assert f"chain:    {ledger.journal.head}" in done.output
     for head in ("", "abc", "x" * 12, "A" * 12):
         assert CliRunner().invoke(commands, ["verify", "--head", head]).exit_code == 2
 
@@ -217,11 +218,11 @@ def test_the_command_tells_and_its_exit_code_says_so(ledger: Ledger, how: str, m
 def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_noted_does(
     ledger: Ledger, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = [chains.sha256(line[:-1])[: chains.HEAD_DIGITS] for line in lines(ledger)]
-    entries = [chains.entry_of(line) for line in lines(ledger)]
+    noted = [journal.sha256(line[:-1])[: journal.HEAD_DIGITS] for line in lines(ledger)]
+    entries = [journal.entry_of(line) for line in lines(ledger)]
     if how == "rewritten":
         a_better_score(ledger)
-        new = chains.digests(3, (ledger.run_dir(3) / "record.json").read_bytes())
+        new = journal.digests(3, (ledger.run_dir(3) / "record.json").read_bytes())
         swap = {name: new[name] for name in ("0003",)}
         rewrite(ledger, [replace(e, files={n: swap.get(n, f) for n, f in e.files.items()}) for e in entries])
     elif how == "cut":
@@ -230,14 +231,14 @@ def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_note
         rewrite(ledger, [replace(e, files=files) for e, files in zip(entries, kept, strict=True) if files])
     elif how == "deleted":
         a_better_score(ledger)
-        ledger.chain.path.unlink()
+        ledger.journal.path.unlink()
         resume_chain(again(ledger), lambda text: None)
     assert problems(ledger) == []
     told = verify(again(ledger), noted[-1]).problems
     assert bool(told) == (how != "honest")
     assert all("no line of the chain has the hash" in line for line in told)
     assert (verify(again(ledger), noted[0]).problems != []) == (how == "deleted")  # before the change it is the same
-    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     done = CliRunner().invoke(commands, ["verify", "--head", noted[-1]])
     assert done.exit_code == (how != "honest")
 
@@ -245,14 +246,14 @@ def test_a_chain_alone_proves_no_more_than_that_it_fits_and_a_head_that_was_note
 def test_files_of_an_older_version_that_are_still_there_were_not_deleted(ledger: Ledger) -> None:
     path = ledger.runs_dir / "certify" / "0001" / "certificate.json"
     path.write_bytes(b"{}")
-    ledger.chain.enter({"certify/0001/certificate.json": chains.sha256(b"{}")})
+    ledger.journal.enter({"certify/0001/certificate.json": journal.sha256(b"{}")})
     assert not problems(ledger)
     path.unlink()
     assert problems(ledger) == ["runs/certify/0001/certificate.json was deleted"]
 
 
 def test_records_that_are_older_than_the_chain_enter_as_not_witnessed(ledger: Ledger) -> None:
-    ledger.chain.path.unlink()
+    ledger.journal.path.unlink()
     for _ in range(2):
         resume_chain(again(ledger), lambda text: None)
     assert len(lines(ledger)) == 1
@@ -284,9 +285,9 @@ def a_life(ledger: Ledger) -> Record:
 def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
     ledger: Ledger, line: int, torn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_before, enter, count = len(lines(ledger)), Chain.enter, 0
+    num_before, enter, count = len(lines(ledger)), Journal.enter, 0
 
-    def killed(self: Chain, files: dict[str, str], **named: bool) -> bool:
+    def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:
         nonlocal count
         count += 1
         if count < line:
@@ -297,7 +298,7 @@ def test_a_kill_between_a_record_and_its_line_heals_without_a_false_alarm(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chain, "enter", killed)
+        patch.setattr(Journal, "enter", killed)
         with pytest.raises(Killed):
             a_life(ledger)
     assert problems(ledger) == []  # before any start
@@ -317,11 +318,11 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "runs": (a_result(),)}
     ledger.close(replace(second, **ends, decided=5))
 
-    def killed(self: Chain, files: dict[str, str], **named: bool) -> bool:
+    def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Chain, "enter", killed)
+        patch.setattr(Journal, "enter", killed)
         with pytest.raises(Killed):
             ledger.write(replace(first, **ends, decided=6))
     resume_chain(again(ledger), pytest.fail)
@@ -342,7 +343,7 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
     elif how == "text":
         reorder(ledger, lambda old: [*old, b"[" * 200_000 + b"\n"])
     else:
-        os.truncate(ledger.chain.path, 1 << 40)
+        os.truncate(ledger.journal.path, 1 << 40)
     with pytest.raises(EngineError, match=r"chain\.jsonl"):
         a_life(again(ledger))
     notes: list[str] = []
@@ -354,13 +355,13 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
 
 
 def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Ledger) -> None:
-    sealed.count(ledger.runs_dir, replace(LOOK, number=3), b"key")
+    test_split.count(ledger.runs_dir, replace(LOOK, number=3), b"key")
     assert problems(ledger) == []
-    assert verifying.LOOKS_NAME == sealed.LOOKS_NAME
+    assert verifying.LOOKS_NAME == test_split.LOOKS_NAME
 
 
 def test_looks_of_a_million_lines_are_compared_in_one_go(ledger: Ledger) -> None:
-    (ledger.runs_dir / sealed.LOOKS_NAME).write_bytes(1_000_000 * b"\n")
+    (ledger.runs_dir / test_split.LOOKS_NAME).write_bytes(1_000_000 * b"\n")
     assert "sealed-looks.jsonl was changed" in " ".join(problems(ledger))
 
 
@@ -418,7 +419,7 @@ def test_a_damaged_record_is_one_line_and_all_that_looks_goes_on_without_it(
         believe()
     assert "\n" not in str(refused.value)
     assert "0003/record.json is damaged" in "\n".join(problems(ledger))
-    monkeypatch.setattr(command, "process_root", lambda: ledger.tsv_path.parent)
+    monkeypatch.setattr(run, "process_root", lambda: ledger.tsv_path.parent)
     monkeypatch.setenv("COLUMNS", "1000")
     for words in (["status"], ["history"], ["show", "2"], ["verify"]):
         done = CliRunner().invoke(commands, words)

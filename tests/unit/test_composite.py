@@ -16,19 +16,19 @@ import pytest
 from nightshift.campaign import scores as composite
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Completion, Evaluation, Part, Record, Result, Verdict, packed
 from nightshift.campaign.results import columns, row
 from nightshift.campaign.scores import run_scores
-from nightshift.certify.certify import Task, _by_environment
-from nightshift.console import summary
+from nightshift.cli.output import summary
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import parse
 from nightshift.engines.mixture import ratios
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.environments import load
 from nightshift.errors import ConfigError, UsageError
-from nightshift.evaluation import evaluate
-from nightshift.records import Completion, Evaluation, Part, Record, Result, Verdict, packed
-from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import parse
+from nightshift.evaluation.environment import load
+from nightshift.evaluation.evaluate import evaluate
+from nightshift.experiment.certify import Task, _by_environment
 from tests.campaigns import a_record, a_result
 from tests.rules import ARITHMETIC_TRL, ROOT
 

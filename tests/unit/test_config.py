@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightshift.config.train_toml import diff, load, parse
 from nightshift.errors import ConfigError
-from nightshift.train_toml.config import diff, load, parse
 from tests.fuzz.mutants import CLASSES
 from tests.fuzz.oracle import doubts
 from tests.train_tomls import FUZZ, ROOT, SHIPPED, SMALL, assert_one_clean_line, refusal

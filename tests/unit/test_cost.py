@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
-from nightshift.cost import (
+from nightshift.campaign.cost import (
     NOTHING,
     PROPOSALS_NAME,
     Cost,
@@ -19,7 +19,7 @@ from nightshift.cost import (
     runs_cost,
     together,
 )
-from nightshift.records import Outcome, Record, Result, Training
+from nightshift.campaign.records import Outcome, Record, Result, Training
 from tests.campaigns import BRANCH, a_record
 
 

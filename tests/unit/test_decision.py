@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import UNUSED, Belief
-from nightshift.decision_rules import DecisionRules
-from nightshift.records import Verdict
+from nightshift.campaign.posterior import UNUSED, Posterior
+from nightshift.campaign.records import Verdict
+from nightshift.config.decision_rules import DecisionRules
 from tests.recorded_nights import records
 from tests.rules import ONE_WORLD
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 E2 = 0.4 * 0.25 / 1319  # what `pairing` sees in two ordinary runs
 
 
-def after(*scores: float, start: Belief | None = None, rules: DecisionRules = RULES) -> Belief:
+def after(*scores: float, start: Posterior | None = None, rules: DecisionRules = RULES) -> Posterior:
     """The belief after children of the incumbents that scored so, on a baseline of 0.475 twice."""
     belief = start or decision.baseline([0.475, 0.475], 1319, rules)
     for score in scores:
@@ -40,7 +40,7 @@ def first_run(score: float, rules: DecisionRules = RULES) -> decision.Tested:
     return decision.observe(after(rules=rules), 0, score, E2, rules)
 
 
-def in_one_world(means: list[float]) -> Belief:
+def in_one_world(means: list[float]) -> Posterior:
     """Scores of kept configs that are known, each the baseline and one idea."""
     k, sets = len(means), np.eye(len(means))
     sets[:, 0] = 1.0
@@ -181,7 +181,7 @@ class World:
 
 
 def conditioned(
-    belief: Belief, world: int, tried: Tried, score: float, s2: float, shares: Sequence[float], rules: DecisionRules
+    belief: Posterior, world: int, tried: Tried, score: float, s2: float, shares: Sequence[float], rules: DecisionRules
 ) -> World:
     """Each kind's joint Gaussian of numbers and effect conditioned on the run, then the moments of the mixture."""
     k = belief.means.shape[-1]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.campaign import decision
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

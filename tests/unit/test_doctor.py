@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import Check, PrepareFlags
+from nightshift.engines.base import Check, PrepareFlags
 from nightshift.engines.doctor import ALL, checks, is_ready, table
-from nightshift.engines.prime_rl import installation as machine
+from nightshift.engines.prime_rl import installation
 from nightshift.engines.prime_rl.installation import check_machine
 from tests.prime_rl_plans import launch_of, variant
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
@@ -22,7 +22,7 @@ from tests.unit.test_gpus import CARDS, Card, StandInNvml
 from tests.waiting import cpu_seconds_of_children
 
 ROOT = Path(__file__).parents[2]
-MACHINE = machine.__name__
+MACHINE = installation.__name__
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_wsl_and_a_tight_disk_are_no_problems_and_told(root: Path, monkeypatch: 
 
 def test_the_variables_that_doctor_says_are_set_are_set() -> None:
     [inference] = [command for command in launch_of(variant("train"), ROOT).commands if command.name == "inference"]
-    told = " ".join(map(str, check_machine(ROOT, GSM8K_PRIME_RL))) + inspect.getsource(machine)
+    told = " ".join(map(str, check_machine(ROOT, GSM8K_PRIME_RL))) + inspect.getsource(installation)
     named = re.findall(r"(VLLM_\w+)=(\d)", told)
     assert {name for name, _ in named} == {"VLLM_USE_FLASHINFER_SAMPLER", "VLLM_WSL2_ENABLE_PIN_MEMORY"}
     assert dict(named).items() <= inference.env.items()
@@ -206,7 +206,7 @@ def test_the_command_exits_as_run_py_could_start(engine: str, code: int) -> None
     """Without GPUs and without prime-rl. A second is what it takes where importing the commands takes a quarter."""
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NIGHTSHIFT_PRIME_RL": "/does/not/exist"}
     seconds = []
-    for asked in ("import nightshift.cli", "from nightshift.cli import commands; commands()"):
+    for asked in ("import nightshift.cli.main", "from nightshift.cli.main import commands; commands()"):
         command = [sys.executable, "-c", asked, "doctor", "--engine", engine]
         began = cpu_seconds_of_children()
         result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines import ENGINES, PrepareFlags, open_engine
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import load
+from nightshift.engines.base import ENGINES, PrepareFlags, open_engine
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import _submitted
 from nightshift.errors import UsageError
-from nightshift.rules import Rules
-from nightshift.train_toml.config import load
 from tests.conftest import git
 from tests.prime_rl_plans import PAIR
 from tests.recorded_nights import records

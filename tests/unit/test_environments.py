@@ -9,12 +9,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from nightshift import environments
+from nightshift.config.rules import EnvironmentRules
 from nightshift.engines.downloads import data_problem
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation import examples_digest
-from nightshift.rules import EnvironmentRules
-from nightshift.taskset_environment import Question
+from nightshift.evaluation import environment as environments
+from nightshift.evaluation.evaluate import examples_digest
+from nightshift.evaluation.verifiers_environment import Question
 from tests.rules import ARITHMETIC_TRL, GSM8K_TRL
 
 ROOT = Path(__file__).parents[2]
@@ -102,4 +102,4 @@ def test_what_is_right_is_in_the_hash_of_the_examples_and_who_scores_them_in_tha
     environment = SimpleNamespace(package="nightshift_math")
     digests = {examples_digest([(environment, SimpleNamespace(key="x", answer=right))]) for right in ("1", "2")}  # type: ignore[list-item]
     assert len(digests) == 2
-    assert "nightshift/taskset_environment.py" in GSM8K_TRL.measuring
+    assert "nightshift/evaluation/verifiers_environment.py" in GSM8K_TRL.measuring

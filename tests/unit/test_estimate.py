@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nightshift.certify.estimate import Estimate, estimate, level_of_access, t_probability, t_quantile, verdicts
-from nightshift.decision_rules import DecisionRules
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.experiment.estimate import Estimate, estimate, level_of_access, t_probability, t_quantile, verdicts
 
 RULES = DecisionRules()
 SLOPE = 0.39894  # of the score in the latent shift, at a score of one half

@@ -1,4 +1,4 @@
-"""One experiment, end to end, on a real git checkout, with stand-ins for the pool and for the training process."""
+"""One experiment, end to end, on a real git checkout, with stand-ins for the executor and for the training process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import experiment
-from nightshift.campaign import closing
-from nightshift.campaign.chain import sha256
-from nightshift.campaign.closing import keep_model
+from nightshift.campaign import finish
+from nightshift.campaign.finish import keep_model
+from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.campaign.verify import verify
 from nightshift.errors import Interrupted, UsageError
-from nightshift.experiment import run_experiment
-from nightshift.records import Failure, Outcome, Record, Request
-from nightshift.setup import Setup
+from nightshift.experiment import experiment
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
 from tests.campaigns import judged, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
@@ -227,7 +227,7 @@ def test_an_interruption_closes_the_record_and_decides_nothing(setup: Setup) -> 
     record = setup.ledger.records()[-1]
     assert (record.status, record.failure, record.decided) == ("crash", Failure.INTERRUPTED, None)
     assert (setup.root / "train.toml").read_bytes() == candidate
-    assert setup.pool.in_flight() == {}
+    assert setup.executor.in_flight() == {}
     assert run(setup).status == "discard"
 
 
@@ -280,7 +280,7 @@ def test_a_keep_that_met_a_held_ref_is_committed_by_a_later_start(setup: Setup, 
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
     assert subjects(setup)[0] == record.description
-    assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.chain.head)
+    assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
     assert verify(Ledger(setup.root)).problems == []
 
 
@@ -313,7 +313,7 @@ def test_a_commit_names_the_head_of_the_chain_that_has_its_verdict(setup: Setup)
     baseline(setup, POOR, then=GOOD)
     run(setup)
     head = git(setup.root, "log", "-1", "--format=%(trailers:key=Nightshift-Chain,valueonly)").strip()
-    lines = setup.ledger.chain.lines()
+    lines = setup.ledger.journal.lines()
     (place,) = (place for place, line in enumerate(lines) if sha256(line).startswith(head))
     assert b'"0002":' in lines[place]
     assert verify(setup.ledger, head).problems == []
@@ -330,7 +330,7 @@ def test_a_kill_after_the_commit_is_made_good_by_the_next_start(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(closing if victim == "keep_model" else Ledger, victim, killed)
+        patch.setattr(finish if victim == "keep_model" else Ledger, victim, killed)
         with pytest.raises(KeyboardInterrupt):
             run(setup)
     setup.ledger.sync_tsv()  # a row without the commit
@@ -459,7 +459,7 @@ def test_what_an_agent_does_to_the_record_in_flight_ends_the_experiment_and_its_
     with during(setup, count_a_run):
         record = run(setup)
     assert (record.status, record.failure) == ("crash", Failure.MACHINERY)
-    assert setup.pool.in_flight() == {}
+    assert setup.executor.in_flight() == {}
 
 
 def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_run(setup: Setup) -> None:
@@ -472,7 +472,7 @@ def test_a_verdict_outlives_its_train_toml_and_a_folder_that_is_gone_leaves_no_r
     write(setup, POOR)
     with during(setup, lambda folder: folder.parents[0].rename(setup.root / "away")), pytest.raises(FileNotFoundError):
         run(setup)
-    assert setup.pool.in_flight() == {}
+    assert setup.executor.in_flight() == {}
 
 
 def test_an_interruption_before_the_first_run_is_submitted_closes_the_record(

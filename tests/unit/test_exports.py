@@ -18,15 +18,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from nightshift import command
 from nightshift.campaign.ledger import Ledger
-from nightshift.cli import commands
-from nightshift.export.optuna_journal import as_journal
-from nightshift.export.private import PLACE, SECRET, Private
-from nightshift.export.story import Story, as_csv, cell
-from nightshift.records import Record
-from nightshift.train_toml.config import parse
-from nightshift.views.experiment import outcome_of
+from nightshift.campaign.records import Record
+from nightshift.cli import run
+from nightshift.cli.main import commands
+from nightshift.config.train_toml import parse
+from nightshift.report.experiment_view import outcome_of
+from nightshift.report.export.optuna_journal import as_journal
+from nightshift.report.export.private import PLACE, SECRET, Private
+from nightshift.report.export.story import Story, as_csv, cell
 from tests.campaigns import a_record
 from tests.stand_in_campaign import BRANCH, build
 
@@ -123,7 +123,7 @@ def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> No
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from nightshift.export.event_files import write_events
+    from nightshift.report.export.event_files import write_events
 
     folder = write_events(story, tmp_path / "events")
     record, _ = next((r, e) for r, e in story.rows() if e.outcome == "kept")
@@ -142,7 +142,7 @@ def test_an_experiment_that_runs_has_no_end_in_tensorboard(tmp_path: Path) -> No
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-    from nightshift.export.event_files import write_events
+    from nightshift.report.export.event_files import write_events
 
     ledger = build(tmp_path / "it", 3, num_examples=50, with_files=False)
     last = ledger.records()[-1]
@@ -161,7 +161,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
-    from nightshift.export.wandb_runs import write_runs
+    from nightshift.report.export.wandb_runs import write_runs
 
     said = f"as /data/bob/plan.txt says: {SECRET_OF_TEST} @SUM(1)"
     told = tuple(msgspec.structs.replace(each, description=said) for each in story.experiments[:3])
@@ -232,7 +232,7 @@ def test_the_command_writes_where_it_is_told_and_refuses_what_is_there(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = ledger.tsv_path.parent
-    monkeypatch.setattr(command, "process_root", lambda: root)
+    monkeypatch.setattr(run, "process_root", lambda: root)
     done = CliRunner().invoke(commands, ["export", "--to", "csv", "--branch", BRANCH, "--output", f"{tmp_path}/x.csv"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "x.csv").read_bytes().startswith(b"number,outcome,")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nightshift import files
+from nightshift.campaign.records import packed
 from nightshift.files import open_regular, read_file, sweep_folder, write_atomically, write_json
-from nightshift.records import packed
 
 TOKEN = "0123456789abcdef"
 

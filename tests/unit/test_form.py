@@ -11,21 +11,21 @@ import msgspec
 import pytest
 
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.metrics import Step
+from nightshift.campaign.records import Completion, Progress, Record, Training, Verdict, Weights
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import fresh
-from nightshift.console import summary
-from nightshift.environments import load
+from nightshift.cli.output import summary
+from nightshift.config.rules import Decoding
 from nightshift.errors import EngineError
-from nightshift.evaluation import evaluate
-from nightshift.health import Conditions, examine
-from nightshift.metrics import Step
-from nightshift.records import Completion, Progress, Record, Training, Verdict, Weights
+from nightshift.evaluation.environment import load
+from nightshift.evaluation.evaluate import evaluate
+from nightshift.experiment.health import Conditions, examine
 from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.report.text import headline
-from nightshift.rules import Decoding
 from tests.campaigns import BRANCH, a_record, a_result, stored
 from tests.rules import ARITHMETIC_TRL
 

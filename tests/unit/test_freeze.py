@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.git import Repo
 from nightshift.errors import UsageError
-from nightshift.git.repo import Repo
-from nightshift.guard.freeze import changed_harness_files, require_clean_start
+from nightshift.experiment.integrity import changed_harness_files, require_clean_start
 from tests.campaigns import a_record
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL as RULES
 from tests.rules import GSM8K_TRL
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 0\n"
-CODE = ("nightshift/evaluation.py", "environments/arithmetic/nightshift_arithmetic/__init__.py", "docs/make.py")
+CODE = (
+    "nightshift/evaluation/evaluate.py",
+    "environments/arithmetic/nightshift_arithmetic/__init__.py",
+    "docs/make.py",
+)
 
 
 @pytest.fixture
@@ -94,7 +98,7 @@ def test_core_worktree_does_not_show_another_checkout(repo: Repo, start: str, tm
 def test_a_folder_that_is_a_link_is_another_one_though_its_bytes_are_the_same(repo: Repo, start: str) -> None:
     (repo.root / "nightshift").rename(repo.root.parent / "moved")
     (repo.root / "nightshift").symlink_to(repo.root.parent / "moved")
-    assert changed_harness_files(repo, start, RULES) == ["nightshift/evaluation.py"]
+    assert changed_harness_files(repo, start, RULES) == ["nightshift/evaluation/evaluate.py"]
 
 
 def test_what_git_cannot_show_our_own_digest_does(repo: Repo, start: str) -> None:
@@ -110,7 +114,7 @@ def test_what_git_cannot_show_our_own_digest_does(repo: Repo, start: str) -> Non
     ("name", "is_frozen"),
     [
         ("rules.toml", False),  # what it says is in the rules hash
-        ("nightshift/evaluation.py", True),
+        ("nightshift/evaluation/evaluate.py", True),
         ("nightshift/report/new.py", True),
         ("environments/arithmetic/nightshift_arithmetic/__init__.py", True),
         ("environments/arithmetic/nightshift_arithmetic/new.py", True),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.errors import EngineError, UsageError
-from nightshift.processes.gpus import (
+from nightshift.executors.gpus import (
     Gpu,
     PeakMemory,
     choose_gpus,

@@ -13,11 +13,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from nightshift import health
-from nightshift.health import Conditions, Finding, Severity, digest, examine, trend
-from nightshift.metrics import Step, read_steps
-from nightshift.records import Evaluation, Outcome, Result, Training, Weights, packed
-from nightshift.train_toml.keys import variants
+from nightshift.campaign.metrics import Step, read_steps
+from nightshift.campaign.records import Evaluation, Outcome, Result, Training, Weights, packed
+from nightshift.config.allowlist import variants
+from nightshift.experiment import health
+from nightshift.experiment.health import Conditions, Finding, Severity, digest, examine, trend
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "metrics"
 VALUES = {"trainer.optim.max_norm": 1.0, "orchestrator.train.sampling.max_completion_tokens": 64}

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.index import fold, last_campaign
-from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.standing import expected
-from nightshift.errors import UsageError
-from nightshift.proposers.history import (
+from nightshift.agents.history import (
     KeyHistory,
     Span,
     describe,
@@ -21,9 +16,14 @@ from nightshift.proposers.history import (
     of_last_campaign,
     untried,
 )
-from nightshift.records import Failure, Judgement, Record, Verdict
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import ABSENT, set_values
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.index import fold, last_campaign
+from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.campaign.standing import expected
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.errors import UsageError
 from tests.campaigns import a_record, a_result
 from tests.night_checkout import nightshift
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from nightshift import command
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Part
 from nightshift.campaign.results import column_of, columns, figures
-from nightshift.cli import commands
+from nightshift.cli import run as command
+from nightshift.cli.main import commands
 from nightshift.errors import EngineError, UsageError
-from nightshift.export.optuna_journal import as_journal
-from nightshift.export.story import Story, as_csv, scores
 from nightshift.files import whole_folder
-from nightshift.records import Part
+from nightshift.report.export.optuna_journal import as_journal
+from nightshift.report.export.story import Story, as_csv, scores
 from tests.campaigns import a_record, a_result
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
@@ -175,7 +175,7 @@ def test_folders_of_other_programs_are_replaced_where_they_are_ours(ledger: Ledg
 
 def test_a_failure_midway_leaves_no_folder(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
-    from nightshift.export import event_files
+    from nightshift.report.export import event_files
 
     def full(*arguments: object) -> dict[str, list[Any]]:
         raise OSError(28, "No space left on device")

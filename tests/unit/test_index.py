@@ -13,11 +13,11 @@ import pytest
 
 from nightshift.campaign import index as indexes
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.chain import sha256
 from nightshift.campaign.index import INDEX_NAME, Index, fold, last_campaign, save
+from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Evaluation, Record
 from nightshift.campaign.verify import verify
-from nightshift.records import Evaluation, Record
 from tests.campaigns import BRANCH, judged, stored
 
 STORY = [(0.50, 0.51), (0.54,), (0.40,), (0.58,), (0.57,), (), (0.61,), (0.30,), (0.60,), (0.62,)]
@@ -156,7 +156,7 @@ def test_an_index_that_was_forged_with_its_line_of_the_chain_is_named(ledger: Le
     assert verify(ledger).problems == []
     data = forged(ledger)
     path_of(ledger).write_bytes(data)
-    ledger.chain.enter({INDEX_NAME: sha256(data)})
+    ledger.journal.enter({INDEX_NAME: sha256(data)})
     assert not is_same(believed(ledger), plain(ledger))
     assert verify(Ledger(ledger.tsv_path.parent)).problems == [
         "runs/.index believes what the records do not say: delete it"
@@ -170,5 +170,5 @@ def test_an_index_of_nonsense_with_its_line_of_the_chain_is_not_used(ledger: Led
     index = msgspec.msgpack.decode(path_of(ledger).read_bytes(), type=Index)
     data = msgspec.msgpack.encode(replace(index, **change))  # type: ignore[arg-type]
     path_of(ledger).write_bytes(data)
-    ledger.chain.enter({INDEX_NAME: sha256(data)})
+    ledger.journal.enter({INDEX_NAME: sha256(data)})
     assert is_same(believed(ledger), plain(ledger))

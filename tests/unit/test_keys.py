@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.train_toml.keys import (
+from nightshift.config.allowlist import (
     CURRICULUM,
     KEYS,
     LOCKS,
@@ -24,7 +24,7 @@ from nightshift.train_toml.keys import (
     nearest,
     variants,
 )
-from nightshift.train_toml.values import Key, Kind, Problem, accept
+from nightshift.config.values import Key, Kind, Problem, accept
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "rlconfig-keys.json").read_text()
@@ -37,7 +37,7 @@ MAPPINGS = {
     f"{CURRICULUM}.gates.": "orchestrator.train.source[].curriculum.gates",
 }
 # Defaults that prime-rl fills in after its classes: resolve_batching, and each side's own seq_len.
-# And the one that is Nightshift's own (prime_rl/effective.py): it follows from the batch.
+# And the one that is Nightshift's own (prime_rl/config.py): it follows from the batch.
 LATE_DEFAULTS = {
     "orchestrator.batch_size": 128,
     "seq_len": RECORDED["orchestrator.seq_len"]["default"],

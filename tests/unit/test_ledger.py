@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.closing import keep_model
+from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import ATTEMPT, Judgement, Record, Verdict
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
-from nightshift.records import ATTEMPT, Judgement, Record, Verdict
 from tests.campaigns import a_record, a_result
 
 A_RUN = replace(a_result(), curve=(0.5, None))
@@ -254,7 +254,7 @@ def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
         assert holder.stdout.readline() == b"held\n"
         assert ledger.is_running() == (lock == "head")
         if refusal:
-            with pytest.raises(UsageError, match=refusal), ledger.head():
+            with pytest.raises(UsageError, match=refusal), ledger.controller():
                 pass
             with ledger.lock():  # which is free: a head writes now and then
                 assert ledger.is_running()
@@ -262,7 +262,7 @@ def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
         holder.kill()
         holder.communicate()
     assert not ledger.is_running()
-    with ledger.head():
+    with ledger.controller():
         assert ledger.is_running()
 
 
@@ -334,7 +334,7 @@ def test_a_link_in_place_of_weights_goes_and_what_it_points_to_stays(ledger: Led
 def test_a_full_or_read_only_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     ledger = Ledger(tmp_path)
-    with pytest.raises(NightshiftError, match="cannot write"), ledger.head():
+    with pytest.raises(NightshiftError, match="cannot write"), ledger.controller():
         pass
 
 

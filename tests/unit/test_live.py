@@ -17,18 +17,18 @@ import huggingface_hub
 import msgspec
 import pytest
 
-from nightshift import console, live, running
+from nightshift.campaign.metrics import PROGRESS_NAME
+from nightshift.campaign.records import ATTEMPT, JOB_NAME, Job, Phase, Progress
+from nightshift.cli import output, progress, running
+from nightshift.cli.progress import TerminalReporter, live_line
+from nightshift.cli.running import RunLine
+from nightshift.cli.status import experiment_lines
 from nightshift.engines import downloads
 from nightshift.errors import Interrupted
+from nightshift.executors.process import interruptible
+from nightshift.experiment import surroundings
+from nightshift.experiment.surroundings import Surroundings
 from nightshift.files import write_json
-from nightshift.guard import surroundings
-from nightshift.guard.surroundings import Surroundings
-from nightshift.live import TerminalReporter, live_line
-from nightshift.metrics import PROGRESS_NAME
-from nightshift.processes.supervise import interruptible
-from nightshift.records import ATTEMPT, JOB_NAME, Job, Phase, Progress
-from nightshift.running import RunLine
-from nightshift.status import experiment_lines
 from nightshift.waiting import Wait, innermost, lasted, waiting
 from tests.recorded_nights import stored_night
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
@@ -142,7 +142,7 @@ class Pipe:
 def pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipe:
     """With intervals that a test can wait for."""
     for name, seconds in (("_TICK_SECONDS", 0.02), ("_PLAIN_SECONDS", 0.1)):
-        monkeypatch.setattr(live, name, seconds)
+        monkeypatch.setattr(progress, name, seconds)
     return Pipe(capsys)
 
 
@@ -157,7 +157,7 @@ def test_a_pipe_gets_whole_lines_again_and_again_and_no_code(pipe: Pipe) -> None
 
 
 def test_a_pipe_is_silent_for_ten_seconds_at_most_and_a_refusal_stays_one_line() -> None:
-    assert 8 < live._PLAIN_SECONDS + 2 * live._TICK_SECONDS <= 10
+    assert 8 < progress._PLAIN_SECONDS + 2 * progress._TICK_SECONDS <= 10
 
 
 def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
@@ -172,9 +172,9 @@ def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
 
 def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "a\x1b[31m\x1b]0;t\x07\u202e\u2066\u200b\u2028\udcff\x9b2J\x00b"
-    console.print_error(f"{hostile}\n{hostile}")
-    console.print_text(hostile)
-    console.print_lines([hostile, f"two\n{hostile}"])
+    output.print_error(f"{hostile}\n{hostile}")
+    output.print_text(hostile)
+    output.print_lines([hostile, f"two\n{hostile}"])
     said = capsys.readouterr()
     assert (said.err.count("\n"), said.out.count("\n")) == (2, 4)
     for text in said:

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from nightshift.processes.gpus import Watch, watching
-from nightshift.processes.watchdog import PR_SET_CHILD_SUBREAPER
-from nightshift.records import Load
+from nightshift.campaign.records import Load
+from nightshift.executors.gpus import Watch, watching
+from nightshift.executors.watchdog import PR_SET_CHILD_SUBREAPER
 from tests.waiting import HANG_SECONDS, Clock, wait_for
 
 SPIN_SECONDS = 1.0  # of processor time
@@ -227,7 +227,7 @@ def test_a_gpu_that_cannot_be_read_adds_nothing() -> None:
 
 
 def test_it_is_looked_at_now_and_then_while_a_run_trains_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.processes.gpus._SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr("nightshift.executors.gpus._SAMPLE_SECONDS", 0.01)
     nvml = StandInNvml([(0, [US])] * 100_000)
     with watching(Watch((3,), nvml)) as watch:
         wait_for(lambda: len(nvml.asked) >= 3)

@@ -14,14 +14,14 @@ from typing import Any, get_args
 import pytest
 from nightshift_math import data, scoring
 
-from nightshift import environments
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, Table, rules_of
+from nightshift.config.train_toml import load
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
-from nightshift.environments import Environment
 from nightshift.errors import EngineError, UsageError
-from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, Table, rules_of
-from nightshift.scorer import Scorer
-from nightshift.train_toml.config import load
+from nightshift.evaluation import environment as environments
+from nightshift.evaluation.environment import Environment
+from nightshift.evaluation.scorer import Scorer
 from tests.conftest import living_children
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
@@ -311,7 +311,12 @@ def test_its_limits_and_levels_reach_both_engines_rules_and_no_other_environment
     assert served == data.PROMPT_TOKENS + 2048
     assert GSM8K_PRIME_RL.decoding.max_completion_tokens == 1024
     measuring = set(math().measuring)
-    assert {"nightshift/scorer.py", "environments/math/", "environments/taskset/", "environments/gsm8k/"} <= measuring
+    assert {
+        "nightshift/evaluation/scorer.py",
+        "environments/math/",
+        "environments/taskset/",
+        "environments/gsm8k/",
+    } <= measuring
     assert math().hash(ROOT) != math(args={"levels": [1, 2]}).hash(ROOT)
 
 

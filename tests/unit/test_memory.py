@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_memory import GB, PARAMETERS, TABLES, Tokens, server_gb, table, trainer_gb, trl_gb
-from nightshift.engines import open_engine, used_keys
+from nightshift.config.allowlist import BY_PRESET
+from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import Config, parse
+from nightshift.engines.base import open_engine, used_keys
 from nightshift.engines.memory import on_cards, smaller
-from nightshift.engines.prime_rl.effective import (
+from nightshift.engines.prime_rl.config import (
     AC,
     CHUNK,
     OFFLOAD,
@@ -27,10 +31,6 @@ from nightshift.engines.prime_rl.effective import (
 )
 from nightshift.engines.trl.engine import MEMORY, TOO_SMALL_FOR_TWO
 from nightshift.errors import ConfigError, UsageError
-from nightshift.rules import NO_CARD, Rules
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.keys import BY_PRESET
 from tests.prime_rl_plans import SHIPPED
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL
 from tests.unit.test_gpus import CARDS, StandInNvml

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from nightshift.metrics import Step, read_steps, write_steps
+from nightshift.campaign.metrics import Step, read_steps, write_steps
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

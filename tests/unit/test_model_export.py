@@ -17,13 +17,13 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.certify.estimate import Estimate
+from nightshift.campaign.records import Job, Record, Weights
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.export.model import copy_model
-from nightshift.export.private import Private
-from nightshift.export.story import Story
-from nightshift.pools import announce
-from nightshift.records import Job, Record, Weights
+from nightshift.executors.base import announce
+from nightshift.experiment.estimate import Estimate
+from nightshift.report.export.model import copy_model
+from nightshift.report.export.private import Private
+from nightshift.report.export.story import Story
 from tests.campaigns import BRANCH, campaign, certificate_for, with_certificate
 from tests.rules import ARITHMETIC_TRL
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from nightshift.agents.base import Context, Proposal
+from nightshift.campaign.records import Result
 from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import Night
 from nightshift.night.notify import Notifier
 from nightshift.night.state import STATE_NAME, NightRequest, NightState
-from nightshift.proposers import Context, Proposal
-from nightshift.records import Result
-from nightshift.setup import Setup
 from tests.conftest import CAMPAIGN
 from tests.stand_in_setup import SilentReporter, make_poor
 from tests.unit.test_parallel import RULES, AnyOrder, Rates
@@ -60,7 +60,7 @@ class Acting:
 def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.setattr(loop, "write_summary", lambda state, setup: "the summary")  # a page takes a second
     made = make_poor(checkout, RULES, monkeypatch)
-    return replace(made, pool=AnyOrder(num_slots=1, seed=0))
+    return replace(made, executor=AnyOrder(num_slots=1, seed=0))
 
 
 def night(setup: Setup, act: Callable[[], object]) -> tuple[Night, Told, list[str]]:
@@ -95,7 +95,7 @@ def test_a_disk_that_takes_nothing_is_told_and_the_summary_is_shown_all_the_same
 def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup: Setup) -> None:
     limit, (soft, hard), clock = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE), Clock()
 
-    class Pool(AnyOrder):
+    class Executor(AnyOrder):
         def wait(self, timeout_seconds: float) -> None:
             super().wait(timeout_seconds)
             clock.now += 1.0
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_run_that_ends_meanwhile(setup:
                 resource.setrlimit(limit, (0, hard))
             return super().result(folder)
 
-    full_at, setup = math.inf, replace(setup, pool=Pool(num_slots=2, seed=0), clock=clock)
+    full_at, setup = math.inf, replace(setup, executor=Executor(num_slots=2, seed=0), clock=clock)
     state = NightState(NightRequest("rates", experiments=6), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     try:
         stop = Night(state, setup, Rates(0), lambda text: None, pauses=(60.0,) * 3, notifier=Told()).run()

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.base import Proposal
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.cost import NOTHING, Cost
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
 from nightshift.campaign.standing import expected
-from nightshift.cost import NOTHING, Cost
+from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
-from nightshift.night.text import summary
-from nightshift.proposers import Proposal
-from nightshift.records import Failure, Judgement, Record, Verdict
-from nightshift.status import status_lines
+from nightshift.night.summary import summary
 from tests.campaigns import BRANCH, campaign
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
@@ -163,7 +163,7 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
     states.save(ledger, replace(state_of(), cause="8 hours are over"))
     assert told() == ["night:    tpe is over: 8 hours are over"]
     states.save(ledger, replace(state_of(experiments=9), rules_hash=rules))
-    with ledger.head():
+    with ledger.controller():
         lines = told()
     assert lines[0].endswith(", 5 experiments")
     assert lines[1] == "stops:    after 4 more experiments, or file STOP, or Ctrl-C"

@@ -15,7 +15,7 @@ import aa
 import agreement
 import seeds
 
-from nightshift.records import packed
+from nightshift.campaign.records import packed
 from tests.campaigns import a_record, a_result, judged
 
 

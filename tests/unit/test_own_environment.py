@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import own_environment
+from nightshift.config.rules_toml import rules_here
 from nightshift.errors import UsageError
-from nightshift.rules_toml import rules_here
+from nightshift.evaluation import template
 from tests.rules import ROOT
 
 
@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_skeleton_is_an_environment_with_a_test_that_passes(root: Path) -> None:
-    said = own_environment.create(root, "boxes")
+    said = template.create(root, "boxes")
     assert "uv run nightshift doctor --environment boxes" in "\n".join(said)
     rules = rules_here(root, None, 0)
     assert (rules.name, rules.model) == ("boxes-trl", "models/arithmetic-base")
@@ -45,8 +45,8 @@ def test_the_skeleton_is_an_environment_with_a_test_that_passes(root: Path) -> N
 
 def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own_environment.create(root, "boxes")
-    lines = list(own_environment.look(root, "boxes", clock=lambda: 0.0))
+    template.create(root, "boxes")
+    lines = list(template.look(root, "boxes", clock=lambda: 0.0))
     assert lines[0] == "boxes: 800 examples to train on, 400 decide, as many are sealed; loaded in 0.0 s"
     assert lines[1].startswith("user: Mia has ")
     assert lines[2] == "an empty text: score 0.000 over 20 tasks, 0.0 ms each"
@@ -58,7 +58,7 @@ def test_doctor_shows_a_task_and_what_it_pays(root: Path, monkeypatch: pytest.Mo
 def test_a_name_that_is_none_or_taken_is_refused(root: Path, name: str) -> None:
     before = sorted(root.rglob("*"))
     with pytest.raises(UsageError, match=r"is no name of an environment|is there already"):
-        own_environment.create(root, name)
+        template.create(root, name)
     assert sorted(root.rglob("*")) == before
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from nightshift.config.rules import Rules
 from nightshift.engines.downloads import changes, folder_problem, prepare_model
 from nightshift.engines.trl.engine import TrlEngine
 from nightshift.errors import EngineError
-from nightshift.rules import Rules
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL, GSM8K_TRL, ROOT
 
 

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign import closing
+from nightshift.agents.base import Context, Proposal
+from nightshift.campaign import finish
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import ATTEMPT, Failure, Job, Outcome, Record, Request, Result, Training
+from nightshift.config.toml_edit import set_values
 from nightshift.errors import EngineError, UsageError
-from nightshift.experiment import admit, require_ready
-from nightshift.git.repo import Repo
+from nightshift.executors.slots import Slot, divide, layout, num_slots_of
+from nightshift.experiment.experiment import admit, require_ready
+from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
-from nightshift.processes.slots import Slot, divide, layout, num_slots_of
-from nightshift.proposers import Context, Proposal
-from nightshift.records import ATTEMPT, Failure, Job, Outcome, Record, Request, Result, Training
-from nightshift.setup import Setup
-from nightshift.train_toml.edit import set_values
 from tests.campaigns import a_result
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_pool import StandInPool
+from tests.stand_in_pool import StandInExecutor
 from tests.stand_in_setup import SilentReporter, make_poor
 from tests.stand_in_trainer import right_of
 from tests.stand_ins import small
@@ -36,8 +36,8 @@ RULES = replace(small(ARITHMETIC_TRL, 200), learning_rate_scale=200.0)
 LR = "trainer.optim.lr"
 
 
-class AnyOrder(StandInPool):
-    """A stand-in for a pool: results are made up from the learning rate, and a run ends when chance says so.
+class AnyOrder(StandInExecutor):
+    """A stand-in for an executor: results are made up from the learning rate, and a run ends when chance says so.
 
     `lost` and `crashed`: shares of the runs whose worker is lost, and whose training fails.
     """
@@ -108,9 +108,9 @@ def setup(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 
 def night(
-    setup: Setup, pool: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
+    setup: Setup, executor: AnyOrder, num_experiments: int, seed: int = 0, proposer: Rates | None = None
 ) -> tuple[list[Record], Rates]:
-    setup, proposer = replace(setup, pool=pool), proposer or Rates(seed)
+    setup, proposer = replace(setup, executor=executor), proposer or Rates(seed)
     request = NightRequest("rates", experiments=num_experiments)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     stop = Night(state, setup, proposer, lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
@@ -153,26 +153,26 @@ class Full(AnyOrder):
 
 
 def test_a_job_that_is_heard_of_late_does_not_hold_up_the_end_of_a_night(setup: Setup) -> None:
-    pool = Full(num_slots=1, seed=0)
-    pool.root = setup.root
+    executor = Full(num_slots=1, seed=0)
+    executor.root = setup.root
     request = NightRequest("rates", experiments=8)
     state = NightState(request, CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
-    stop = Night(state, replace(setup, pool=pool), Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
+    stop = Night(state, replace(setup, executor=executor), Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0)).run()
     assert stop.cause == "file STOP found"
     assert [r.failure for r in setup.ledger.records()] == [None, Failure.INTERRUPTED]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_ends_first_it_is_one_campaign(setup: Setup, seed: int) -> None:
-    pool = AnyOrder(num_slots=(2, 3, 4, 8)[seed % 4], seed=seed, lost=0.08, crashed=0.08)
-    ours, proposer = night(setup, pool, num_experiments=16, seed=seed)
+    executor = AnyOrder(num_slots=(2, 3, 4, 8)[seed % 4], seed=seed, lost=0.08, crashed=0.08)
+    ours, proposer = night(setup, executor, num_experiments=16, seed=seed)
     decided = sorted((r for r in ours if r.decided), key=lambda r: r.decided or 0)
     assert [r.decided for r in decided] == [*range(1, 17)]
     assert [r.number for r in decided] != sorted(r.number for r in decided), "all ended in the order of their starts"
-    assert pool.most == pool.num_slots
-    assert max(proposer.in_flight) >= pool.num_slots - 1
-    assert max(proposer.waiting) == (pool.num_slots + 1) // 2 - 1, "proposals are made ahead"
-    assert len(set(pool.seen)) == len(pool.seen), "a config saw a seed twice"
+    assert executor.most == executor.num_slots
+    assert max(proposer.in_flight) >= executor.num_slots - 1
+    assert max(proposer.waiting) == (executor.num_slots + 1) // 2 - 1, "proposals are made ahead"
+    assert len(set(executor.seen)) == len(executor.seen), "a config saw a seed twice"
     campaign = Campaign()
     for record in decided:
         assert record.parent in {kept.number for kept in campaign.kept} or not campaign.kept
@@ -204,42 +204,42 @@ def after_a_kill(made: Night) -> None:
 def test_a_verdict_that_a_kill_cut_off_is_settled_before_there_is_another(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = AnyOrder(num_slots=2, seed=0)
-    setup = replace(setup, pool=pool)
+    executor = AnyOrder(num_slots=2, seed=0)
+    setup = replace(setup, executor=executor)
     state = NightState(NightRequest("rates", experiments=7), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
 
     def killed(record: Record, ledger: Ledger, repo: Repo) -> Record:
-        if record.is_keep or not pool.in_flight():
+        if record.is_keep or not executor.in_flight():
             return settle(record, ledger, repo)
-        monkeypatch.setattr(closing, "_settle", settle)
-        pool._over.update(pool.in_flight())  # the others ended before there was a head again
-        (ledger.run_dir(record.number, 1) / ATTEMPT / closing.WEIGHTS_NAME).mkdir(parents=True)
+        monkeypatch.setattr(finish, "_settle", settle)
+        executor._over.update(executor.in_flight())  # the others ended before there was a head again
+        (ledger.run_dir(record.number, 1) / ATTEMPT / finish.WEIGHTS_NAME).mkdir(parents=True)
         raise Killed
 
-    settle = closing._settle
-    monkeypatch.setattr(closing, "_settle", killed)
+    settle = finish._settle
+    monkeypatch.setattr(finish, "_settle", killed)
     after_a_kill(Night(state, setup, Rates(0), lambda text: None))
     ours = setup.ledger.records()
     assert [r.number for r in ours if r.settled is None] == []
-    assert [*setup.ledger.runs_dir.glob(f"*/run-*/*/{closing.WEIGHTS_NAME}")] == []
+    assert [*setup.ledger.runs_dir.glob(f"*/run-*/*/{finish.WEIGHTS_NAME}")] == []
 
 
 def test_a_baseline_goes_on_where_a_head_was_killed_before_it_had_started_a_run(setup: Setup) -> None:
-    class Pool(AnyOrder):
+    class Executor(AnyOrder):
         def submit(self, folder: Path, job: Job, enter: Callable[[], None]) -> None:
             if folder.name == "run-2" and not was_killed:
                 was_killed.append(folder)
                 raise Killed
             super().submit(folder, job, enter)
 
-    was_killed, setup = list[Path](), replace(setup, pool=Pool(num_slots=2, seed=0))
+    was_killed, setup = list[Path](), replace(setup, executor=Executor(num_slots=2, seed=0))
     state = NightState(NightRequest("rates", experiments=2), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     after_a_kill(Night(state, setup, Rates(0), lambda text: None))
     assert [(r.number, r.failure, len(r.runs)) for r in setup.ledger.records()] == [(1, None, 2), (2, None, 1)]
 
 
 def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -> None:
-    class Pool(AnyOrder):
+    class Executor(AnyOrder):
         def result(self, folder: Path) -> Result:
             if folder.parent.name == "0004":
                 git(setup.root, "checkout", "--quiet", "--force", "main")
@@ -247,7 +247,7 @@ def test_a_branch_that_a_person_went_to_keeps_its_own_train_toml(setup: Setup) -
                 git(setup.root, "commit", "--quiet", "--all", "-m", "mine")
             return super().result(folder)
 
-    setup = replace(setup, pool=Pool(num_slots=2, seed=0))
+    setup = replace(setup, executor=Executor(num_slots=2, seed=0))
     state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     stop = Night(state, setup, Rates(0), lambda text: None).run()
     assert stop.cause == f"the checkout moved from {CAMPAIGN} to main"
@@ -261,11 +261,11 @@ def test_the_baseline_uses_idle_slots_and_no_more_than_six(setup: Setup) -> None
 
 
 def test_a_config_that_is_in_flight_is_refused(setup: Setup) -> None:
-    pool = AnyOrder(num_slots=2, seed=0)
-    night(setup, pool, num_experiments=1)
-    setup = replace(setup, pool=pool)
-    from nightshift.experiment import start
-    from nightshift.train_toml.config import parse
+    executor = AnyOrder(num_slots=2, seed=0)
+    night(setup, executor, num_experiments=1)
+    setup = replace(setup, executor=executor)
+    from nightshift.config.train_toml import parse
+    from nightshift.experiment.experiment import start
 
     config = parse(set_values((setup.root / "train.toml").read_bytes(), {LR: 3e-6}))
     record = start(Request(), config, setup)
@@ -313,14 +313,14 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
         def check(self) -> list[str]:
             return [f"GPUs {self.gpus} are in use"] if self.gpus in taken else []
 
-    class Pool(AnyOrder):
+    class Executor(AnyOrder):
         @property
         def free_slots(self) -> list[Slot]:
             return [slot for slot in slots if slot.gpus not in taken]
 
     taken, slots = set[str | None](), [Slot(0, "0,1"), Slot(1, "2,3")]
     engines = {slot.gpus: Card(str(slot.gpus)) for slot in slots}
-    setup = replace(setup, pool=Pool(2, 0), engine_of=engines)  # type: ignore[arg-type]
+    setup = replace(setup, executor=Executor(2, 0), engine_of=engines)  # type: ignore[arg-type]
     require_ready(setup)
     taken.add("0,1")
     require_ready(setup)
@@ -330,29 +330,29 @@ def test_each_slot_has_the_engine_that_holds_its_gpus(setup: Setup) -> None:
 
 def test_a_night_with_fewer_slots_than_before_begins_nothing_until_one_is_free(setup: Setup) -> None:
     """pairs in slurm.toml may be lowered while jobs run."""
-    pool = AnyOrder(num_slots=4, seed=0)
-    setup, begun = replace(setup, pool=pool), list[int]()
+    executor = AnyOrder(num_slots=4, seed=0)
+    setup, begun = replace(setup, executor=executor), list[int]()
     state = NightState(NightRequest("rates"), CAMPAIGN, setup.rules_hash, setup.now().isoformat(), 1)
     made = Night(state, setup, Rates(0), lambda text: None, pauses=(0.0, 0.0, 0.0))
     for _ in range(3):
         made._step()
-    assert len(pool.in_flight()) > 2
-    pool.num_slots = 2
-    before = len(pool.in_flight())
+    assert len(executor.in_flight()) > 2
+    executor.num_slots = 2
+    before = len(executor.in_flight())
     made._begin = lambda num_free: bool(begun.append(num_free))  # type: ignore[method-assign]
     made._wait = lambda is_stopping: None  # type: ignore[method-assign]
     for _ in range(5):
         made._step()
-    assert 2 <= len(pool.in_flight()) <= before
+    assert 2 <= len(executor.in_flight()) <= before
     assert [num_free for num_free in begun if num_free] == []
 
 
 def test_a_cluster_s_hardware_is_what_its_campaign_began_on(setup: Setup) -> None:
-    pool = AnyOrder(num_slots=2, seed=0)
-    pool.hardware = lambda of_engine: ""  # type: ignore[method-assign]
-    setup = replace(setup, pool=pool)
+    executor = AnyOrder(num_slots=2, seed=0)
+    executor.hardware = lambda of_engine: ""  # type: ignore[method-assign]
+    setup = replace(setup, executor=executor)
     assert setup.hardware == ""
-    night(setup, pool, num_experiments=2)
+    night(setup, executor, num_experiments=2)
     first = setup.ledger.record(1)
     setup.ledger.write(replace(first, hardware="cpu of the node, job of 2 CPUs, 2 GB"))
     assert setup.hardware == "cpu of the node, job of 2 CPUs, 2 GB"

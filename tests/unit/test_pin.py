@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nightshift.engines.prime_rl.effective import effective
+from nightshift.config.allowlist import KEYS, OPPONENT, RATIO, SOURCE, variants
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.train_toml import parse
+from nightshift.config.values import Key, Kind
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.launch import Launch, Ports, leaves
 from nightshift.errors import UsageError
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.keys import KEYS, OPPONENT, RATIO, SOURCE, variants
-from nightshift.train_toml.values import Key, Kind
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -32,13 +32,13 @@ sys.path.insert(0, str(ROOT / "tools"))
 import pin  # noqa: E402
 
 _OWN = f"{SOURCE}.env.taskset."  # keys of our own environment package, but for its id
-# The engine sets all that it can for this train.toml: adapters and pools bring keys of their own.
+# The engine sets all that it can for this train.toml: adapters and executors bring keys of their own.
 _FULL = b"""[orchestrator]
 group_size = 2
 [trainer.model.lora]
 [orchestrator.train.source.curriculum.sampler]
 type = "difficulty_pool"
-[orchestrator.train.source.curriculum.sampler.pools.all]
+[orchestrator.train.source.curriculum.sampler.executors.all]
 threshold = 1.0
 weight = 1.0
 """

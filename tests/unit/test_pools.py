@@ -1,4 +1,4 @@
-"""What a pool believes, and what it does when those that it asks do not answer; without workers and without SLURM."""
+"""What an executor does when those that it asks do not answer; without workers and without SLURM."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
+from nightshift.campaign.records import JOB_NAME, Job, Outcome, Result, Signed, Training, signed_bytes
 from nightshift.engines.prime_rl.launch import PRIME_DIR
 from nightshift.engines.prime_rl.remains import TRACE_NAME, Remains, sweep
 from nightshift.errors import EngineError, Interrupted
+from nightshift.executors import local, slurm
+from nightshift.executors.base import Submitted, announce, job_of, verified
+from nightshift.executors.local import LocalExecutor
+from nightshift.executors.process import interruptible
+from nightshift.executors.slots import Slot
+from nightshift.executors.slurm import SlurmConfig, SlurmExecutor
+from nightshift.executors.watchdog import is_alive
 from nightshift.files import write_json
-from nightshift.pools import Submitted, announce, job_of, local, slurm, verified
-from nightshift.pools.local import LocalPool
-from nightshift.pools.slurm import SlurmConfig, SlurmPool
-from nightshift.processes.slots import Slot
-from nightshift.processes.supervise import interruptible
-from nightshift.processes.watchdog import is_alive
-from nightshift.records import JOB_NAME, Job, Outcome, Result, Signed, Training, signed_bytes
 from tests.rules import ARITHMETIC_TRL
 
 JOB = Job(ARITHMETIC_TRL, "rules", "harness", {"lr": 1}, 1, "selection", 100.0, outlives=True)
@@ -69,8 +70,8 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, controller: Controller) -> SlurmPool:
-    return SlurmPool(
+def executor(tmp_path: Path, controller: Controller) -> SlurmExecutor:
+    return SlurmExecutor(
         tmp_path, dict(os.environ), SlurmConfig(pairs=4, gpus=0, cpus_per_run=2, mem_gb=2, time_minutes=10)
     )
 
@@ -125,11 +126,11 @@ def test_a_job_that_somebody_wrote_meanwhile_is_none_of_the_worker_s(tmp_path: P
     assert job_of(folder, told) is None
 
 
-def test_what_is_started_was_entered_before(tmp_path: Path, pool: SlurmPool, controller: Controller) -> None:
+def test_what_is_started_was_entered_before(tmp_path: Path, executor: SlurmExecutor, controller: Controller) -> None:
     folder, seen = folder_of(tmp_path), []
-    pool.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / SUBMITTED_NAME).is_file())))
+    executor.submit(folder, JOB, lambda: seen.append((len(controller.jobs), (folder / SUBMITTED_NAME).is_file())))
     assert seen == [(0, True)]
-    here, seen = LocalPool(tmp_path, {}), []
+    here, seen = LocalExecutor(tmp_path, {}), []
 
     def refuse() -> None:
         seen.append((folder_2 / SUBMITTED_NAME).is_file())
@@ -145,22 +146,22 @@ def test_what_is_started_was_entered_before(tmp_path: Path, pool: SlurmPool, con
 
 
 def test_a_job_whose_submission_was_not_answered_is_cancelled_or_looked_for(
-    tmp_path: Path, pool: SlurmPool, controller: Controller
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller
 ) -> None:
     controller.loses_replies = True
     folder = folder_of(tmp_path)
-    pool.submit(folder, JOB, enter)  # neither sbatch nor scancel answered
+    executor.submit(folder, JOB, enter)  # neither sbatch nor scancel answered
     assert len(controller.jobs) == 1
-    assert [*pool.in_flight()] == [folder]
+    assert [*executor.in_flight()] == [folder]
     controller.is_away, (name,) = False, controller.jobs
-    assert not pool.is_over(folder)
-    mine = leave_result(folder, _key(controller, name), pool.in_flight()[folder])
+    assert not executor.is_over(folder)
+    mine = leave_result(folder, _key(controller, name), executor.in_flight()[folder])
     controller.jobs[name] = "COMPLETED"
-    assert pool.is_over(folder)
-    assert pool.result(folder) == mine
+    assert executor.is_over(folder)
+    assert executor.result(folder) == mine
 
 
-def test_a_refused_job_is_nowhere(tmp_path: Path, pool: SlurmPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_job_is_nowhere(tmp_path: Path, executor: SlurmExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: list[str], stdin: bytes = b"") -> str:
         if command[0] == "sbatch":
             raise EngineError("sbatch: error: invalid partition specified: nowhere")
@@ -168,57 +169,57 @@ def test_a_refused_job_is_nowhere(tmp_path: Path, pool: SlurmPool, monkeypatch: 
 
     monkeypatch.setattr(slurm, "_ask", refuse)
     with pytest.raises(EngineError, match="invalid partition"):
-        pool.submit(folder_of(tmp_path), JOB, enter)
-    assert pool.in_flight() == {}
+        executor.submit(folder_of(tmp_path), JOB, enter)
+    assert executor.in_flight() == {}
 
 
 def test_a_signed_result_counts_and_its_job_is_cancelled_later_where_the_controller_is_away(
-    tmp_path: Path, pool: SlurmPool, controller: Controller
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller
 ) -> None:
     folder = folder_of(tmp_path)
-    pool.submit(folder, JOB, enter)
+    executor.submit(folder, JOB, enter)
     (name,) = controller.jobs
-    mine = leave_result(folder, _key(controller, name), pool.in_flight()[folder])
+    mine = leave_result(folder, _key(controller, name), executor.in_flight()[folder])
     controller.is_away = True
-    assert pool.result(folder) == mine
-    assert pool.in_flight() == {}
+    assert executor.result(folder) == mine
+    assert executor.in_flight() == {}
     controller.is_away = False
     other = folder_of(tmp_path, 2)
-    pool.submit(other, JOB, enter)
+    executor.submit(other, JOB, enter)
     assert name in controller.jobs
-    pool.is_over(other)
+    executor.is_over(other)
     assert name not in controller.jobs
     assert len(controller.jobs) == 1
 
 
 def test_what_is_not_cancelled_now_is_cancelled_when_the_controller_answers(
-    tmp_path: Path, pool: SlurmPool, controller: Controller
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller
 ) -> None:
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
-        pool.submit(folder, JOB, enter)
+        executor.submit(folder, JOB, enter)
     controller.is_away = True
-    pool.cancel(folders)
-    assert (pool.in_flight(), len(controller.jobs)) == ({}, 2)
+    executor.cancel(folders)
+    assert (executor.in_flight(), len(controller.jobs)) == ({}, 2)
     controller.is_away = False
-    assert pool.other_jobs() == [], "they are ours until they are gone"
-    pool.cancel([])
+    assert executor.other_jobs() == [], "they are ours until they are gone"
+    executor.cancel([])
     assert controller.jobs == {}
 
 
 def test_a_job_that_completed_has_longer_to_be_seen_than_one_that_failed(
-    tmp_path: Path, pool: SlurmPool, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: SlurmExecutor, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "OTHERWISE_SECONDS", 0.0)
     folders = [folder_of(tmp_path, number) for number in (1, 2)]
     for folder in folders:
-        pool.submit(folder, JOB, enter)
+        executor.submit(folder, JOB, enter)
     controller.jobs.update(zip(controller.jobs, ("COMPLETED", "NODE_FAIL"), strict=True))
-    pool.is_over(folders[0])
+    executor.is_over(folders[0])
     time.sleep(0.01)
-    assert [pool.is_over(folder) for folder in folders] == [False, True]
+    assert [executor.is_over(folder) for folder in folders] == [False, True]
     with pytest.raises(EngineError, match=r"ended without a result: .*NODE_FAIL"):
-        pool.result(folders[1])
+        executor.result(folders[1])
 
 
 def _key(controller: Controller, name: str) -> bytes:
@@ -241,20 +242,20 @@ class Ended:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[LocalPool, list[Ended]]]:
+def two(tmp_path: Path) -> Iterator[tuple[LocalExecutor, list[Ended]]]:
     """One that ended before its turn to be collected, and one that runs."""
-    from nightshift.pools.local import _Worker
+    from nightshift.executors.local import _Worker
 
-    pool, workers = LocalPool(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
+    executor, workers = LocalExecutor(tmp_path, {}, (Slot(0), Slot(1))), [Ended(True), Ended(False)]
     os.close(workers[0].fds[1])  # readable from now on, as the pidfd of an ended process is
     for number, worker in enumerate(workers):
-        pool._workers[tmp_path / str(number)] = _Worker(worker, "", JOB, Slot(number), float("inf"), worker.fds[0])  # type: ignore[arg-type]
-    yield pool, workers
+        executor._workers[tmp_path / str(number)] = _Worker(worker, "", JOB, Slot(number), float("inf"), worker.fds[0])  # type: ignore[arg-type]
+    yield executor, workers
     for descriptor in (workers[0].fds[0], *workers[1].fds):
         os.close(descriptor)
 
 
-def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(two: tuple[LocalPool, list[Ended]]) -> None:
+def test_a_run_that_waits_for_its_turn_does_not_keep_the_head_busy(two: tuple[LocalExecutor, list[Ended]]) -> None:
     began = time.monotonic()
     two[0].wait(0.3)
     assert time.monotonic() - began >= 0.25
@@ -274,10 +275,10 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
     program.write_text("import signal\nsignal.pause()\n")
     monkeypatch.setattr(local, "PROGRAM", (str(program),))
     monkeypatch.setattr(os, "pidfd_open", stopped)
-    pool = LocalPool(tmp_path, dict(os.environ), outlives=True)
+    executor = LocalExecutor(tmp_path, dict(os.environ), outlives=True)
     with pytest.raises(Interrupted), interruptible():
-        pool.submit(folder_of(tmp_path), JOB, enter)
-    pool.cancel([*pool.in_flight()])
+        executor.submit(folder_of(tmp_path), JOB, enter)
+    executor.cancel([*executor.in_flight()])
     left = [process for process in started if is_alive(process)]
     for process in left:
         process.kill()
@@ -286,14 +287,14 @@ def test_a_worker_that_a_stop_comes_at_the_start_of_is_not_left_running(
 
 def test_only_who_fits_a_free_slot_is_adopted(tmp_path: Path) -> None:
     was = Submitted("name", "local", "", "")
-    pool = LocalPool(tmp_path, {}, (Slot(0, cores=(0,)), Slot(1, cores=(1,))), outlives=True)
-    assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(7,)))
-    assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(0,), outlives=False))
-    assert not pool.adopt(tmp_path / "a", was, replace(JOB, cores=(1,))), "it was never begun"
+    executor = LocalExecutor(tmp_path, {}, (Slot(0, cores=(0,)), Slot(1, cores=(1,))), outlives=True)
+    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(7,)))
+    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(0,), outlives=False))
+    assert not executor.adopt(tmp_path / "a", was, replace(JOB, cores=(1,))), "it was never begun"
     leave_result(folder_of(tmp_path), bytes(32), JOB)
-    assert pool.adopt(tmp_path / "runs/0001/run-1", was, replace(JOB, cores=(1,)))
-    assert not pool.adopt(tmp_path / "b", was, replace(JOB, cores=(1,))), "it is taken"
-    assert [slot.number for slot in pool.free_slots] == [0]
+    assert executor.adopt(tmp_path / "runs/0001/run-1", was, replace(JOB, cores=(1,)))
+    assert not executor.adopt(tmp_path / "b", was, replace(JOB, cores=(1,))), "it is taken"
+    assert [slot.number for slot in executor.free_slots] == [0]
 
 
 def test_what_lies_below_a_run_of_another_node_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.engines.prime_rl.causes import PortTaken, diagnose
+from nightshift.engines.prime_rl.diagnose import PortTaken, diagnose
 from nightshift.text import clean
 from tests.stand_in_prime_rl import API, CORE, CORE_FAILED, ENGINE_DEAD, ENGINE_DIED, TORCHRUN, TRACEBACK
 

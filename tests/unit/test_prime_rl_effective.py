@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from nightshift.engines.prime_rl.effective import effective, fixed
+from nightshift.config.allowlist import ANY, BY_PRESET, KEYS, SOURCE, lock
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import parse
+from nightshift.engines.prime_rl.config import effective, fixed
 from nightshift.engines.prime_rl.launch import leaves
 from nightshift.errors import ConfigError
-from nightshift.processes.supervise import engine_environment
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.edit import set_values
-from nightshift.train_toml.keys import ANY, BY_PRESET, KEYS, SOURCE, lock
+from nightshift.executors.process import engine_environment
 from tests.prime_rl_plans import SHIPPED, VARIANTS, launch_of, open_configs, variant
 from tests.rules import GSM8K_PRIME_RL as RULES
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nightshift.config.train_toml import parse
 from nightshift.engines.prime_rl.session import Refusal, explain, read_verdict
-from nightshift.train_toml.config import parse
 from tests.prime_rl_plans import SHIPPED, launch_of
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "prime_rl" / "refusals.json"

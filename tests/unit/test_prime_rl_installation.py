@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.engines.downloads import data_problem
 from nightshift.engines.prime_rl import engine as engine_module
 from nightshift.engines.prime_rl import installation as checks
 from nightshift.engines.prime_rl import installation as copies
 from nightshift.engines.prime_rl.engine import PrimeRlEngine
+from nightshift.engines.prime_rl.install import Installer, pin_model
 from nightshift.engines.prime_rl.installation import Installation, Pins
-from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError
-from nightshift.rules_toml import Chosen, rules_of
 from tests.prime_rl_plans import GPU
 from tests.rules import ARITHMETIC_TRL, GSM8K_PRIME_RL
 

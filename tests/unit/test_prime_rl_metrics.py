@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from nightshift.campaign.metrics import Step, read_steps, write_steps
+from nightshift.campaign.records import Outcome, Result, Training
 from nightshift.engines.prime_rl.metrics import MetricsTail, num_rollouts, rollout_files, sample_rollouts
-from nightshift.health import Conditions, digest
-from nightshift.metrics import Step, read_steps, write_steps
-from nightshift.records import Outcome, Result, Training
+from nightshift.experiment.health import Conditions, digest
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "prime_rl"
 FILES = sorted(path.name for path in RECORDED.glob("metrics-*.jsonl"))

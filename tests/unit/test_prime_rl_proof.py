@@ -16,12 +16,12 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from nightshift.engines.prime_rl import proof
-from nightshift.engines.prime_rl.proof import CHATS, Answers, Distances, Read, Served, Witness, prove
+from nightshift.campaign.records import Weights
+from nightshift.engines.prime_rl import served as proof
+from nightshift.engines.prime_rl.served import CHATS, Answers, Distances, Read, Served, Witness, prove
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import check_weights
 from nightshift.errors import EngineError
-from nightshift.records import Weights
 from tests import stand_in_prime_rl
 from tests.conftest import living_children
 from tests.prime_rl_plans import launch_of, variant

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.export.private import Private
+from nightshift.report.export.private import Private
 
 ROOT = Path("/work/my checkout")
 SECRETS = {"DB_PASSWORD": "12345678", "X_TOKEN": 'corr"ect horse', "PATH": "/usr/bin"}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nightshift import health
-from nightshift.cli import commands
-from nightshift.console import summary
+from nightshift.campaign.records import Judgement, Verdict
+from nightshift.cli.main import commands
+from nightshift.cli.output import summary
+from nightshift.cli.shell import in_one_line
+from nightshift.cli.status import TIMED_OUT
+from nightshift.config.allowlist import variants
 from nightshift.errors import ExitCode
-from nightshift.records import Judgement, Verdict
-from nightshift.shell import in_one_line
-from nightshift.status import TIMED_OUT
-from nightshift.train_toml.keys import variants
+from nightshift.experiment import health
 from tests.campaigns import a_record
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import nightshift
-from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config
+from nightshift.campaign.records import Record, Verdict
+from nightshift.config.train_toml import Config
 from tests.recorded_nights import stored_night
 
 ROOT = Path(__file__).parents[2]

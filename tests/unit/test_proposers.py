@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.base import Context, Proposer
+from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.engines import used_keys
+from nightshift.campaign.records import Judgement, Verdict
+from nightshift.config.train_toml import diff, parse
+from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
-from nightshift.proposers import Context, Proposer
-from nightshift.proposers.search import SearchProposer, scores, space_of
-from nightshift.records import Judgement, Verdict
-from nightshift.train_toml.config import diff, parse
 from tests import campaigns
 from tests.campaigns import BASELINE
 from tests.rules import ARITHMETIC_TRL

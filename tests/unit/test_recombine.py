@@ -16,13 +16,13 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.decision import MAX_DISCARDED
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.recombine import chosen, combine, is_drawn, made_of, next_base, start_from
-from nightshift.decision_rules import DecisionRules
+from nightshift.campaign.records import Record, Verdict
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config, diff, parse
 from nightshift.errors import UsageError
 from nightshift.night.loop import repeat_of
 from nightshift.night.state import NightRequest, NightState, used
-from nightshift.records import Record, Verdict
-from nightshift.train_toml.config import Config, diff, parse
-from nightshift.train_toml.edit import ABSENT, set_values
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result
 from tests.rules import ARITHMETIC_TRL
 
@@ -231,7 +231,7 @@ def test_the_least_hopeful_are_forgotten_and_nothing_else_changes(monkeypatch: p
     rules, rng = DecisionRules(), np.random.default_rng(1)
     scores = [0.50, *np.where(rng.random(40) < 0.2, 0.49, rng.normal(0.465, 0.01, 40))]
 
-    def told(most: int) -> decision.Belief:
+    def told(most: int) -> decision.Posterior:
         monkeypatch.setattr(decision, "MAX_DISCARDED", most)
         belief = decision.baseline([0.475, 0.48], 1319, rules)
         for number, score in enumerate(scores, 1):

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.brief import describe
+from nightshift.agents.history import history
 from nightshift.campaign import decision
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Record, Request, Verdict
 from nightshift.campaign.results import COLUMNS, row
-from nightshift.console import summary
-from nightshift.decision_rules import DecisionRules
-from nightshift.experiment import run_experiment
-from nightshift.night.text import one_line
-from nightshift.proposers.brief import describe
-from nightshift.proposers.history import history
-from nightshift.records import Record, Request, Verdict
+from nightshift.cli.output import summary
+from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.train_toml import parse
+from nightshift.experiment.experiment import run_experiment
+from nightshift.night.summary import one_line
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from nightshift.train_toml.config import parse
 from tests import rules as known_rules
 from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
 from tests.conftest import git

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from nightshift.campaign.ledger import Ledger
-from nightshift.records import Failure, Record
+from nightshift.campaign.records import Failure, Record
 from tests.campaigns import a_record, judged, stored
 from tests.recorded_nights import records
 from tests.rules import ARITHMETIC_TRL

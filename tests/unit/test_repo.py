@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.git import Head, Repo
 from nightshift.errors import EngineError, UsageError
-from nightshift.git.repo import Head, Repo
 from tests.conftest import CAMPAIGN, git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"

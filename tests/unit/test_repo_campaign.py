@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nightshift.campaign.git import Head, Repo
 from nightshift.errors import UsageError
-from nightshift.git.repo import Head, Repo
 from tests.checkouts import wait_for
 from tests.conftest import CAMPAIGN, git
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.certify.certify import COMPARISON_NAME
+from nightshift.campaign.metrics import Step
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
-from nightshift.metrics import Step
-from nightshift.records import Failure, Judgement, Record, Verdict
-from nightshift.report.chart import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
+from nightshift.experiment.certify import COMPARISON_NAME
+from nightshift.report.charts import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
 from nightshift.report.data import Morning, gather
 from nightshift.report.diff import kept_chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
-from nightshift.status import status_lines
 from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, stored, with_certificate
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.agents.history import load_configs
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Load, Record
 from nightshift.campaign.standing import Expected
-from nightshift.proposers.history import load_configs
-from nightshift.records import Failure, Load, Record
 from nightshift.report import page as compare
 from nightshift.report import text
 from nightshift.report.data import Morning, gather

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.notebook import calibrations, predicted
 from nightshift.campaign.ledger import Ledger
-from nightshift.proposers.notebook import calibrations, predicted
-from nightshift.records import prediction_in
+from nightshift.campaign.records import prediction_in
 from tests.campaigns import campaign
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from nightshift.config.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
 from nightshift.errors import UsageError
-from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
 from tests.rules import ALL_RULES, ARITHMETIC_TRL, GSM8K_PRIME_RL, ROOT
 
 
@@ -34,10 +34,10 @@ def root(tmp_path: Path) -> Path:
         "environments/gsm8k/nightshift_gsm8k/scoring.py",
         "environments/arithmetic/nightshift_arithmetic/data.py",
         "environments/arithmetic/nightshift_arithmetic/words.json",
-        "nightshift/environments.py",
-        "nightshift/evaluation.py",
+        "nightshift/evaluation/environment.py",
+        "nightshift/evaluation/evaluate.py",
         "nightshift/engines/trl/grpo.py",
-        "nightshift/train_toml/keys.py",
+        "nightshift/config/allowlist.py",
         "nightshift/campaign/decision.py",
         "models/arithmetic-base/model.safetensors",
         "models/arithmetic-base/chat_template.jinja",
@@ -58,7 +58,7 @@ def test_what_does_not_measure_does_not_change_the_hash(root: Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
     assert (ARITHMETIC_TRL.hash(root), ARITHMETIC_TRL.harness_tree(root)) == (before, tree)
-    for name in ("nightshift/console.py", "nightshift/engines/prime_rl/engine.py", "run.py"):
+    for name in ("nightshift/cli/output.py", "nightshift/engines/prime_rl/engine.py", "run.py"):
         (root / name).write_text("")
     assert ARITHMETIC_TRL.hash(root) == before == ARITHMETIC_TRL.hash(ROOT)  # wherever the checkout lies
     assert ARITHMETIC_TRL.harness_tree(root) != tree
@@ -83,8 +83,8 @@ def test_another_environment_touches_its_folder_and_rules_toml_only(root: Path) 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(root: Path) -> None:
     before = ARITHMETIC_TRL.hash(root)
-    (root / "nightshift" / "worker.py").unlink()
-    os.mkfifo(root / "nightshift" / "worker.py")
+    (root / "nightshift" / "experiment" / "worker.py").unlink()
+    os.mkfifo(root / "nightshift" / "experiment" / "worker.py")
     assert ARITHMETIC_TRL.hash(root) != before
 
 

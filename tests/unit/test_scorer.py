@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift import scorer as module
 from nightshift.errors import EngineError
-from nightshift.scorer import Scorer, TaskExample
+from nightshift.evaluation import scorer as module
+from nightshift.evaluation.scorer import Scorer, TaskExample
 from tests.conftest import living_children
 from tests.waiting import wait_for
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.errors import UsageError
-from nightshift.git.repo import Repo
-from nightshift.guard.seal import Checkout, restore, take
+from nightshift.experiment.seal import Checkout, restore, take
 from tests.campaigns import a_record
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL

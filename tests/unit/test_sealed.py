@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from nightshift_arithmetic import data
 
-from nightshift import sealed
 from nightshift.errors import EngineError, UsageError
-from nightshift.sealed import Look
+from nightshift.evaluation import test_split
+from nightshift.evaluation.test_split import Look
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_ins import small
 
@@ -52,9 +52,9 @@ def test_one_function_loads_the_sealed_set_and_only_a_worker_calls_it() -> None:
         if isinstance(value, ast.Constant) and value.value in ("sealed", "test.jsonl")
     }
     # gsm8k's own data module reads the file to hold its problems out of training.
-    assert passed_on == {"nightshift/sealed.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
-    assert users_of("selection_set") == {"nightshift/evaluation.py", "nightshift/worker.py"}
-    assert users_of("sealed_set") == {"nightshift/sealed.py", "nightshift/worker.py"}
+    assert passed_on == {"nightshift/evaluation/test_split.py", "environments/gsm8k/nightshift_gsm8k/data.py"}
+    assert users_of("selection_set") == {"nightshift/evaluation/evaluate.py", "nightshift/experiment/worker.py"}
+    assert users_of("sealed_set") == {"nightshift/evaluation/test_split.py", "nightshift/experiment/worker.py"}
 
 
 def test_no_split_of_an_environment_is_chosen_at_run_time_elsewhere() -> None:
@@ -81,51 +81,54 @@ def root_with(tmp_path: Path) -> Path:
 
 def test_the_set_is_read_for_the_last_look_with_its_heads_key_only(tmp_path: Path) -> None:
     root = root_with(tmp_path)
-    sealed.count(root / "runs", FIRST, b"k" * 32)
-    examples = sealed.sealed_set(RULES, root, 1, b"k" * 32)
+    test_split.count(root / "runs", FIRST, b"k" * 32)
+    examples = test_split.sealed_set(RULES, root, 1, b"k" * 32)
     assert {example.key for _, example in examples} == {e.key for e in data.load("sealed", 8)}
-    assert [look.number for look in sealed.counted_looks(root / "runs")] == [1]
+    assert [look.number for look in test_split.counted_looks(root / "runs")] == [1]
     for number, key in ((1, b"x" * 32), (1, b""), (2, b"k" * 32), (None, b"k" * 32)):
         with pytest.raises(EngineError, match="for the head of a look"):
-            sealed.sealed_set(RULES, root, number, key)
-    sealed.count(root / "runs", replace(FIRST, number=2), b"l" * 32)
+            test_split.sealed_set(RULES, root, number, key)
+    test_split.count(root / "runs", replace(FIRST, number=2), b"l" * 32)
     with pytest.raises(EngineError, match="for the head of a look"):  # the first one is over
-        sealed.sealed_set(RULES, root, 1, b"k" * 32)
+        test_split.sealed_set(RULES, root, 1, b"k" * 32)
 
 
 def test_nothing_is_read_when_no_look_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = root_with(tmp_path)
     monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the sealed set was read"))
     with pytest.raises(EngineError, match="for the head of a look"):
-        sealed.sealed_set(RULES, root, 1, b"k" * 32)
-    (root / "runs" / sealed.LOOKS_NAME).mkdir()
+        test_split.sealed_set(RULES, root, 1, b"k" * 32)
+    (root / "runs" / test_split.LOOKS_NAME).mkdir()
     with pytest.raises(UsageError, match="is damaged"):
-        sealed.count(root / "runs", FIRST, b"k" * 32)
+        test_split.count(root / "runs", FIRST, b"k" * 32)
 
 
 def test_a_look_that_goes_on_is_the_same_look_with_another_heads_key(tmp_path: Path) -> None:
     runs = root_with(tmp_path) / "runs"
     for key in (b"k" * 32, b"l" * 32):
-        sealed.count(runs, FIRST, key)
-    assert [look.number for look in sealed.counted_looks(runs)] == [1]
-    assert sealed.sealed_set(RULES, tmp_path, 1, b"l" * 32)
-    sealed.count(runs, replace(FIRST, number=2, incumbent="j"), b"m" * 32)
-    assert [(look.number, look.incumbent) for look in sealed.counted_looks(runs)] == [(1, FIRST.incumbent), (2, "j")]
+        test_split.count(runs, FIRST, key)
+    assert [look.number for look in test_split.counted_looks(runs)] == [1]
+    assert test_split.sealed_set(RULES, tmp_path, 1, b"l" * 32)
+    test_split.count(runs, replace(FIRST, number=2, incumbent="j"), b"m" * 32)
+    assert [(look.number, look.incumbent) for look in test_split.counted_looks(runs)] == [
+        (1, FIRST.incumbent),
+        (2, "j"),
+    ]
     with pytest.raises(ValueError, match="look 1 after 2 looks"):
-        sealed.count(runs, FIRST, b"n" * 32)
+        test_split.count(runs, FIRST, b"n" * 32)
 
 
 def test_looks_of_version_0_2_are_counted(tmp_path: Path) -> None:
     runs = root_with(tmp_path) / "runs"
     old = {name: getattr(FIRST, name) for name in FIRST.__slots__} | {"baseline": 1, "incumbent": 4}
-    (runs / sealed.LOOKS_NAME).write_text(json.dumps(old) + "\n")
-    assert [look.baseline for look in sealed.counted_looks(runs)] == [1]
+    (runs / test_split.LOOKS_NAME).write_text(json.dumps(old) + "\n")
+    assert [look.baseline for look in test_split.counted_looks(runs)] == [1]
 
 
 def test_a_damaged_count_stops_everything(tmp_path: Path) -> None:
     runs = root_with(tmp_path) / "runs"
-    sealed.count(runs, FIRST, b"k" * 32)
-    path = runs / sealed.LOOKS_NAME
+    test_split.count(runs, FIRST, b"k" * 32)
+    path = runs / test_split.LOOKS_NAME
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="every look at the sealed set counts"):
-        sealed.count(runs, replace(FIRST, number=2), b"k" * 32)
+        test_split.count(runs, replace(FIRST, number=2), b"k" * 32)

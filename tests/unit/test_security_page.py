@@ -7,7 +7,7 @@ import re
 import shlex
 from importlib.util import find_spec
 
-from nightshift.cli import commands
+from nightshift.cli.main import commands
 from tests.cheats.__main__ import ATTEMPTS
 from tests.checkouts import ROOT, names_no_place
 

@@ -11,23 +11,12 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from nightshift.proposers.space import (
-    BOXES,
-    DECAY,
-    DECAYING,
-    KIND,
-    MAX_KEYS,
-    STEPS,
-    WARMUP,
-    Dimension,
-    Scale,
-    SearchSpace,
-)
-from nightshift.proposers.throughput import Plan
-from nightshift.train_toml.config import Config, changed_keys, parse
-from nightshift.train_toml.edit import ABSENT, set_values
-from nightshift.train_toml.keys import KEYS
-from nightshift.train_toml.values import Kind, accept
+from nightshift.agents.space import BOXES, DECAY, DECAYING, KIND, MAX_KEYS, STEPS, WARMUP, Dimension, Scale, SearchSpace
+from nightshift.agents.throughput import Plan
+from nightshift.config.allowlist import KEYS
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import Config, changed_keys, parse
+from nightshift.config.values import Kind, accept
 
 LR = "trainer.optim.lr"
 # Keys that give way to another one that was drawn.

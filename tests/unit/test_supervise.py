@@ -20,10 +20,10 @@ import psutil
 import pytest
 
 from nightshift.errors import EngineError, Interrupted
+from nightshift.executors import process as supervise
+from nightshift.executors.process import Child, ProcessGroup, engine_environment, interruptible
+from nightshift.executors.watchdog import ProcessTree, is_alive
 from nightshift.files import free_disk_gb
-from nightshift.processes import supervise
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment, interruptible
-from nightshift.processes.watchdog import ProcessTree, is_alive
 from tests.waiting import HANG_SECONDS, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are found through Linux's child subreaper")
@@ -344,8 +344,8 @@ def test_what_cannot_be_killed_is_described(make_group, launch, monkeypatch):
     group = make_group(grace_seconds=0.0)
     child = launch(group, READY + SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr("nightshift.processes.watchdog.KILL_SECONDS", 0.1)
-        patch.setattr("nightshift.processes.watchdog._kill", lambda process: None)
+        patch.setattr("nightshift.executors.watchdog.KILL_SECONDS", 0.1)
+        patch.setattr("nightshift.executors.watchdog._kill", lambda process: None)
         [left] = group.stop()
     assert left.startswith(f"pid {child.pid} 'python")
     assert group.stop() == []
@@ -364,7 +364,7 @@ def harness(
         "from pathlib import Path\n"
         "from nightshift.processes import supervise\n"
         "from nightshift.errors import Interrupted\n"
-        "from nightshift.processes.supervise import ProcessGroup, engine_environment, interruptible\n"
+        "from nightshift.executors.process import ProcessGroup, engine_environment, interruptible\n"
         f"group = ProcessGroup('harness-' + sys.argv[1], {grace_seconds})\n"
         "def start(code):\n"
         "    return group.start('worker', [sys.executable, '-S', '-c', code, sys.argv[1], 'child'], cwd=Path.cwd(),\n"

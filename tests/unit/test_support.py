@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.brief import compose
+from nightshift.agents.history import history
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.records import Failure, Record
 from nightshift.campaign.standing import DECIDED, Support, fresh
-from nightshift.proposers.brief import compose
-from nightshift.proposers.history import history
-from nightshift.records import Failure, Record
+from nightshift.config.train_toml import parse
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from nightshift.train_toml.config import parse
 from tests.campaigns import BASELINE, BRANCH, a_record, context_of, folded, judged, stored
 
 FIRST = [[0.50, 0.50], [0.60]]  # a keep that is believed

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.guard.surroundings import Surroundings
+from nightshift.experiment.surroundings import Surroundings
 from tests.unit.test_untracked import forge
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from nightshift.engines.prime_rl.effective import effective
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
+from nightshift.config.train_toml import parse
+from nightshift.engines.prime_rl.config import effective
 from nightshift.engines.prime_rl.installation import environment_files
 from nightshift.errors import UsageError
-from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, rules_elsewhere, rules_here, rules_of
-from nightshift.train_toml.config import parse
 from tests.rules import GSM8K_PRIME_RL, ROOT
 
 BOMB = "raise AssertionError('imported')\n"

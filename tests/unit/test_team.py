@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agents.base import Context, Proposal
+from nightshift.agents.brief import MAX_CHARACTERS
+from nightshift.agents.notebook import MAX_BYTES as NOTEBOOK_BYTES
+from nightshift.agents.notebook import belied, calibrations, entry, mode, notebook, predicted
+from nightshift.agents.team import MAX_BYTES, NUM_ROLLOUTS, evidence, implementation, members, reflection, strategy
 from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
+from nightshift.campaign.records import Failure, Judgement, Record, Verdict
 from nightshift.errors import UsageError
 from nightshift.files import as_json
-from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, write_steps
-from nightshift.proposers import Context, Proposal
-from nightshift.proposers.brief import MAX_CHARACTERS
-from nightshift.proposers.notebook import MAX_BYTES as NOTEBOOK_BYTES
-from nightshift.proposers.notebook import belied, calibrations, entry, mode, notebook, predicted
-from nightshift.proposers.team import MAX_BYTES, NUM_ROLLOUTS, evidence, implementation, members, reflection, strategy
-from nightshift.records import Failure, Judgement, Record, Verdict
 from tests import campaigns
 from tests.campaigns import a_record
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.campaign.records import Request
 from nightshift.errors import UsageError
-from nightshift.records import Request
 from nightshift.text import clean
 
 TEXTS = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightshift.proposers.throughput import Throughput
-from nightshift.records import Load, Result
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import set_values
+from nightshift.agents.throughput import Throughput
+from nightshift.campaign.records import Load, Result
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
 from tests.campaigns import a_result
 from tests.recorded_nights import configs, records
 

@@ -16,10 +16,10 @@ from nightshift_tictactoe.board import START, moves, play, written
 from nightshift_tictactoe.game import Match, episodes, practice
 from nightshift_tictactoe.players import POOL, value
 
+from nightshift.campaign.records import Completion, Weights
+from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import EngineError
-from nightshift.evaluation import evaluate, selection_set
-from nightshift.records import Completion, Weights
-from nightshift.rules_toml import Chosen, rules_of
+from nightshift.evaluation.evaluate import evaluate, selection_set
 from tests.boards import read
 from tests.rules import ROOT
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nightshift.records import Load, Record, Result
+from nightshift.campaign.records import Load, Record, Result
 from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, Use, nights, num_at_once, split_experiment, timeline
 from tests.campaigns import a_result, judged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from nightshift.train_toml.config import Change, Config, changes_of, diff, parse
+from nightshift.config.train_toml import Change, Config, changes_of, diff, parse
 from tests.prime_rl_plans import open_configs
 from tests.train_tomls import SMALL
 

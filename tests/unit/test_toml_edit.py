@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nightshift.config.allowlist import default
+from nightshift.config.toml_edit import ABSENT, set_values
+from nightshift.config.train_toml import parse
 from nightshift.errors import ConfigError
-from nightshift.train_toml.config import parse
-from nightshift.train_toml.edit import ABSENT, set_values
-from nightshift.train_toml.keys import default
 from tests.train_tomls import FUZZ, SHIPPED, SMALL
 
 LENGTH = "orchestrator.train.sampling.max_completion_tokens"

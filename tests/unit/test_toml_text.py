@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightshift.config.toml_text import line_of
+from nightshift.config.train_toml import load, parse
 from nightshift.errors import ConfigError, ExitCode
-from nightshift.train_toml.config import load, parse
-from nightshift.train_toml.text import line_of
 from tests.train_tomls import FUZZ, SMALL, assert_one_clean_line
 
 

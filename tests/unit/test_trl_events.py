@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from nightshift.campaign.records import Completion
 from nightshift.engines.trl.session import Completions, Ready, Trained, decode_event
 from nightshift.errors import EngineError
-from nightshift.records import Completion
 
 TRAINED = {
     "event": "trained",

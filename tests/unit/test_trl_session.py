@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.campaign.records import Failure, Outcome, Progress
+from nightshift.config.rules import Decoding
 from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import EngineError
-from nightshift.processes.supervise import engine_environment
-from nightshift.records import Failure, Outcome, Progress
-from nightshift.rules import Decoding
+from nightshift.executors.process import engine_environment
 from tests.conftest import living_children
 
 READY = 'import json, os, sys, time\nprint(\'{"event": "ready"}\', flush=True)\n'

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.guard.freeze import top_modules, untracked_code
+from nightshift.experiment.integrity import top_modules, untracked_code
 
 TRACKED = (
     "nightshift/__init__.py",

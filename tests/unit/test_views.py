@@ -15,13 +15,14 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from nightshift import command
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.records import Failure, Judgement, Verdict
 from nightshift.campaign.standing import Counts, expected
-from nightshift.cli import commands
-from nightshift.records import Failure, Judgement, Verdict
-from nightshift.views import compared, encoded
+from nightshift.cli import run as command
+from nightshift.cli.main import commands
+from nightshift.cli.views import compared
+from nightshift.report.views import encoded
 from tests.campaigns import COMPARISON, a_record
 from tests.checkouts import commit_all
 from tests.recorded_nights import stored_night
@@ -132,7 +133,7 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
     ledger = Ledger(tmp_path / "copy")
     monkeypatch.setattr(command, "process_root", lambda: tmp_path / "copy")
     number = ledger.reserve(a_record(branch=BRANCH), {"train.toml": b""}).number
-    with ledger.head():
+    with ledger.controller():
         found = answer("status")
     assert [(each["number"], each["runs"]) for each in found["running"]] == [(number, [None])]
     assert found["running"][0]["seconds"] > 0
@@ -210,7 +211,7 @@ def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm() -> None:
 
 def test_a_narrow_terminal_gets_the_same_line(recorded: Path) -> None:
     """Many agents' tools give a command a terminal, not a pipe."""
-    program = "import sys; from nightshift.cli import commands; commands(['show', '2', '--json'])"
+    program = "import sys; from nightshift.cli.main import commands; commands(['show', '2', '--json'])"
     terminal = Terminal([sys.executable, "-c", program], recorded, PYTHONPATH=str(ROOT))
     assert terminal.finish() == 0
     [line] = [line for line in terminal.lines if line.startswith("{")]

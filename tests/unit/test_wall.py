@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.errors import UsageError
-from nightshift.git.repo import Repo
-from nightshift.guard.clone import Clone
-from nightshift.guard.doorstep import key_filter
-from nightshift.guard.wall import (
+from nightshift.agents.clone import Clone
+from nightshift.agents.sandbox import (
     FORMS,
     MAX_BYTES,
     Form,
     Login,
     Places,
-    Wall,
+    Sandbox,
     build_argv,
     choose,
     cover,
@@ -27,6 +24,9 @@ from nightshift.guard.wall import (
     program_places,
     system_places,
 )
+from nightshift.agents.sandbox_entry import key_filter
+from nightshift.campaign.git import Repo
+from nightshift.errors import UsageError
 
 TOKEN, RENEWED = b'{"tokens": {"access": "old"}}', b'{"tokens": {"access": "new"}}'
 CODEX = Login(("OPENAI_*",), (".codex", "CODEX_HOME"), "auth.json", ("config.toml",))
@@ -268,7 +268,7 @@ def test_variables_go_in_by_a_list(checkout: Path, tmp_path: Path) -> None:
     others |= {"LD_PRELOAD": "x", "NIGHTSHIFT_GSM8K": "data", "HF_TOKEN": "t", "PYTHONPATH": "x", "NODE_OPTIONS": "x"}
     clone = Clone(Repo(checkout), tmp_path)
     clone.make()
-    wall = Wall("/bin/bwrap", FORMS[0], CODEX, hidden_places(checkout, environ), {**environ, **others})
+    wall = Sandbox("/bin/bwrap", FORMS[0], CODEX, hidden_places(checkout, environ), {**environ, **others})
     words, inside = wall.enclose(["sh", "-c", "true"], clone, clone.folder / "prompt.txt")
     clone.clear()
     own = {"HOME": "/agent", "TMPDIR": "/tmp", "SHELL": "/bin/sh", "PATH": inside["PATH"]}

@@ -9,13 +9,13 @@ from random import Random
 import msgspec
 import pytest
 
-from nightshift.console import summary
-from nightshift.engines import NoGradient
-from nightshift.experiment import run_experiment
-from nightshift.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
-from nightshift.records import CURVE_POINTS, JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
-from nightshift.setup import Setup
-from nightshift.worker import curve, ending
+from nightshift.campaign.metrics import NO_GRADIENT_STEPS, Step, num_without_gradient, read_steps
+from nightshift.campaign.records import CURVE_POINTS, JOB_NAME, Job, Outcome, Phase, Progress, Record, Request
+from nightshift.cli.output import summary
+from nightshift.engines.base import NoGradient
+from nightshift.experiment.experiment import run_experiment
+from nightshift.experiment.setup import Setup
+from nightshift.experiment.worker import curve, ending
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
-from nightshift.campaign.belief import Belief
-from nightshift.decision_rules import DecisionRules
+from nightshift.campaign.posterior import Posterior
+from nightshift.config.decision_rules import DecisionRules
 from tests.rules import ONE_WORLD
 
 Floats = NDArray[np.float64]
@@ -20,22 +20,22 @@ E2 = 0.4 * 0.25 / NUM
 NUM_CAMPAIGNS = 2000
 
 
-def start(*scores: float, rules: DecisionRules = RULES) -> Belief:
+def start(*scores: float, rules: DecisionRules = RULES) -> Posterior:
     return decision.baseline(scores or (START, START), NUM, rules)
 
 
-def tried(belief: Belief, *scores: float, rules: DecisionRules = RULES) -> Belief:
+def tried(belief: Posterior, *scores: float, rules: DecisionRules = RULES) -> Posterior:
     """After children of the baseline that were not kept, whatever they scored."""
     for score in scores:
         belief = decision.settle(decision.observe(belief, 0, score, E2, rules), np.False_, rules)
     return belief
 
 
-def by_prior(belief: Belief) -> Floats:
+def by_prior(belief: Posterior) -> Floats:
     return belief.weights.reshape(len(RULES.priors), -1).sum(axis=1)
 
 
-def by_noise(belief: Belief) -> Floats:
+def by_noise(belief: Posterior) -> Floats:
     return belief.weights.reshape(len(RULES.priors), -1).sum(axis=0)
 
 
@@ -111,7 +111,7 @@ def scores(rng: np.random.Generator, truth: Floats) -> Floats:
     return np.clip(truth + rng.normal(0, 1, len(truth)) * np.sqrt(variance), 0, 1)
 
 
-def incumbent_moments(belief: Belief, config: int) -> tuple[Floats, Floats]:
+def incumbent_moments(belief: Posterior, config: int) -> tuple[Floats, Floats]:
     of = replace(belief, incumbent=np.full(NUM_CAMPAIGNS, config))
     return of.mean, of.sd
 

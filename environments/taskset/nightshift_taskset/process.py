@@ -1,4 +1,4 @@
-"""The process that loads a taskset, or a package's `scoring`, and scores: nightshift/scorer.py starts and bounds it.
+"""The process that loads a taskset, or a package's `scoring`, and scores. nightshift/evaluation/scorer.py starts it.
 
 A request is a JSON line on what was stdin, its reply one on what was stdout. That code gets neither: what it prints
 goes nowhere, what it reads is empty, and a copy of this process that it forks is ended before it could reply.

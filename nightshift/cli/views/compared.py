@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.verify import Findings
-from nightshift.certify.certify import Comparison
-from nightshift.engines import Check
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import Change, diff
+from nightshift.engines.base import Check
 from nightshift.engines.doctor import is_ready
+from nightshift.experiment.certify import Comparison
 from nightshift.report.data import shown_campaign
 from nightshift.report.diff import Version, kept_chain
-from nightshift.rules import Rules
-from nightshift.train_toml.config import Change, diff
-from nightshift.views import Part, View
-from nightshift.views.experiment import Experiment, told
+from nightshift.report.experiment_view import Experiment, told
+from nightshift.report.views import Part, View
 
 
 class Verified(View, kw_only=True, tag="verify"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from nightshift.agents.history import KeyHistory, Span, of_last_campaign
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.proposers.history import KeyHistory, Span, of_last_campaign
-from nightshift.records import Record
-from nightshift.views import Part, View
-from nightshift.views.experiment import Experiment, Outcome, told
+from nightshift.campaign.records import Record
+from nightshift.report.experiment_view import Experiment, Outcome, told
+from nightshift.report.views import Part, View
 
 
 class Trial(Part, kw_only=True):

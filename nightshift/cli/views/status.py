@@ -9,16 +9,16 @@ from typing import Literal
 
 import psutil
 
+from nightshift.campaign.cost import Cost, campaign_cost
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
+from nightshift.campaign.records import Progress, Record
 from nightshift.campaign.standing import Counts
-from nightshift.cost import Cost, campaign_cost
+from nightshift.executors.survivors import alive
 from nightshift.night.state import NightState, decided, load
-from nightshift.night.text import next_stop
-from nightshift.pools.survivors import alive
-from nightshift.records import Progress, Record
-from nightshift.views import Part, View
-from nightshift.views.experiment import Experiment, told
+from nightshift.night.summary import next_stop
+from nightshift.report.experiment_view import Experiment, told
+from nightshift.report.views import Part, View
 
 
 class Running(Part, kw_only=True):
@@ -91,7 +91,7 @@ def status(ledger: Ledger, now: datetime) -> Status:
         take_back=incumbent.decision.take_back if incumbent else None,
         difference_interval=standing.difference_interval if standing else None,
         night=_night(ledger, records, is_running, now),
-        chain=ledger.chain.head,
+        chain=ledger.journal.head,
         damaged=(*damaged, *unfit.values()),
     )
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nightshift.config.allowlist import CURRICULUM, OPPONENT, SOURCE, resolve
+from nightshift.config.rules import NO_CARD, EnvironmentRules, Rules
+from nightshift.config.train_toml import Config
+from nightshift.config.values import Value, value_text
 from nightshift.engines.memory import above_cap, line_in, where
 from nightshift.engines.mixture import opponent, ratios, without
 from nightshift.errors import ConfigError
-from nightshift.rules import NO_CARD, EnvironmentRules, Rules
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import CURRICULUM, OPPONENT, SOURCE, resolve
-from nightshift.train_toml.values import Value, value_text
 
 AC, AC_OFFLOADING, OFFLOAD = (f"trainer.model.{name}" for name in ("ac", "ac_offloading", "optim_cpu_offload"))
 CHUNK, ROW = "trainer.model.fused_lm_head_token_chunk_size", "seq_len"

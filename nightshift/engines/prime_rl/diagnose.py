@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nightshift.engines import NoGradient
+from nightshift.config.rules import NO_CARD
+from nightshift.engines.base import NoGradient
 from nightshift.engines.memory import smaller
 from nightshift.errors import EngineError
-from nightshift.rules import NO_CARD
 
 _OUT_OF_MEMORY = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 # Whole lines of pyzmq, of torch's TCPStore, of Python's and uvicorn's sockets, behind the process's name: an exception

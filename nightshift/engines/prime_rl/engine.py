@@ -13,11 +13,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nightshift import environments
-from nightshift.engines import Check, Effective, Note, PrepareFlags
+from nightshift.campaign.records import Weights
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import Config, load
+from nightshift.engines.base import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes
-from nightshift.engines.prime_rl.causes import PortTaken
-from nightshift.engines.prime_rl.effective import effective
+from nightshift.engines.prime_rl.config import effective
+from nightshift.engines.prime_rl.diagnose import PortTaken
+from nightshift.engines.prime_rl.install import Installer
 from nightshift.engines.prime_rl.installation import (
     ENGINE,
     ENV_VAR,
@@ -32,17 +35,14 @@ from nightshift.engines.prime_rl.installation import (
     problems,
     write_copy,
 )
-from nightshift.engines.prime_rl.installer import Installer
 from nightshift.engines.prime_rl.launch import PRIME_DIR, Launch, describe, free_ports
 from nightshift.engines.prime_rl.prepare import prepare
-from nightshift.engines.prime_rl.proof import READER, prove
 from nightshift.engines.prime_rl.remains import sweep
+from nightshift.engines.prime_rl.served import READER, prove
 from nightshift.engines.prime_rl.session import PrimeRlSession, Timing
 from nightshift.errors import ConfigError, EngineError
-from nightshift.processes.gpus import Gpu, GpuIds, choose_gpus, gpu_problems, list_gpus, parse_gpus
-from nightshift.records import Weights
-from nightshift.rules import Rules
-from nightshift.train_toml.config import Config, load
+from nightshift.evaluation.environment import load as load_environments
+from nightshift.executors.gpus import Gpu, GpuIds, choose_gpus, gpu_problems, list_gpus, parse_gpus
 
 PORT_RETRIES = 3
 NO_GPU = "no GPU (--gpus none): not comparable"
@@ -143,7 +143,7 @@ class PrimeRlEngine:
 
     def validate(self, config: Config) -> Effective:
         """prime-rl's config tree as far as it does not depend on the run; prime-rl's own classes check it in `open`."""
-        loaded = environments.load(self.root, self.rules.environments)
+        loaded = load_environments(self.root, self.rules.environments)
         prompt_tokens = max(environment.prompt_tokens for environment in loaded)
         found = effective(config, self.rules, prompt_tokens)
         if self.rules.model_revision is None:
@@ -184,7 +184,7 @@ class PrimeRlEngine:
             there.add(aside)
 
     def prove(self, run_dir: Path, weights: Weights, note: Note) -> str:
-        """As proof.py says."""
+        """As served.py says."""
         note("comparing what was served with the file of its weights, on the CPU: under a minute if it is free")
         return prove(run_dir, weights, self._base, self._reader, self._environ)
 

@@ -18,7 +18,8 @@ from subprocess import TimeoutExpired
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines import Note
+from nightshift.config.rules import Rules
+from nightshift.engines.base import Note
 from nightshift.engines.prime_rl.installation import (
     SUBMODULES,
     Installation,
@@ -29,10 +30,9 @@ from nightshift.engines.prime_rl.installation import (
     write_copy,
 )
 from nightshift.errors import EngineError, UsageError
+from nightshift.executors.gpus import Gpu
+from nightshift.executors.process import ProcessGroup
 from nightshift.files import disk_error, free_disk_gb, write_atomically
-from nightshift.processes.gpus import Gpu
-from nightshift.processes.supervise import ProcessGroup
-from nightshift.rules import Rules
 
 # 274 packages: 4.1 GB of wheels of known size in uv.lock beside torch, vllm and flash-attn, about 6 GB in all.
 # Unpacked about twice that (an estimate), once more where uv's cache is on another file system, and a clone.

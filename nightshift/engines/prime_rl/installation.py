@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from nightshift.campaign.closing import MODELS_GB
-from nightshift.engines import Check
+from nightshift.campaign.finish import MODELS_GB
+from nightshift.config.rules import TASKSET_FOLDERS, Rules
+from nightshift.engines.base import Check
 from nightshift.engines.downloads import data_problem, is_whole_model, local_problem
 from nightshift.engines.prime_rl.launch import free_ports
-from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
+from nightshift.evaluation.environment import CURVE_STEPS
+from nightshift.executors.gpus import Gpu
 from nightshift.files import free_disk_gb
-from nightshift.processes.gpus import Gpu
-from nightshift.rules import TASKSET_FOLDERS, Rules
 
 ENGINE = "prime-rl"
 MIN_DRIVER = 525  # of CUDA 12, for which torch (12.8) and vLLM (12.9) are built

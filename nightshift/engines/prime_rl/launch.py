@@ -19,11 +19,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines.prime_rl.effective import HOST
+from nightshift.config.rules import NO_CARD
+from nightshift.engines.prime_rl.config import HOST
 from nightshift.errors import EngineError
+from nightshift.executors.gpus import GpuIds
 from nightshift.files import write_json
-from nightshift.processes.gpus import GpuIds
-from nightshift.rules import NO_CARD
 
 # The first of a run's. Below the ephemeral ports of Linux (32768-60999): no outgoing connection can take one.
 _PORT_RANGE = range(20_000, 32_000)
@@ -60,7 +60,7 @@ def free_ports(num_environments: int = 1) -> Ports:
     raise EngineError(f"no free port among {_PORT_RANGE.start}-{_PORT_RANGE.stop}", "See what listens: ss -ltn")
 
 
-VALIDATOR = Path(__file__).with_name("validator.py")
+VALIDATOR = Path(__file__).with_name("validate.py")
 PRIME_DIR = "prime-rl"  # prime-rl's own folder in the run's
 
 # P/utils/process.py:17

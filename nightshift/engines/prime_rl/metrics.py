@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
+from nightshift.campaign.metrics import Step
 from nightshift.files import open_regular, write_atomically
-from nightshift.metrics import Step
 
 NUM_ROLLOUTS = 12  # that a run keeps for people to read
 MAX_TEXT = 4000  # characters of a problem or completion that are kept

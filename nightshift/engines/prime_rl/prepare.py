@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from nightshift.engines import Note
+from nightshift.config.rules import Rules
+from nightshift.config.rules_toml import Chosen, rules_of
+from nightshift.config.toml_edit import set_values
+from nightshift.config.train_toml import Config, parse
+from nightshift.engines.base import Note
 from nightshift.engines.downloads import prepare_data, prepare_model
+from nightshift.engines.prime_rl.install import Installer, pin_model
 from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
-from nightshift.engines.prime_rl.installer import Installer, pin_model
 from nightshift.errors import EngineError, UsageError
-from nightshift.processes.gpus import gpu_problems
-from nightshift.rules import Rules
-from nightshift.rules_toml import Chosen, rules_of
-from nightshift.train_toml.config import Config, parse
-from nightshift.train_toml.edit import set_values
+from nightshift.executors.gpus import gpu_problems
 
 if TYPE_CHECKING:
     from nightshift.engines.prime_rl.engine import PrimeRlEngine

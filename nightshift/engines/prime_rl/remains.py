@@ -19,10 +19,10 @@ import msgspec
 import psutil
 
 from nightshift.errors import NightshiftError
+from nightshift.executors.leftovers import SAME_SECONDS
+from nightshift.executors.process import ProcessGroup
+from nightshift.executors.watchdog import is_alive
 from nightshift.files import read_json, write_json
-from nightshift.processes.leftovers import SAME_SECONDS
-from nightshift.processes.supervise import ProcessGroup
-from nightshift.processes.watchdog import is_alive
 
 SHARED_MEMORY = Path("/dev/shm")
 Segment = tuple[str, int]  # its name in SHARED_MEMORY, its inode

@@ -22,14 +22,14 @@ from typing import Annotated
 
 import msgspec
 
+from nightshift.campaign.records import Weights
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.server import ADMIN_SECONDS, Server
 from nightshift.engines.prime_rl.weights import check_weights, latest_stable
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
+from nightshift.executors.process import ProcessGroup, engine_environment
 from nightshift.files import read_file, write_json
-from nightshift.processes.supervise import ProcessGroup, engine_environment
-from nightshift.records import Weights
 from nightshift.text import clean
 
 SERVED_NAME, WEIGHTS_NAME = "served.json", "weights"

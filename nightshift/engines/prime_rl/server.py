@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal
 import httpx
 import msgspec
 
+from nightshift.campaign.records import Completion
+from nightshift.config.rules import Decoding
 from nightshift.errors import EngineError
-from nightshift.policy import Message
-from nightshift.records import Completion
-from nightshift.rules import Decoding
+from nightshift.evaluation.policy import Message
 from nightshift.text import clean
 
 # vLLM decodes 256 sequences at a time, and 1,024 on cards of 70 GiB and more but the A100 (get_batch_defaults in

@@ -18,28 +18,37 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.engines import NoGradient
-from nightshift.engines.prime_rl.causes import diagnose, no_step
-from nightshift.engines.prime_rl.effective import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
+from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
+from nightshift.campaign.records import (
+    Completion,
+    Failure,
+    Outcome,
+    Phase,
+    Progress,
+    ProgressCallback,
+    Training,
+    Weights,
+)
+from nightshift.config.allowlist import SHARED, is_inner, lock, variants
+from nightshift.config.rules import Decoding
+from nightshift.config.toml_text import line_of
+from nightshift.config.train_toml import Config
+from nightshift.config.values import value_text
+from nightshift.engines.base import NoGradient
+from nightshift.engines.prime_rl.config import NUM_ENV_WORKERS, ORCHESTRATOR_METRICS, TRAINER_METRICS
+from nightshift.engines.prime_rl.diagnose import diagnose, no_step
 from nightshift.engines.prime_rl.launch import Launch
 from nightshift.engines.prime_rl.metrics import MetricsTail, keep_rollouts, num_rollouts, rollout_files
-from nightshift.engines.prime_rl.proof import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.remains import EARLIER_DIR, Remains
+from nightshift.engines.prime_rl.served import WEIGHTS_NAME, Witness
 from nightshift.engines.prime_rl.server import Server
 from nightshift.engines.prime_rl.weights import EarlierWeights, build_model_folder, check_weights, latest_stable
 from nightshift.errors import EngineError
+from nightshift.evaluation.policy import Message
+from nightshift.executors.gpus import PeakMemory, nvml_session
+from nightshift.executors.process import Child, ProcessGroup, engine_environment
 from nightshift.files import read_file
-from nightshift.metrics import METRICS_NAME, SAMPLES_NAME, num_without_gradient, write_steps
-from nightshift.policy import Message
-from nightshift.processes.gpus import PeakMemory, nvml_session
-from nightshift.processes.supervise import Child, ProcessGroup, engine_environment
-from nightshift.records import Completion, Failure, Outcome, Phase, Progress, ProgressCallback, Training, Weights
-from nightshift.rules import Decoding
 from nightshift.text import clean
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import SHARED, is_inner, lock, variants
-from nightshift.train_toml.text import line_of
-from nightshift.train_toml.values import value_text
 
 # The variants of unions that the engine fills; those of train.toml are looked up there.
 _ENGINE_TAGS = frozenset({"single_node", "filesystem", "zmq", "static", "elastic", "subprocess", "default"})

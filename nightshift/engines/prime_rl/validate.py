@@ -1,6 +1,6 @@
 """Has prime-rl's own classes check a run's config, and writes the files that prime-rl's programs read.
 
-    python -P validator.py TREE CONFIGS VERDICT
+    python -P validate.py TREE CONFIGS VERDICT
 
 in prime-rl's own environment; imports nothing of Nightshift. TREE is the RLConfig as JSON. CONFIGS is the
 folder that holds inference.json, with which the server is being started meanwhile, and that gets the other

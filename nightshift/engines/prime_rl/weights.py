@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from nightshift.environments import CURVE_STEPS
 from nightshift.errors import EngineError
+from nightshift.evaluation.environment import CURVE_STEPS
 from nightshift.files import disk_error, read_file
 
 _INDEX = "model.safetensors.index.json"

@@ -19,9 +19,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightshift import environments
+from nightshift.config.rules import EnvironmentRules
 from nightshift.errors import UsageError
-from nightshift.rules import EnvironmentRules
+from nightshift.evaluation import environment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ def rebuild(
     note(f"rebuilding {output}: a few minutes; its bytes belong to the rules, so a new campaign starts")
     logging.disable_progress_bar()
     torch.manual_seed(SEED)
-    environments.load(root, [EnvironmentRules(name, 0) for name in dict.fromkeys(recipe.environments)])
+    environment.load(root, [EnvironmentRules(name, 0) for name in dict.fromkeys(recipe.environments)])
     tokenizer = _tokenizer(recipe)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     sizes = MODEL | {"max_position_embeddings": recipe.max_position_embeddings}

@@ -17,22 +17,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nightshift.engines import Check, Effective, Note, PrepareFlags
+from nightshift.campaign.records import Weights
+from nightshift.config.allowlist import OPPONENT, RATIO
+from nightshift.config.rules import NO_CARD, Rules
+from nightshift.config.rules_toml import MODELS
+from nightshift.config.train_toml import Config
+from nightshift.config.values import number_text
+from nightshift.engines.base import Check, Effective, Note, PrepareFlags
 from nightshift.engines.downloads import changes, data_problem, local_problem, prepare_data, prepare_model
 from nightshift.engines.memory import above_cap, line_in
 from nightshift.engines.mixture import opponent, ratios
 from nightshift.engines.trl.session import TrlSession
 from nightshift.entry import isolated
 from nightshift.errors import ConfigError, EngineError, UsageError
+from nightshift.executors.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
+from nightshift.executors.process import engine_environment
 from nightshift.files import free_disk_gb, write_json
-from nightshift.processes.gpus import Gpu, choose_gpus, gpu_problems, list_gpus, parse_gpus
-from nightshift.processes.supervise import engine_environment
-from nightshift.records import Weights
-from nightshift.rules import NO_CARD, Rules
-from nightshift.rules_toml import MODELS
-from nightshift.train_toml.config import Config
-from nightshift.train_toml.keys import OPPONENT, RATIO
-from nightshift.train_toml.values import number_text
 
 TRAINER = Path(__file__).with_name("trainer.py")
 MIN_DRIVER = 580  # of CUDA 13, with which this environment's torch is built

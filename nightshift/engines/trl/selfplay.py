@@ -18,7 +18,7 @@ import torch
 
 from nightshift.engines.trl.grpo import Trainer
 from nightshift.engines.trl.play import check_template, play
-from nightshift.environments import Game
+from nightshift.evaluation.environment import Game
 
 PLAIN = ("qwen2", "qwen3", "llama", "mistral")  # nothing comes after the head's product
 

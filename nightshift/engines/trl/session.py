@@ -16,14 +16,23 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from nightshift.engines import NoGradient
+from nightshift.campaign.metrics import Step
+from nightshift.campaign.records import (
+    Completion,
+    Failure,
+    Outcome,
+    Phase,
+    Progress,
+    ProgressCallback,
+    Training,
+    Weights,
+)
+from nightshift.config.rules import Decoding
+from nightshift.engines.base import NoGradient
 from nightshift.entry import isolated
 from nightshift.errors import EngineError
-from nightshift.metrics import Step
-from nightshift.policy import Message
-from nightshift.processes.supervise import ProcessGroup
-from nightshift.records import Completion, Failure, Outcome, Phase, Progress, ProgressCallback, Training, Weights
-from nightshift.rules import Decoding
+from nightshift.evaluation.policy import Message
+from nightshift.executors.process import ProcessGroup
 
 GRACE_SECONDS = 3.0  # the trainer saves nothing on SIGTERM
 _CHECK_SECONDS = 1.0

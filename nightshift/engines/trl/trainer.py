@@ -51,11 +51,11 @@ class Trainer:
         self._send, self._spec = partial(_send, events), spec
         import msgspec
 
-        from nightshift import environments
-        from nightshift.rules import EnvironmentRules
+        from nightshift.config.rules import EnvironmentRules
+        from nightshift.evaluation import environment
 
         wanted = msgspec.convert(spec["environments"], list[EnvironmentRules])
-        loaded = environments.load(Path(spec["root"]), wanted)
+        loaded = environment.load(Path(spec["root"]), wanted)
         import torch
         from transformers import AutoTokenizer
         from transformers.utils import logging

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nightshift.campaign.records import Record
+from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
-from nightshift.export.story import Story, measured, scores
 from nightshift.files import whole_folder
-from nightshift.records import Record
 from nightshift.report.data import span
-from nightshift.train_toml.config import spelled
-from nightshift.views.experiment import Experiment
+from nightshift.report.experiment_view import Experiment
+from nightshift.report.export.story import Story, measured, scores
 
 FIX = "Install the extra: uv run --extra tensorboard nightshift export --to tensorboard."
 EVENTS_NAME = "events.out.tfevents.0.nightshift"

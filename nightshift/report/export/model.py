@@ -15,16 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.closing import MODEL_NAME
-from nightshift.certify.certify import read_comparisons
+from nightshift.campaign.finish import MODEL_NAME
+from nightshift.campaign.records import Record
 from nightshift.errors import EngineError, UsageError, listed
-from nightshift.export.private import Private
-from nightshift.export.story import Story
+from nightshift.experiment.certify import read_comparisons
 from nightshift.files import open_regular, read_file, whole_folder, write_atomically
-from nightshift.records import Record
+from nightshift.report.experiment_view import Experiment
+from nightshift.report.export.private import Private
+from nightshift.report.export.story import Story
 from nightshift.report.markdown import markdown
 from nightshift.text import clean
-from nightshift.views.experiment import Experiment
 
 CARD_NAME = "README.md"
 _KINDS = (".safetensors", ".json", ".jinja", ".txt", ".model")  # weights, configuration, tokenizers; no code, no pickle

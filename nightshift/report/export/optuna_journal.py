@@ -1,7 +1,7 @@
 """A study of Optuna in a journal file, which its loader and optuna-dashboard open.
 
 A trial's value is its eval_score, which was measured; what is believed of it stands in its attributes. Parameters are
-the keys that a train.toml of the campaign writes: numbers in their box (proposers/space.py), widened to what was tried,
+the keys that a train.toml of the campaign writes: numbers in their box (agents/space.py), widened to what was tried,
 anything else among the values that were. A crash is FAIL.
 """
 
@@ -20,14 +20,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from nightshift.export.story import Story, scores
-from nightshift.proposers.space import BOXES, Scale
-from nightshift.records import Record
+from nightshift.agents.space import BOXES, Scale
+from nightshift.campaign.records import Record
+from nightshift.config.train_toml import spelled
+from nightshift.config.values import Value
 from nightshift.report.data import Span, span
+from nightshift.report.experiment_view import Experiment
+from nightshift.report.export.story import Story, scores
 from nightshift.text import clean
-from nightshift.train_toml.config import spelled
-from nightshift.train_toml.values import Value
-from nightshift.views.experiment import Experiment
 
 _STATES = {"crashed": TrialState.FAIL, "interrupted": TrialState.FAIL, "undecided": TrialState.RUNNING}
 _MEANING = "eval_score: greedy pass@1 of the final weights on the selection set, 0..1"

@@ -17,21 +17,21 @@ from typing import Any
 
 import msgspec
 
+from nightshift.agents.history import load_configs
+from nightshift.campaign.git import CAMPAIGN_PREFIX
 from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
+from nightshift.campaign.records import Record
 from nightshift.campaign.results import column_of
+from nightshift.config.rules import Rules
+from nightshift.config.train_toml import Config, spelled
+from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
+from nightshift.executors.base import Submitted, job_of
 from nightshift.files import read_json
-from nightshift.git.repo import CAMPAIGN_PREFIX
-from nightshift.metrics import METRICS_NAME, Step, read_steps
-from nightshift.pools import Submitted, job_of
-from nightshift.proposers.history import load_configs
-from nightshift.records import Record
 from nightshift.report.data import Shown, shown_campaign
-from nightshift.rules import Rules
+from nightshift.report.experiment_view import Experiment, told
 from nightshift.text import clean
-from nightshift.train_toml.config import Config, spelled
-from nightshift.train_toml.values import Value, number_text
-from nightshift.views.experiment import Experiment, told
 
 # What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
 # as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.

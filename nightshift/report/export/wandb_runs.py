@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nightshift.campaign.records import Record
+from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
-from nightshift.export.private import Private
-from nightshift.export.story import Story, measured, scores
 from nightshift.files import remove_tree, whole_folder
-from nightshift.records import Record
+from nightshift.report.experiment_view import Experiment
+from nightshift.report.export.private import Private
+from nightshift.report.export.story import Story, measured, scores
 from nightshift.text import clean
-from nightshift.train_toml.config import spelled
-from nightshift.views.experiment import Experiment
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
 
