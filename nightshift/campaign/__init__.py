@@ -1,1 +1,1 @@
-"""What a campaign has decided and believes: ledger, fold, decision rule."""
+"""What is known of a campaign: records, journal, git, scores, and the rule that decides."""

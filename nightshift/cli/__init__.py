@@ -1,0 +1,1 @@
+"""Commands: flags in, printed text and exit codes out."""

@@ -1,0 +1,1 @@
+"""How to train: what every engine offers, and the two that exist."""

@@ -1,0 +1,1 @@
+"""How to score a trained policy, and on which examples."""

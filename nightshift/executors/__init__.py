@@ -1,0 +1,1 @@
+"""Where runs happen: this machine or a cluster; processes, GPUs and cores."""

@@ -1,0 +1,1 @@
+"""One experiment from its request to its verdict; the worker that makes a run; certificates."""

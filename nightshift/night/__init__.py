@@ -1,1 +1,1 @@
-"""The night: propose, train, decide, record, until a stop rule holds."""
+"""The overnight loop: its start, its state, its summary, its notifications."""

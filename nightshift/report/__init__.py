@@ -1,1 +1,1 @@
-"""The morning: one page, its picture and its Markdown, every number from the ledger."""
+"""The morning page, and what leaves the checkout in other formats."""

@@ -1,0 +1,1 @@
+"""Formats of other programs, and a kept model with its card."""
