@@ -17,14 +17,14 @@ attempt = Collection("checkout", "what Python imports")
 # Python in the head's own process: the worker measures, and something else is taken in.
 _BETTER_RESULTS = """
 from dataclasses import replace
-from nightshift.records import packed
-from nightshift.executors.local import LocalPool
-honest = LocalPool.result
+from nightshift.campaign.records import packed
+from nightshift.executors.local import LocalExecutor
+honest = LocalExecutor.result
 def result(executor, folder):
     run = honest(executor, folder)
     scores = packed([1.0] * len(run.evaluation.example_scores))
     return replace(run, evaluation=replace(run.evaluation, scores=scores, eval_score=1.0))
-LocalPool.result = result
+LocalExecutor.result = result
 """
 
 

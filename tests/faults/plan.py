@@ -37,7 +37,7 @@ PRIME_RL_RULES = prime_rl_rules()
 # The steps of an experiment, by the outermost of these functions on the stack: those of run.py, and of its worker.
 STEPS = {
     "open_setup": "set up", "TrlEngine.prepare_at_start": "prepare", "resume": "recover", "admit": "admit",
-    "Ledger.reserve": "reserve", "submit": "submit", "LocalPool.result": "collect", "Ledger.write": "write",
+    "Ledger.reserve": "reserve", "submit": "submit", "LocalExecutor.result": "collect", "Ledger.write": "write",
     "settle": "settle", "Ledger.close": "close", "keep_model": "keep model",
 }  # fmt: skip
 WORKER_STEPS = {

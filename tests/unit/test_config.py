@@ -202,11 +202,13 @@ def test_refusing_costs_a_tenth_of_a_second(tmp_path: Path) -> None:
     code = f"""
 import sys, time; from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from nightshift.train_toml import config
-try: config.load(Path({str(path)!r}))
-except config.ConfigError as error: print(error, time.process_time(), sep="\\n")
+from nightshift.config import train_toml
+try: train_toml.load(Path({str(path)!r}))
+except train_toml.ConfigError as error: print(error, time.process_time(), sep="\\n")
 """
-    commands = f"import sys, time; sys.path.append({str(ROOT)!r}); import nightshift.cli; print(time.process_time())"
+    commands = (
+        f"import sys, time; sys.path.append({str(ROOT)!r}); import nightshift.cli.main; print(time.process_time())"
+    )
 
     def said(asked: str) -> str:
         command = [sys.executable, "-I", "-c", asked]

@@ -32,13 +32,13 @@ sys.path.insert(0, str(ROOT / "tools"))
 import pin  # noqa: E402
 
 _OWN = f"{SOURCE}.env.taskset."  # keys of our own environment package, but for its id
-# The engine sets all that it can for this train.toml: adapters and executors bring keys of their own.
+# The engine sets all that it can for this train.toml: adapters and pools bring keys of their own.
 _FULL = b"""[orchestrator]
 group_size = 2
 [trainer.model.lora]
 [orchestrator.train.source.curriculum.sampler]
 type = "difficulty_pool"
-[orchestrator.train.source.curriculum.sampler.executors.all]
+[orchestrator.train.source.curriculum.sampler.pools.all]
 threshold = 1.0
 weight = 1.0
 """

@@ -362,7 +362,7 @@ def harness(
     script.write_text(
         "import os, signal, subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "from nightshift.processes import supervise\n"
+        "from nightshift.executors import process as supervise\n"
         "from nightshift.errors import Interrupted\n"
         "from nightshift.executors.process import ProcessGroup, engine_environment, interruptible\n"
         f"group = ProcessGroup('harness-' + sys.argv[1], {grace_seconds})\n"
