@@ -29,8 +29,8 @@ from nightshift.agents.clone import ANSWER_NAME, Clone
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.agents.sandbox import Sandbox, choose, hidden_places
 from nightshift.agents.usage import Log, said
-from nightshift.campaign.cost import Cost
 from nightshift.campaign.git import CONFIG_NAME, Repo
+from nightshift.campaign.records import Cost
 from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, UsageError, listed

@@ -14,9 +14,8 @@ from typing import Protocol
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import Cost
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Cost, Record
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config
 

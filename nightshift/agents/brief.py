@@ -14,9 +14,9 @@ from nightshift.agents.base import Context
 from nightshift.agents.notebook import belied, calibrations, lessons
 from nightshift.agents.notebook import mode as mode_of
 from nightshift.agents.throughput import throughput_of
-from nightshift.campaign.campaign import difference
+from nightshift.campaign.campaign import difference, expected
 from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Z95, Expected, expected
+from nightshift.campaign.standing import Z95, Expected
 from nightshift.config.train_toml import parse
 from nightshift.config.values import value_text
 from nightshift.text import clean

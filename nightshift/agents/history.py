@@ -10,11 +10,11 @@ from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record, Verdict
-from nightshift.campaign.standing import Expected, expected
+from nightshift.campaign.standing import Expected
 from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changed_keys, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text

@@ -21,9 +21,8 @@ from nightshift.agents.agent import Agent, Desk
 from nightshift.agents.base import Context, Proposal
 from nightshift.agents.brief import brief, refusals_of, steps
 from nightshift.agents.notebook import NOTEBOOK_NAME, entry, mode, notebook
-from nightshift.campaign.cost import together
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Record, together
 from nightshift.errors import UsageError
 from nightshift.executors.process import tail
 from nightshift.files import read_rows

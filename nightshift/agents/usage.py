@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from nightshift.campaign.cost import FIGURES, Cost, together
+from nightshift.campaign.records import FIGURES, Cost, together
 from nightshift.text import clean
 
 MAX_LOG_BYTES = 1_000_000

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, json
 
-from nightshift.campaign.cost import Cost
 from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
 from nightshift.config.rules import Rules
 from nightshift.text import clean
@@ -31,6 +30,91 @@ def prediction_in(description: str) -> str | None:
         if part.lower().startswith("expect") or POINTS.search(part.replace("\N{MINUS SIGN}", "-")):
             return ": ".join(parts[number:])
     return None
+
+
+_HOUR = 3600.0
+_Total = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
+Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+Number = TypeVar("Number", int, float)
+Figure = Literal["tokens_in", "tokens_out", "dollars"]
+FIGURES: tuple[Figure, ...] = ("tokens_in", "tokens_out", "dollars")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one proposal cost, or the sum over `num_proposals` and their runs.
+
+    `tokens_in` includes tokens from a cache, `tokens_out` those of thinking; `dollars` are the agent program's own
+    figure, US; `seconds` is the agents' wall-clock time. `run_seconds` adds up the wall-clock time of runs, though some
+    ran side by side; `gpu_seconds` is the same times the GPUs of each run. `at_least`: the figures that are lower
+    bounds, because not every agent reported its part.
+    """
+
+    tokens_in: Tokens | None = None
+    tokens_out: Tokens | None = None
+    dollars: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    seconds: _Total | None = None
+    at_least: tuple[Figure, ...] = ()
+    num_proposals: Annotated[int, Meta(ge=0, le=2**53)] = 1
+    run_seconds: _Total | None = None
+    gpu_seconds: _Total | None = None
+
+    def is_whole(self, figure: Figure) -> bool:
+        """True if every agent that was asked reported `figure`."""
+        return figure not in self.at_least and (self.num_proposals == 0 or getattr(self, figure) is not None)
+
+    def __add__(self, other: Cost) -> Cost:
+        """The sum; a figure is None if neither side has it."""
+        total = Cost(
+            _sum(self.tokens_in, other.tokens_in),
+            _sum(self.tokens_out, other.tokens_out),
+            _sum(self.dollars, other.dollars),
+            _sum(self.seconds, other.seconds),
+            num_proposals=self.num_proposals + other.num_proposals,
+            run_seconds=_sum(self.run_seconds, other.run_seconds),
+            gpu_seconds=_sum(self.gpu_seconds, other.gpu_seconds),
+        )
+        reported = [figure for figure in FIGURES if getattr(total, figure) is not None]
+        return replace(total, at_least=tuple(f for f in reported if not (self.is_whole(f) and other.is_whole(f))))
+
+    def __str__(self) -> str:
+        """One line: `1.2 h of runs, 2.4 GPU-hours; 5 proposals: 0.3 h, 120,345 tokens in, 4,321 out, $1.23`."""
+        machine = [] if self.run_seconds is None else [f"{self.run_seconds / _HOUR:.2f} h of runs"]
+        machine += [] if self.gpu_seconds is None else [f"{self.gpu_seconds / _HOUR:.2f} GPU-hours"]
+        agents = [] if self.seconds is None else [f"{self.seconds / _HOUR:.2f} h"]
+        if self.tokens_in is None and self.tokens_out is None:
+            agents.append("tokens not reported")
+        else:
+            agents += [f"{self._text('tokens_in')} tokens in", f"{self._text('tokens_out')} out"]
+        agents.append("dollars not reported" if self.dollars is None else self.dollars_text)
+        num = self.num_proposals
+        proposals = f"{num:,} proposal{'' if num == 1 else 's'}: {', '.join(agents)}" if num else ""
+        return "; ".join(filter(None, (", ".join(machine), proposals))) or "nothing yet"
+
+    @property
+    def dollars_text(self) -> str:
+        """`$1.23`, or `at least $1.23`."""
+        return f"{self._at_least('dollars')}${self.dollars or 0.0:,.2f}"
+
+    def _text(self, figure: Figure) -> str:
+        value = getattr(self, figure)
+        return "?" if value is None else f"{self._at_least(figure)}{value:,}"
+
+    def _at_least(self, figure: Figure) -> str:
+        return "" if self.is_whole(figure) else "at least "
+
+
+NOTHING = Cost(num_proposals=0)
+
+
+def together(costs: Iterable[Cost | None]) -> Cost | None:
+    """Return the cost of one proposal that several agents made; None if no agent was asked."""
+    asked = [cost for cost in costs if cost is not None]
+    return replace(sum(asked, NOTHING), num_proposals=1) if asked else None
+
+
+def _sum(one: Number | None, other: Number | None) -> Number | None:
+    return other if one is None else one if other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)

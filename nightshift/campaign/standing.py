@@ -20,7 +20,7 @@ from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.config.decision_rules import DecisionRules
 
 if TYPE_CHECKING:
-    from nightshift.campaign.campaign import Campaign
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +95,6 @@ def expected_then(record: Record) -> Expected | None:
     if judged is None or judged.delta is None or judged.delta_stderr is None:
         return None
     return Expected(judged.delta, judged.delta_stderr)
-
-
-def expected(campaign: Campaign, record: Record) -> Expected | None:
-    """The same as believed now; what was believed last, where one of the ideas is forgotten: it was clearly worse."""
-    then, belief, own = expected_then(record), campaign.belief, campaign.ideas.get(record.number)
-    places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
-    if then is None or belief is None:
-        return then
-    made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
-    made_from = made_from if record.base is None else frozenset(record.base)
-    is_known_set = record.base is not None and not record.diff  # one run again: no idea of its own
-    if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
-        return campaign.last_expected.get(record.number, then)
-    ideas = made_from if own is None else made_from - own.replaced | {record.number}
-    candidate = np.isin(belief.ideas, [int(belief.ideas[0]), *ideas])
-    mean, sd = belief.of(candidate - belief.set_of(places[0]))
-    return Expected(float(mean), float(sd))
-
-
-def last_expected(before: Campaign, after: Campaign) -> dict[int, Expected]:
-    """Of the experiments that one step made impossible to tell, what was believed before it."""
-    gone = before.ideas.keys() - after.ideas.keys()
-    records = [r for r in before.decided if r.number in gone or gone & {*(r.base or ())}] if gone else []
-    found = {record.number: expected(before, record) for record in records}
-    return {number: each for number, each in found.items() if each is not None}
 
 
 Z95 = 1.959964  # half-width of a 95 % interval in standard deviations

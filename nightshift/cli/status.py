@@ -26,8 +26,9 @@ from typing import Any
 
 import msgspec
 
+from nightshift.campaign.campaign import expected
 from nightshift.campaign.index import fold_sound
-from nightshift.campaign.standing import Z95, Expected, expected, expected_then
+from nightshift.campaign.standing import Z95, Expected, expected_then
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
 _FIRST = ("description", "prediction", "mechanism", "refuted_by", "proposer", "told_outcome", "lesson", "diff", "base")

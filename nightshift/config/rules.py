@@ -41,6 +41,7 @@ MEASURING_CODE = (
     "nightshift/engines/base.py",
     "nightshift/engines/mixture.py",
     "nightshift/evaluation/environment.py",
+    "nightshift/evaluation/episode.py",
     "nightshift/evaluation/evaluate.py",
     "nightshift/evaluation/policy.py",
     "nightshift/evaluation/verifiers_environment.py",

@@ -30,46 +30,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from nightshift.campaign.records import Completion
 from nightshift.config.rules import EnvironmentRules
 from nightshift.errors import EngineError, UsageError
+from nightshift.evaluation.episode import Chat, Complete, Episode, Example, Split
 from nightshift.evaluation.scorer import Scorer
 from nightshift.evaluation.verifiers_environment import PROCESS, Question, SomebodysTaskset
 
-Split = Literal["train", "selection", "sealed"]
-Message = Mapping[str, str]  # as in engines: {"role": ..., "content": ...}
 CURVE_STEPS = 4  # earlier steps of a game that an engine keeps: one in each fifth of the training but the first
-Chat = Sequence[Message]
-Complete = Callable[[Sequence[Chat]], Sequence[Completion]]  # what the policy says to chats
-
-
-class Example(Protocol):
-    """One problem, or one opening of a game. `answer`: what is right, for people who read rollouts."""
-
-    key: str  # the same in every split, order and size
-    answer: str
-
-
-class Episode(Protocol):
-    """One example in the hands of a policy. One with more to tell has `details()`: how it went, by name."""
-
-    def ask(self) -> Chat | None:
-        """The chat that the policy shall continue; None once the episode is over."""
-        ...
-
-    def answer(self, text: str) -> None:
-        """What the policy said to the last chat."""
-        ...
-
-    def score(self) -> float:
-        """0..1; what was not answered scores as an empty text."""
-        ...
-
-    def is_formatted(self) -> bool | None:
-        """Whether the answer is written as asked; None where no form is asked for."""
-        ...
 
 
 class SingleTurn:

@@ -19,17 +19,9 @@ from typing import Any
 from nightshift.campaign.records import Completion, Evaluation, Part, ProgressCallback, packed
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError
-from nightshift.evaluation.environment import (
-    Chat,
-    Complete,
-    Environment,
-    Episode,
-    Example,
-    add_curve,
-    game_figures,
-    play_out,
-)
+from nightshift.evaluation.environment import Environment, add_curve, game_figures, play_out
 from nightshift.evaluation.environment import load as load_environments
+from nightshift.evaluation.episode import Chat, Complete, Episode, Example
 from nightshift.evaluation.policy import Policy
 from nightshift.files import write_atomically
 

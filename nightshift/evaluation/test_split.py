@@ -19,7 +19,8 @@ import msgspec
 
 from nightshift.config.rules import Rules
 from nightshift.errors import EngineError, UsageError
-from nightshift.evaluation.environment import Environment, Example, load
+from nightshift.evaluation.environment import Environment, load
+from nightshift.evaluation.episode import Example
 from nightshift.files import disk_error, open_regular, read_file
 
 LOOKS_NAME = "sealed-looks.jsonl"

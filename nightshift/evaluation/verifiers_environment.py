@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nightshift.config.rules import TASKSET_FOLDERS, EnvironmentRules, TasksetRules
 from nightshift.errors import EngineError, NightshiftError
+from nightshift.evaluation.episode import Episode, Example, Split
+from nightshift.evaluation.policy import Message
 from nightshift.evaluation.scorer import Scorer, TaskExample
 from nightshift.text import clean
-
-if TYPE_CHECKING:
-    from nightshift.evaluation.environment import Episode, Example, Message, Split
 
 PROCESS = "environments/taskset/nightshift_taskset/process.py"
 

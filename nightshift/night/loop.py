@@ -18,12 +18,12 @@ from typing import Any
 
 from nightshift.agents.base import Context, Proposal, Proposer
 from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import Cost, log_proposal
+from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.campaign.records import Failure, Load, Record, Request
+from nightshift.campaign.records import Cost, Failure, Load, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
 from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source

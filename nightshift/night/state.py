@@ -17,9 +17,9 @@ from msgspec import Meta
 
 from nightshift.agents.base import Proposal
 from nightshift.campaign import standing
-from nightshift.campaign.cost import NOTHING, Cost, proposals_cost
+from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
-from nightshift.campaign.records import Failure, Record, Request
+from nightshift.campaign.records import NOTHING, Cost, Failure, Record, Request
 from nightshift.files import read_json, write_json
 
 STOP_NAME = "STOP"  # a file in the checkout's root

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import NOTHING, Cost, runs_cost
-from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Counts, expected, expected_then
+from nightshift.campaign.campaign import Campaign, expected
+from nightshift.campaign.cost import runs_cost
+from nightshift.campaign.records import NOTHING, Cost, Record
+from nightshift.campaign.standing import Counts, expected_then
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically

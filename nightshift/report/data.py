@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import Cost, campaign_cost
+from nightshift.campaign.campaign import Campaign, expected
+from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Record, Verdict
-from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected, expected_then
+from nightshift.campaign.records import Cost, Failure, Record, Verdict
+from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected_then
 from nightshift.config.train_toml import Change, changes_of
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons

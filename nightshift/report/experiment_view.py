@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.results import figures
-from nightshift.campaign.standing import expected, expected_then
+from nightshift.campaign.standing import expected_then
 from nightshift.config.train_toml import Change, changes_of
 from nightshift.report.views import Part
 

@@ -17,7 +17,8 @@ from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Z95
 from nightshift.config.rules_toml import environments_named
 from nightshift.errors import NightshiftError
-from nightshift.evaluation.environment import Environment, Example, load
+from nightshift.evaluation.environment import Environment, load
+from nightshift.evaluation.episode import Example
 from nightshift.evaluation.evaluate import examples_digest
 
 MOST_VALUES = 12  # of one quantity: more are no groups

@@ -12,12 +12,12 @@ import pytest
 
 from nightshift.agents.brief import describe
 from nightshift.agents.history import history, load_configs
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Record, Verdict
-from nightshift.campaign.standing import Z95, Counts, Expected, expected, expected_then
+from nightshift.campaign.standing import Z95, Counts, Expected, expected_then
 from nightshift.cli.output import summary
 from nightshift.cli.status import experiment_lines, status_lines
 from nightshift.night.summary import one_line

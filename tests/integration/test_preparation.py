@@ -58,7 +58,7 @@ class Prepared:
 
     def prepare(self, *, smoke: bool = False) -> None:
         installer = _NoInstaller(self.installation, self.root, RULES, PAIR, dict(os.environ), self.notes.append)
-        preparation.prepare(self.engine(RULES), installer, CONFIG, smoke=smoke)
+        preparation.prepare(self.engine(RULES).under, RULES, installer, CONFIG, smoke=smoke)
 
     def engine(self, rules: Rules) -> PrimeRlEngine:
         prepared = self
@@ -158,7 +158,7 @@ def test_busy_gpus_are_refused_before_anything_is_installed(prepared: Prepared) 
     busy = replace(GPU, free_gb=10.0)
     installer = Installer(prepared.installation, prepared.root, RULES, (busy, busy), {}, prepared.notes.append)
     with pytest.raises(EngineError, match=r"75\.0 of 85\.0 GB in use"):
-        preparation.prepare(prepared.engine(RULES), installer, CONFIG)
+        preparation.prepare(prepared.engine(RULES).under, RULES, installer, CONFIG)
     assert prepared.notes == []
 
 

@@ -20,10 +20,9 @@ from unittest import mock
 import pytest
 from msgspec import Raw
 
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Judgement, Verdict
-from nightshift.campaign.standing import expected
 from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report

@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
-from nightshift.campaign.cost import (
-    NOTHING,
-    PROPOSALS_NAME,
-    Cost,
-    campaign_cost,
-    gpus_of,
-    log_proposal,
-    proposals_cost,
-    runs_cost,
-    together,
-)
-from nightshift.campaign.records import Outcome, Record, Result, Training
+from nightshift.campaign.cost import PROPOSALS_NAME, campaign_cost, gpus_of, log_proposal, proposals_cost, runs_cost
+from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
 from tests.campaigns import BRANCH, a_record
 
 

@@ -100,9 +100,10 @@ def test_the_embedded_experiment_is_the_one_of_the_recorded_nights() -> None:
 
 def test_one_engine_does_not_load_the_other() -> None:
     code = (
-        "import sys; from pathlib import Path; from nightshift import engines, rules_toml; "
+        "import sys; from pathlib import Path; from nightshift.config import rules_toml; "
+        "from nightshift.engines import base; "
         "cheap = 'torch' not in sys.modules; rules = rules_toml.rules_here(Path(), 'trl', 0); "
-        "engines.open_engine(rules, Path(), {}); print(cheap, 'httpx' in sys.modules)"
+        "base.open_engine(rules, Path(), {}); print(cheap, 'httpx' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["True", "False"]

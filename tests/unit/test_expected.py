@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from nightshift.campaign.campaign import Campaign, ordered
+from nightshift.campaign.campaign import Campaign, expected, ordered
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Expected, expected, expected_then
+from nightshift.campaign.standing import Expected, expected_then
 from tests.recorded_nights import records
 
 

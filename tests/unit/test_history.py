@@ -16,11 +16,10 @@ from nightshift.agents.history import (
     of_last_campaign,
     untried,
 )
-from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement, Record, Verdict
-from nightshift.campaign.standing import expected
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError

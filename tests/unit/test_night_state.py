@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.base import Proposal
-from nightshift.campaign.campaign import Campaign
-from nightshift.campaign.cost import NOTHING, Cost
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Record, Verdict
-from nightshift.campaign.standing import expected
+from nightshift.campaign.records import NOTHING, Cost, Failure, Judgement, Record, Verdict
 from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
 from nightshift.night import state as states

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agents.usage import MAX_DOLLARS, MAX_LOG_BYTES, MAX_READ_BYTES, MAX_TOKENS, Log, said
-from nightshift.campaign.cost import Cost
+from nightshift.campaign.records import Cost
 from tests.agent_outputs import (
     CLAUDE,
     CLAUDE_STREAM,

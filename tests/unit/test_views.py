@@ -15,10 +15,11 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+from nightshift.campaign.campaign import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement, Verdict
-from nightshift.campaign.standing import Counts, expected
+from nightshift.campaign.standing import Counts
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.cli.views import compared

@@ -9,10 +9,10 @@ from typing import Literal
 
 import psutil
 
-from nightshift.campaign.cost import Cost, campaign_cost
+from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import Progress, Record
+from nightshift.campaign.records import Cost, Progress, Record
 from nightshift.campaign.standing import Counts
 from nightshift.executors.survivors import alive
 from nightshift.night.state import NightState, decided, load

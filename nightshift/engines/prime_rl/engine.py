@@ -81,7 +81,7 @@ class PrimeRlEngine:
         it = self._asked(flags)
         config = load(it.root / "train.toml")
         installer = Installer(it.installation, it.root, it.rules, it._pair(), it._environ, note)
-        prepare(it, installer, config, sources=flags.sources, smoke=flags.smoke)
+        prepare(it.under, it.rules, installer, config, sources=flags.sources, smoke=flags.smoke)
         if it.installation != self.installation:
             note(f"for run.py: export {ENV_VAR}={it.installation.root}")
 

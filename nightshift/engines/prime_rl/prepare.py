@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -16,15 +15,12 @@ from nightshift.config.rules import Rules
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.config.toml_edit import set_values
 from nightshift.config.train_toml import Config, parse
-from nightshift.engines.base import Note
+from nightshift.engines.base import Engine, Note
 from nightshift.engines.downloads import prepare_data, prepare_model
 from nightshift.engines.prime_rl.install import Installer, pin_model
 from nightshift.engines.prime_rl.installation import MIN_DRIVER, Installation, model_problem
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.gpus import gpu_problems
-
-if TYPE_CHECKING:
-    from nightshift.engines.prime_rl.engine import PrimeRlEngine
 
 # Whatever comes first on a box starts with cold caches: vLLM, Triton and the trainer, within its first step, compile
 # everything, and Python all that was installed. Not measured on GPUs.
@@ -42,19 +38,21 @@ max_completion_tokens = 64
 
 
 def prepare(
-    engine: PrimeRlEngine,
+    under: Callable[[Rules], Engine],
+    rules: Rules,
     installer: Installer,
     config: Config,
     *,
     sources: Mapping[str, Path] | None = None,
     smoke: bool = False,
 ) -> None:
-    """Install prime-rl, its model and data; fill its compile caches by an unscored run with `config`.
+    """Install prime-rl, its model and data; fill its compile caches by an unscored run with `config`. `under` makes an
+    engine with other rules.
 
     With `smoke` the chain runs once with the tiny model instead, which needs no network where prime-rl is installed.
     EngineError names what is in the way; repeating goes on where this stopped.
     """
-    rules, installation, note = engine.rules, installer.installation, installer.note
+    installation, note = installer.installation, installer.note
     for problem in gpu_problems(installer.gpus, MIN_DRIVER):
         raise problem
     installer.install()
@@ -62,7 +60,7 @@ def prepare(
     if smoke:
         with _alone(installation):
             tiny = smoke_rules(installer.root, rules)
-            rehearse(engine.under(tiny), smoke_config(config), runs_dir / tiny.name, note)
+            rehearse(under(tiny), smoke_config(config), runs_dir / tiny.name, note)
         return
     model = prepare_model(installer.root, rules, note)
     prepare_data(installer.root, rules, sources or {}, note)
@@ -73,7 +71,7 @@ def prepare(
         if installer.gpus and not mark.is_file():
             note("filling the compile caches by an unscored run, once: up to 20 minutes to start, 5 to train")
             cold = warm_up_rules(rules)
-            said = rehearse(engine.under(cold), config, runs_dir / cold.name, note)
+            said = rehearse(under(cold), config, runs_dir / cold.name, note)
             mark.parent.mkdir(exist_ok=True)
             mark.write_text(said + "\n")
 
@@ -115,7 +113,7 @@ def smoke_config(config: Config) -> Config:
     return parse(set_values(_SMOKE_CONFIG, values))
 
 
-def rehearse(engine: PrimeRlEngine, config: Config, run_dir: Path, note: Note) -> str:
+def rehearse(engine: Engine, config: Config, run_dir: Path, note: Note) -> str:
     """One short run of the whole chain: start, train, load the final weights, have them answer, prove that they did.
     Nothing is scored.
 

@@ -27,7 +27,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from nightshift.engines.trl.optimizer import make_optimizer, make_scheduler
 from nightshift.engines.trl.sampler import Sample, sample
-from nightshift.evaluation.environment import Environment, Example
+from nightshift.evaluation.environment import Environment
+from nightshift.evaluation.episode import Example
 
 NUM_EACH = 7  # rollouts of each kind: best, worst, cut off
 MAX_TEXT = 4_000  # characters of a problem or completion

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nightshift.engines.trl.sampler import Sample
-from nightshift.evaluation.environment import Episode
+from nightshift.evaluation.episode import Episode
 
 _CUT = Sample([], True)
 Say = Callable[[list[list[int]]], list[Sample]]  # a completion of each prompt, in their order
