@@ -185,12 +185,12 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "a line of text": (lambda x: reorder(x, lambda o: [*o[:2], b"x\n", *o[2:]]), "line 3 of the chain is no entry"),
     "a line of brackets": (lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "is no entry"),
     "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "is not in the chain"),
-    "no chain": (lambda x: x.chain.path.unlink(), "is not in the chain"),
-    "a pipe for a chain": (lambda x: (x.chain.path.unlink(), os.mkfifo(x.chain.path)), "chain.jsonl cannot be read"),
+    "no chain": (lambda x: x.journal.path.unlink(), "is not in the chain"),
+    "a pipe for a chain": (lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "jsonl cannot be read"),
     "a link for a chain": (
-        lambda x: (x.chain.path.rename(x.runs_dir / "c"), x.chain.path.symlink_to("c")), "it is a symbolic link"
+        lambda x: (x.journal.path.rename(x.runs_dir / "c"), x.journal.path.symlink_to("c")), "it is a symbolic link"
     ),
-    "a folder for a chain": (lambda x: (x.chain.path.unlink(), x.chain.path.mkdir()), "chain.jsonl cannot be read"),
+    "a folder for a chain": (lambda x: (x.journal.path.unlink(), x.journal.path.mkdir()), "chain.jsonl cannot be read"),
 }  # fmt: skip
 
 

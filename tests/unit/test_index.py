@@ -138,7 +138,7 @@ CHANGES: dict[str, Callable[[Ledger], object]] = {
     "a link": lambda x: (path_of(x).rename(x.runs_dir / "i"), path_of(x).symlink_to("i")),
     "a pipe": lambda x: (path_of(x).unlink(), os.mkfifo(path_of(x))),
     "a folder": lambda x: (path_of(x).unlink(), path_of(x).mkdir()),
-    "no chain": lambda x: (path_of(x).write_bytes(forged(x)), x.chain.path.unlink()),
+    "no chain": lambda x: (path_of(x).write_bytes(forged(x)), x.journal.path.unlink()),
 }
 
 

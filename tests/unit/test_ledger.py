@@ -241,7 +241,7 @@ def test_scores_of_several_runs() -> None:
     assert told["eval_stderr"] == pytest.approx(0.01 / 2**0.5)
 
 
-@pytest.mark.parametrize(("lock", "refusal"), [("head", "another experiment is running"), ("lock", None)])
+@pytest.mark.parametrize(("lock", "refusal"), [("controller", "another experiment is running"), ("lock", None)])
 def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
     ledger: Ledger, lock: str, refusal: str | None
 ) -> None:
@@ -252,7 +252,7 @@ def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
-        assert ledger.is_running() == (lock == "head")
+        assert ledger.is_running() == (lock == "controller")
         if refusal:
             with pytest.raises(UsageError, match=refusal), ledger.controller():
                 pass
