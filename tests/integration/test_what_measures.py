@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "nightshift/campaign/verify.py": "compares records with their chain",
     "nightshift/cli/run.py": "flags and exit codes",
     "nightshift/cli/output.py": "prints",
-    "nightshift/campaign/cost.py": "what proposals cost, beside the verdict",
     "nightshift/engines/downloads.py": "fetches what has a hash of its own",
     "nightshift/engines/memory.py": "refuses values above a preset, which is a value of the rules",
     "nightshift/entry.py": "begins processes, whose files are compared with the agreed ones",
