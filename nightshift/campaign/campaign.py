@@ -246,7 +246,8 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 
 
 def expected(campaign: Campaign, record: Record) -> Expected | None:
-    """The same as believed now; what was believed last, where one of the ideas is forgotten: it was clearly worse."""
+    """Candidate less parent as believed now. If an idea of it was forgotten, because it was clearly worse: as believed
+    last."""
     then, belief, own = expected_then(record), campaign.belief, campaign.ideas.get(record.number)
     places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
     if then is None or belief is None:

@@ -191,7 +191,7 @@ def look_at(root: Path, environment: str) -> None:
 def probe(root: Path, request: Request) -> None:
     """doctor --slurm: print what a job finds. EngineError where none answers."""
     from nightshift.executors.process import interruptible
-    from nightshift.executors.slurm import SlurmExecutor, ask
+    from nightshift.executors.slurm import SlurmExecutor, probe_node
     from nightshift.experiment.runs import job_of
     from nightshift.experiment.setup import open_setup
 
@@ -199,7 +199,7 @@ def probe(root: Path, request: Request) -> None:
         setup = open_setup(root, request, reporter)
         assert isinstance(setup.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")
-        lines = ask(setup.executor, job_of({}, 0, setup, ""))
+        lines = probe_node(setup.executor, job_of({}, 0, setup, ""))
     print_lines(lines)
 
 

@@ -1,6 +1,6 @@
 """What turns (config, seed, budget) into a trained policy: the protocol, and the registry of those that exist.
 
-An engine starts processes; supervise owns them. Metrics come from structured files, never from log
+An engine starts processes; executors/process.py ends them. Metrics come from structured files, never from log
 text. Every engine passes the same contract suite (tests/contract). A new one is a folder here and a line in
 the registry; nothing outside this folder asks for one by its name.
 """

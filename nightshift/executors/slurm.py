@@ -3,7 +3,7 @@
 A job has a name of its own, written before it is submitted: a head that was killed in between finds it by that, and
 one that sbatch did not answer for is looked for. The key that it signs its result with travels in the script, which no
 file of the checkout holds. What SLURM does not answer is not known, and not lost; what it did not cancel is cancelled
-when it answers. A controller that was killed may start a job a second time, whatever --no-requeue says: each start has
+when it answers. A slurmctld that was killed may start a job a second time, whatever --no-requeue says: each start has
 a folder of its own, and the first result that is signed counts.
 """
 
@@ -88,8 +88,8 @@ NAME = "slurm"
 PROGRAM = (str(Path(__file__).parents[1] / "experiment" / "worker.py"),)
 FOUND_NAME = "probe.json"
 _PROBE_SECONDS = 0.2
-POLL_SECONDS = 2.0  # between two questions to the controller, for all jobs at once
-ANSWER_SECONDS = 30.0  # a controller that is away answers after nine, with an error
+POLL_SECONDS = 2.0  # between two questions to slurmctld, for all jobs at once
+ANSWER_SECONDS = 30.0  # a slurmctld that is away answers after nine, with an error
 # Until a file that another node wrote is seen here. A job that completed wrote one: acdirmax of NFS is 60 s (nfs(5)).
 COMPLETED_SECONDS = 75.0
 OTHERWISE_SECONDS = 10.0
@@ -104,7 +104,7 @@ _OWN_OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TMPDIR", "T
 
 @dataclass(slots=True)
 class _Work:
-    """A job that was submitted and not collected. `state`: as the controller last told it, "" before; `gone_at`: since
+    """A job that was submitted and not collected. `state`: as slurmctld last told it, "" before; `gone_at`: since
     when nothing of it is left there."""
 
     name: str
@@ -181,7 +181,7 @@ class SlurmExecutor:
         self._works[folder] = _Work(was.name, was.public_key, job, time.monotonic() + seconds)
 
     def is_over(self, folder: Path) -> bool:
-        """True where there is a signed result, or the controller says that none will come, or far too late."""
+        """True where there is a signed result, or slurmctld says that none will come, or far too late."""
         work = self._works.get(folder)
         if work is None or time.monotonic() > work.ends_at:
             return True
@@ -200,7 +200,7 @@ class SlurmExecutor:
 
     def _poll(self) -> None:
         """Ask for the state of all jobs, now and then. Who is not in the answer was forgotten, long after its end or by
-        a controller that died."""
+        a slurmctld that died."""
         if time.monotonic() - self._asked_at < POLL_SECONDS:
             return
         self._asked_at = time.monotonic()
@@ -209,7 +209,7 @@ class SlurmExecutor:
         try:
             said = _ask([*_QUEUE, "--states=all", f"--name={names}", "--format=%j %T"])
         except EngineError:
-            return  # the controller is away: nothing is known, so nothing is lost
+            return  # slurmctld is away: nothing is known, so nothing is lost
         states = {name: state for name, _, state in (line.partition(" ") for line in said.splitlines())}
         for work in self._works.values():
             work.state = states.get(work.name, work.state).strip()
@@ -240,7 +240,7 @@ class SlurmExecutor:
 
     def cancel(self, folders: Collection[Path]) -> None:
         """As the protocol says; returns when the jobs are gone from the cluster, at the latest after CANCEL_SECONDS,
-        or when the controller does not answer: then they are cancelled when it does."""
+        or when slurmctld does not answer: then they are cancelled when it does."""
         names = self._drop(folders)
         ends_at = time.monotonic() + CANCEL_SECONDS
         with suppress(EngineError), waiting("cancelling jobs of the cluster", CANCEL_SECONDS):
@@ -273,16 +273,16 @@ class SlurmExecutor:
 
 
 def _why(work: _Work) -> str:
-    """How a job ended, as far as the controller still knows."""
+    """How a job ended, as far as slurmctld still knows."""
     try:
         said = _ask([*_QUEUE, "--states=all", f"--name={work.name}", "--format=%T, reason %r, node %N"]).strip()
     except EngineError as error:
         return f"last seen {work.state or 'nowhere'}; {error.cause}"
-    return said.splitlines()[-1] if said else f"last seen {work.state or 'nowhere'}; the controller does not know it"
+    return said.splitlines()[-1] if said else f"last seen {work.state or 'nowhere'}; slurmctld does not know it"
 
 
 def cancel_jobs(names: Collection[str]) -> None:
-    """End jobs that no head has any more, by their names. EngineError where the controller does not answer."""
+    """End jobs that no head has any more, by their names. EngineError where slurmctld does not answer."""
     for name in names:
         _ask(["scancel", f"--name={name}"])
 
@@ -316,7 +316,7 @@ def _environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NodeReport:
     """What a node said of itself. `problems`: what its engine misses there."""
 
     node: str
@@ -328,7 +328,7 @@ class Found:
     problems: tuple[str, ...]
 
 
-def ask(executor: SlurmExecutor, job: Job) -> list[str]:
+def probe_node(executor: SlurmExecutor, job: Job) -> list[str]:
     """Submit one job that looks around, and say what it found, a line each. EngineError where none comes back."""
     runs_dir = executor.root / "runs"
     runs_dir.mkdir(exist_ok=True)
@@ -342,7 +342,7 @@ def ask(executor: SlurmExecutor, job: Job) -> list[str]:
                 raise EngineError(f"the probe job ended without an answer{why}", "Look at its node.")
             executor.wait(_PROBE_SECONDS)
         seconds = time.monotonic() - began
-        found = read_json(folder / FOUND_NAME, Found, "")
+        found = read_json(folder / FOUND_NAME, NodeReport, "")
         assert found is not None
     finally:
         executor.cancel([folder])

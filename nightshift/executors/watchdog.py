@@ -1,6 +1,6 @@
 """Ends a process tree, and goes on doing so when the harness itself has been killed.
 
-`ProcessTree` finds and ends what a harness started; supervise uses it to stop a run. As a script
+`ProcessTree` finds and ends what a harness started; process.py uses it to stop a run. As a script
 (`python -I watchdog.py HARNESS_PID`) this file is the watchdog: a process in a session of its own,
 whose stdin is a pipe that only the harness can write to. The harness writes a line
 `MARKER GRACE_SECONDS` for each group that it opens, and kills the watchdog when all of them are stopped.

@@ -253,7 +253,7 @@ def _step_seconds(steps: list[Step]) -> float | None:
     return max(times) / len(steps) if (times := [step.time for step in steps if step.time]) else None
 
 
-def probe(job: Job, root: Path) -> Found:
+def probe(job: Job, root: Path) -> NodeReport:
     """Open the engine here, and tell what this node is. `problems`: what the engine misses."""
     engine: Engine | None = None
     try:
@@ -264,13 +264,13 @@ def probe(job: Job, root: Path) -> Found:
     node = os.environ.get("SLURMD_NODENAME", platform.node())
     digests = job.rules.hash(root), job.rules.harness_tree(root)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
-    return Found(node, hardware, *digests, gpus, free_disk_gb(root), problems)
+    return NodeReport(node, hardware, *digests, gpus, free_disk_gb(root), problems)
 
 
 if __name__ == "__main__":
     words = sys.argv[1:]
     if words[0] == "--probe":
-        from nightshift.executors.slurm import FOUND_NAME, Found
+        from nightshift.executors.slurm import FOUND_NAME, NodeReport
 
         asked = msgspec.json.decode(read_file(Path(words[2]) / JOB_NAME), type=Job)
         write_json(Path(words[2]) / FOUND_NAME, probe(asked, Path(words[1])))

@@ -186,7 +186,9 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "a line of brackets": (lambda x: reorder(x, lambda o: [*o[:2], b"[" * 200_000 + b"\n", *o[2:]]), "is no entry"),
     "cut by many lines": (lambda x: reorder(x, lambda o: o[:4]), "is not in the chain"),
     "no chain": (lambda x: x.journal.path.unlink(), "is not in the chain"),
-    "a pipe for a chain": (lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "jsonl cannot be read"),
+    "a pipe for a chain": (
+        lambda x: (x.journal.path.unlink(), os.mkfifo(x.journal.path)), "chain.jsonl cannot be read"
+    ),
     "a link for a chain": (
         lambda x: (x.journal.path.rename(x.runs_dir / "c"), x.journal.path.symlink_to("c")), "it is a symbolic link"
     ),

@@ -99,8 +99,8 @@ def test_sparse_rewards_are_no_reason_to_end_a_run(rate: float) -> None:
     sparse = [[ALIVE if random.random() < rate else DEAD for _ in range(200)] for _ in range(200)]
     assert sum("D" * 10 in "".join("D" if s is DEAD else "A" for s in run) for run in sparse) > 100
     assert sum(end_of(run, budget_seconds=1000.0) is not None for run in sparse) <= 10
-    if rate == 1 / 3:
-        assert 120 < (end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) or 0) <= 145
+    if rate == 1 / 3:  # a row as long as this is rare enough
+        assert end_of([*sparse[0][:100], *[DEAD] * 50], budget_seconds=1000.0) == 142
 
 
 def test_a_run_without_a_gradient_since_its_first_step_goes_on_for_half_of_its_budget() -> None:

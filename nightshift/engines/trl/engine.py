@@ -93,7 +93,7 @@ class TrlEngine:
         *,
         trainer: Path | None = None,
     ) -> None:
-        """`environ` is the harness's own, of which `trainer` inherits what supervise allows.
+        """`environ` is the harness's own, of which `trainer` inherits what `engine_environment` allows.
 
         A run leaves nothing heavy, so `keep_all` changes nothing. `gpus` is one GPU, on which the tiny model trains,
         too; UsageError for others.
