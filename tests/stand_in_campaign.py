@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist
@@ -41,7 +41,7 @@ from nightshift.campaign.records import (
 from nightshift.config.train_toml import diff, parse
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
-from tests.campaigns import a_record
+from tests.campaigns import a_record, replace
 from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/stand-in"
@@ -188,7 +188,7 @@ def _crashed(state: State, record: Record, draw: float) -> Record:
 
 
 def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
-    num_runs = 1 if record.parent else record.decision.baseline_runs
+    num_runs = 1 if record.parent else record.decision_rules.baseline_runs
     runs = tuple(_run(state, record, index, values) for index in range(1, num_runs + 1))
     judgement = state.campaign.judge(replace(record, runs=runs))
     record = replace(record, runs=runs, judgement=judgement, status=judgement.verdict, decided=record.number)

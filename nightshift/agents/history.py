@@ -126,7 +126,11 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         if candidate is None or parent is None or judgement is None:
             continue
         # What merely stopped to apply, because a variant changed, was not touched.
-        own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
+        own = (
+            changed_keys(parent, candidate)
+            if record.proposal.base is None
+            else [c.key for c in changes_of(record.diff)]
+        )
         touched = [key for key in own if key in candidate.resolved]
         beside = campaign.beside(record)
         for key in touched:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
+from msgspec import structs
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Tested
@@ -87,10 +88,10 @@ class Campaign:
             # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
             is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
             size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
-            belief = decision.baseline(scores.mean(axis=1), size, record.decision, extra_variance(record))
+            belief = decision.baseline(scores.mean(axis=1), size, record.decision_rules, extra_variance(record))
             belief = replace(belief, ideas=np.array([record.number]))
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
-        belief = decision.settle(self.test(record), record.is_keep, record.decision)
+        belief = decision.settle(self.test(record), record.is_keep, record.decision_rules)
         kept = (*self.kept, record) if record.is_keep else self.kept
         ideas = {**self.ideas, record.number: self._idea_of(record, self._made_from(record))}
         ideas = {int(number): ideas[number] for number in belief.ideas[1:]}
@@ -101,13 +102,13 @@ class Campaign:
         assert self.belief is not None
         parent = self._index_of(record.parent)
         score, pairing, extra = self._observed(record, parent)
-        if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
+        if len(record.decision_rules.priors) * len(record.decision_rules.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, without(record))
         made_from = self._made_from(record)
         replaced = [*made_from & self._idea_of(record, made_from).replaced]
-        is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
-        rules, numbers = record.decision if is_new else record.decision.of_a_repeat, self.belief.ideas
+        is_new = not self.is_repeat(record) and (record.proposal.base is None or bool(record.diff))
+        rules, numbers = record.decision_rules if is_new else record.decision_rules.of_a_repeat, self.belief.ideas
         return decision.observe(
             self.belief,
             parent,
@@ -138,20 +139,20 @@ class Campaign:
 
     def _made_from(self, record: Record) -> frozenset[int]:
         """The ideas of the config that a record's idea was tried on; of its parent's, where that cannot be told."""
-        if self.is_repeat(record) or not is_set(self.ideas, record.base):
+        if self.is_repeat(record) or not is_set(self.ideas, record.proposal.base):
             return self.ideas_of(self.kept[self._index_of(record.parent)])
-        return frozenset(record.base or ())
+        return frozenset(record.proposal.base or ())
 
     def _idea_of(self, record: Record, made_from: frozenset[int]) -> Idea:
         """The record's own, whose keys are not known where what it was tried on is not."""
-        is_known = record.base is None or is_set(self.ideas, record.base)
+        is_known = record.proposal.base is None or is_set(self.ideas, record.proposal.base)
         own = Idea(keys_of(record.diff) if is_known else frozenset())
         return own.over({number: self.ideas[number] for number in made_from})
 
     def beside(self, record: Record) -> str:
         """How what a record's idea was tried on differed from its parent; empty where it did not."""
         parent = next((kept for kept in self.kept if kept.number == record.parent), None)
-        return "" if parent is None else difference(self.ideas_of(parent), record.base)
+        return "" if parent is None else difference(self.ideas_of(parent), record.proposal.base)
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
@@ -167,15 +168,17 @@ class Campaign:
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
         candidate = run_scores(record).mean(axis=0)
-        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
+        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
         if beside := self.beside(record):
-            found = replace(found, why=f"{found.why}, tried on that {beside}")
+            found = structs.replace(found, why=f"{found.why}, tried on that {beside}")
         if found.verdict == Verdict.KEEP and found.p_better is not None:
-            found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
+            found = structs.replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
-        return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
+        return (
+            structs.replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
+        )
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
@@ -200,7 +203,7 @@ class Campaign:
     @property
     def standing(self) -> Standing | None:
         """What is believed now; None before the baseline."""
-        rules = self.incumbent.decision if self.incumbent else None
+        rules = self.incumbent.decision_rules if self.incumbent else None
         return standing_of(self.belief, rules, len(self.decided)) if self.belief and rules else None
 
     @property

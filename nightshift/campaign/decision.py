@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from nightshift.campaign.posterior import UNUSED, Array, Floats, Index, Posterior, at, padded
@@ -222,7 +223,7 @@ def judge(
         return judgement
     best, gain = kept_numbers[after], 100 * (belief.mean - tested.belief.mean)
     why = f"{judgement.why}; {kept_numbers[before]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
-    return replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
+    return structs.replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
 
 
 def _cdf(x: Array) -> Array:

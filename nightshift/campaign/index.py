@@ -182,7 +182,16 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
     folded = [
-        (r.number, r.status, r.parent, r.decision, r.effective_hash, r.base, r.diff, [run.load for run in r.runs])
+        (
+            r.number,
+            r.status,
+            r.parent,
+            r.decision_rules,
+            r.effective_hash,
+            r.proposal.base,
+            r.diff,
+            [run.load for run in r.runs],
+        )
         for r in decided
     ]
     scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]

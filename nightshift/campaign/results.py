@@ -36,7 +36,7 @@ def figures(record: Record) -> dict[str, Any]:
         "eval_score": record.score,
         "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
         "status": record.status,
-        "description": record.description,
+        "description": record.proposal.description,
         "run": f"{record.number:04d}",
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
         "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,

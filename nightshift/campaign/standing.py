@@ -104,8 +104,8 @@ def expected(campaign: Campaign, record: Record) -> Expected | None:
     if then is None or belief is None:
         return then
     made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
-    made_from = made_from if record.base is None else frozenset(record.base)
-    is_known_set = record.base is not None and not record.diff  # one run again: no idea of its own
+    made_from = made_from if record.proposal.base is None else frozenset(record.proposal.base)
+    is_known_set = record.proposal.base is not None and not record.diff  # one run again: no idea of its own
     if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
         return campaign.last_expected.get(record.number, then)
     ideas = made_from if own is None else made_from - own.replaced | {record.number}
@@ -117,7 +117,7 @@ def expected(campaign: Campaign, record: Record) -> Expected | None:
 def last_expected(before: Campaign, after: Campaign) -> dict[int, Expected]:
     """Of the experiments that one step made impossible to tell, what was believed before it."""
     gone = before.ideas.keys() - after.ideas.keys()
-    records = [r for r in before.decided if r.number in gone or gone & {*(r.base or ())}] if gone else []
+    records = [r for r in before.decided if r.number in gone or gone & {*(r.proposal.base or ())}] if gone else []
     found = {record.number: expected(before, record) for record in records}
     return {number: each for number, each in found.items() if each is not None}
 
@@ -209,7 +209,7 @@ def supports(
             continue
         if record.number in told and parent is not None:
             delta, sd = belief.difference(places[record.number], parent)
-            scale = record.decision.calibration
+            scale = record.decision_rules.calibration
             then = _chance(judged.delta, judged.delta_stderr, scale)
             found[record.number] = Support.of(_chance(float(delta), float(sd), scale), then)
         else:
@@ -234,8 +234,8 @@ def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set
     for record in decided:
         if record.status == Verdict.CRASH:
             continue
-        found.update(record.base or ())
-        parent = record.parent if record.base is None else None
+        found.update(record.proposal.base or ())
+        parent = record.parent if record.proposal.base is None else None
         while parent is not None and parent not in found:
             found.add(parent)
             parent = parents.get(parent)

@@ -56,7 +56,7 @@ def summary(record: Record, chain: str) -> str:
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
         ("changes", "; ".join(record.diff)),
-        *([("base", ", ".join(f"{number:04d}" for number in record.base))] if record.base else []),
+        *([("base", ", ".join(f"{number:04d}" for number in record.proposal.base))] if record.proposal.base else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("settled", record.settled or ""),

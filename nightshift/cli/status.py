@@ -30,15 +30,20 @@ from nightshift.campaign.index import fold_sound
 from nightshift.campaign.standing import Z95, Expected, expected, expected_then
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
-_FIRST = ("description", "prediction", "mechanism", "refuted_by", "proposer", "told_outcome", "lesson", "diff", "base")
 _HASHES = ("config_hash", "effective_hash", "rules_hash", "harness_tree", "commit", "kept_commit")
-_LAST = ("unused_keys", *_HASHES, "decision", "versions", "version")  # what programs compare and people hardly read
+_LAST = (
+    "unused_keys",
+    *_HASHES,
+    "decision_rules",
+    "versions",
+    "version",
+)  # what programs compare and people hardly read
 
 
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value` by the names of record.json, what is inside another value indented. Scores are fractions 0..1.
 
-    First the verdict with its numbers, then the hypothesis; last hashes, versions and keys that nothing used.
+    First the verdict with its numbers, then the proposal; last hashes, versions and keys that nothing used.
     """
     campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     fields = msgspec.to_builtins(record, builtin_types=(msgspec.Raw,))
@@ -48,7 +53,8 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
         judged.pop(name)
     verdict = {"number": record.number, "status": record.status, "judgement": judged}
     told = {"expected_then": _interval(expected_then(record)), "expected": _interval(expected(campaign, record))}
-    first, last = ({name: fields.pop(name) for name in names if name in fields} for names in (_FIRST, _LAST))
+    first = {**fields.pop("proposal"), "diff": fields.pop("diff")}
+    last = {name: fields.pop(name) for name in _LAST}
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
     return _lines({**verdict, **told, "score": record.score, **first, **fields, **runs, "files": folder, **last}, "")
@@ -156,7 +162,7 @@ def running_lines(ledger: Ledger, record: Record, now: datetime) -> list[str]:
         told.append(run.text(run.short.partition(" ")[2]))
     since = datetime.fromisoformat(record.started)
     lasts = f"{lasted((now - since).total_seconds())}, since {since.astimezone():%H:%M:%S %Z}"
-    return [f"running:  {record.number:04d} for {lasts}: {'; '.join(told)}", _quoted(record.description)]
+    return [f"running:  {record.number:04d} for {lasts}: {'; '.join(told)}", _quoted(record.proposal.description)]
 
 
 def _quoted(description: str) -> str:

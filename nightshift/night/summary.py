@@ -55,8 +55,8 @@ def summary(
         f"cost:         {cost}",
     ]
     if campaign.incumbent is not None and campaign.standing is not None:
-        said = clean(campaign.incumbent.description, _MAX_DESCRIPTION)
-        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision.take_back
+        said = clean(campaign.incumbent.proposal.description, _MAX_DESCRIPTION)
+        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision_rules.take_back
         lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
@@ -81,7 +81,7 @@ def one_line(record: Record, campaign: Campaign) -> str:
     now = expected(campaign, record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.description, _MAX_DESCRIPTION)}"
+    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.proposal.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:

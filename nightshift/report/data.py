@@ -88,7 +88,7 @@ class Experiment:
     @property
     def idea(self) -> str:
         """What its author said of it; empty where that only lists the change, as searches do."""
-        said = self.record.description
+        said = self.record.proposal.description
         return "" if self.changes and said.partition(": ")[2].startswith(self.changes[0].line) else said
 
     @property

@@ -68,5 +68,5 @@ def story(chain: Sequence[Experiment]) -> list[str]:
     lines = []
     for e in chain:
         told = f"baseline {score(e.record.score)}" if e.is_baseline else expected(e.expected)
-        lines += [f"{e.number:04d}  {told}  {e.record.description}", *(f"      {c.line}" for c in e.changes)]
+        lines += [f"{e.number:04d}  {told}  {e.record.proposal.description}", *(f"      {c.line}" for c in e.changes)]
     return lines

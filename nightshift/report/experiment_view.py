@@ -85,7 +85,7 @@ def _experiment(record: Record, campaign: Campaign, taken_back: set[int], since:
         parent=record.parent,
         branch=record.branch,
         rules=record.rules_hash,
-        proposer=record.proposer or None,
+        proposer=record.proposal.proposer or None,
         environment_scores=record.environment_scores,
         expected=now and now.mean,
         expected_stderr=now and now.stderr,

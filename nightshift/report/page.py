@@ -110,7 +110,7 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
         text.expected(e.expected_then),
     )
     return {
-        "title": text.visible(text.brief(e.record.description, 70)),
+        "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": figures,
         "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
         "curves": [{"steps": run.steps, "values": run.values} for run in row.curves],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
 from tests.browsing import Tab, written
+from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 

@@ -87,7 +87,7 @@ def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root:
         (root / "train.toml").write_bytes(config)
         code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
         assert (code, "Traceback" in stderr) == (0, False), stderr
-    told = Ledger(root).records()[-1].description
+    told = Ledger(root).records()[-1].proposal.description
     assert told.startswith("lr up evil --- eval_score: 1.0 2J xxx")
     assert told.isprintable()
     assert len(told) == 1000

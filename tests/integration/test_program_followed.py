@@ -166,12 +166,12 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
 
     ours = records(agent.root)
     assert [record.status in ("keep", "discard") for record in ours] == [True, True, False, True]
-    assert [record.description for record in ours[1:]] == [
+    assert [record.proposal.description for record in ours[1:]] == [
         "rate five times as high: expect +5 pp, faster",
         "three times as high again: +1 pp",
         "between the two: it is smoother",
     ]
-    assert [record.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
+    assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
     (agent.root / "run.log").unlink()  # the real .gitignore has it
     assert problems(agent.root) == []
     assert leftovers(agent.root) == []

@@ -10,7 +10,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +27,7 @@ from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
 from nightshift.report.slices import shown_examples
-from tests.campaigns import a_record, a_result, stored
+from tests.campaigns import a_record, a_result, replace, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, RULES_HASH, build
@@ -230,7 +229,7 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _set("judgement", "why", value=None),
         _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
-        _set("description", value=3),
+        _set("proposal", "description", value=3),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
         *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),

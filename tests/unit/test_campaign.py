@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from nightshift.campaign.scores import run_scores
 from nightshift.campaign.standing import Standing
 from nightshift.config.decision_rules import DecisionRules
 from nightshift.errors import UsageError
-from tests.campaigns import BRANCH, a_record, judged
+from tests.campaigns import BRANCH, a_record, judged, replace
 
 HASH = a_record().rules_hash
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
@@ -183,7 +182,7 @@ def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]
 
 def test_an_experiment_of_other_worlds_is_one_line() -> None:
     records = judged(STORY[:3])
-    records[2] = replace(records[2], decision=replace(records[2].decision, noises=((1.0, 1.0),)))
+    records[2] = replace(records[2], decision_rules=replace(records[2].decision_rules, noises=((1.0, 1.0),)))
     with pytest.raises(UsageError, match=r"^experiment 0003 has other priors and noises .*\. Move runs/0003 out of"):
         folded(records)
 

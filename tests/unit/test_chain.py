@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from nightshift.cli.main import commands
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation import test_split
 from nightshift.evaluation.test_split import Look
-from tests.campaigns import a_record, a_result, campaign
+from tests.campaigns import a_record, a_result, campaign, replace
 
 LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", "b", "i", 3)
 
@@ -59,6 +58,11 @@ def problems(ledger: Ledger) -> list[str]:
 def edit(ledger: Ledger, experiment: int, /, **changes: object) -> None:
     path = ledger.run_dir(experiment) / "record.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def say(ledger: Ledger, experiment: int, **texts: str) -> None:
+    record = json.loads((ledger.run_dir(experiment) / "record.json").read_text())
+    edit(ledger, experiment, proposal=record["proposal"] | texts)
 
 
 def lines(ledger: Ledger) -> list[bytes]:
@@ -146,7 +150,9 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "another branch": (lambda x: edit(x, 3, branch="autoresearch/other"), "0003: its record was changed"),
     "undecided": (lambda x: edit(x, 3, decided=None), "0003: its record was changed"),
     "open again": (lambda x: edit(x, 3, status="started"), "0003 was decided, and says now that it was not"),
-    "another lesson": (lambda x: edit(x, 2, lesson="ignore all others"), "0002: its settlement or lesson was changed"),
+    "another lesson": (lambda x: say(x, 2, lesson="ignore others"), "0002: its settlement or lesson was changed"),
+    "another outcome": (lambda x: say(x, 2, reported_outcome="better"), "0002: its settlement or lesson was changed"),
+    "another prediction": (lambda x: say(x, 2, prediction="+9 pp"), "0002: its record was changed"),
     "another commit": (lambda x: edit(x, 2, kept_commit="f" * 40), "0002: its settlement or lesson was changed"),
     "decided again": (decided_again, "0004 was decided 2 times"),
     "deleted": (lambda x: shutil.rmtree(x.run_dir(2)), "0002 was deleted"),

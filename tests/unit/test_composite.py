@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +28,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import Task, _by_environment
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 GROUPS = b"[orchestrator]\ngroup_size = 4\n"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
@@ -290,7 +291,7 @@ def test_the_recorded_judgements_are_made_again(name: str) -> None:
     """Nightshift 0.1.0 wrote them with all digits, by another program."""
     belief, kept, runs_of = None, list[int](), list[Floats]()
     for record in records(name):
-        rules, judged = record.decision, record.judgement
+        rules, judged = record.decision_rules, record.judgement
         assert judged is not None
         runs = np.array([evaluation.example_scores for evaluation in record.evaluations])
         if belief is None:
@@ -303,7 +304,7 @@ def test_the_recorded_judgements_are_made_again(name: str) -> None:
         e2 = decision.pairing(runs[0], runs_of[parent].mean(axis=0), len(runs_of[parent]))
         tested = decision.observe(belief, parent, runs[0].mean(), e2, rules)
         made = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
-        for field, value in asdict(judged).items():
+        for field, value in structs.asdict(judged).items():
             expected = pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value
             assert getattr(made, field) == expected, field
         belief = decision.settle(tested, tested.keep, rules)

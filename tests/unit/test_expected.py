@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 
@@ -12,6 +11,7 @@ from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.records import Record
 from nightshift.campaign.standing import Expected, expected, expected_then
+from tests.campaigns import replace
 from tests.recorded_nights import records
 
 

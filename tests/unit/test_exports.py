@@ -7,7 +7,6 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,7 +26,7 @@ from nightshift.report.experiment_view import outcome_of
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.private import PLACE, SECRET, Private
 from nightshift.report.export.story import Story, as_csv, cell
-from tests.campaigns import a_record
+from tests.campaigns import a_record, replace
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]

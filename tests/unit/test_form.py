@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.report.text import headline
-from tests.campaigns import BRANCH, a_record, a_result, stored
+from tests.campaigns import BRANCH, a_record, a_result, replace, stored
 from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.files import whole_folder
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.story import Story, as_csv, scores
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, replace
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
 

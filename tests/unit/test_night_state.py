@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from nightshift.agents.base import Proposal
+from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import NOTHING, Cost
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.campaign.records import Failure, Judgement, Proposal, Record, Verdict
 from nightshift.campaign.standing import expected
 from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
@@ -20,7 +19,7 @@ from nightshift.night import state as states
 from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
 from nightshift.night.summary import summary
-from tests.campaigns import BRANCH, campaign
+from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 
@@ -78,7 +77,7 @@ def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_firs
     stop = stop_rule(asked, records, NOW, 75, Cost(dollars=2.25))
     assert stop is not None
     assert stop.cause == "--max-cost 2: its proposals cost $2.25"
-    assert stop_rule(replace(asked, pending=(Proposal(b"lr = 1\n"),)), records, NOW, 75, cost) is None
+    assert stop_rule(replace(asked, pending=(Answer(b"lr = 1\n"),)), records, NOW, 75, cost) is None
     assert "at $2.00 of the agents' own figures" in summary(asked, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
     assert stop_rule(state_of(), records, NOW, 75, cost) is None
 
@@ -122,7 +121,10 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     assert states.load(ledger) is None
     state = replace(
         state_of(hours=8.0, gpus="2,3"),
-        pending=(Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2), Proposal(b"lr = 2\n")),
+        pending=(
+            Answer(b"lr = 1\n", Proposal(description="why", prediction="+1 pp", notes=("a note",)), repeats=2),
+            Answer(b"lr = 2\n"),
+        ),
         refusals=("no edit", "locked"),
     )
     states.save(ledger, state)

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import variants
 from nightshift.errors import ExitCode
 from nightshift.experiment import health
-from tests.campaigns import a_record
+from tests.campaigns import a_record, replace
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()

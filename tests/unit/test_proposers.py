@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from nightshift.config.train_toml import diff, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
 from tests import campaigns
-from tests.campaigns import BASELINE
+from tests.campaigns import BASELINE, replace
 from tests.rules import ARITHMETIC_TRL
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
@@ -59,7 +58,7 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
         assert b"# poor" in proposal.source  # comments stay
         changes = diff(parse(context.source), changed)
         assert {change.key for change in changes} <= USED
-        assert proposal.hypothesis == f"{name}: {'; '.join(change.line for change in changes)}"
+        assert proposal.proposal.description == f"{name}: {'; '.join(change.line for change in changes)}"
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nightshift.config.train_toml import Config, diff, parse
 from nightshift.errors import UsageError
 from nightshift.night.loop import repeat_of
 from nightshift.night.state import NightRequest, NightState, used
-from tests.campaigns import BASELINE, BRANCH, a_record, a_result
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL
 
 RULES = ARITHMETIC_TRL.decision
@@ -118,9 +118,9 @@ def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) ->
 def test_a_baseline_that_is_run_once_more_is_of_no_idea_whoever_is_the_incumbent_by_then(told: Told) -> None:
     """Its repeat may have waited, in a night that was cut off."""
     again = repeat_of(told.campaign.kept[0], told.campaign, "0001 again, in an idle slot", 4, told.ledger)
-    assert (again.base, again.source) == ((), BASELINE)
+    assert (again.proposal.base, again.source) == ((), BASELINE)
     kept = told.campaign.kept[1]
-    assert repeat_of(kept, told.campaign, "0002 again, in an idle slot", 4, told.ledger).base == (2,)
+    assert repeat_of(kept, told.campaign, "0002 again, in an idle slot", 4, told.ledger).proposal.base == (2,)
 
 
 def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:

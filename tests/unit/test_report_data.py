@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from nightshift.report.diff import kept_chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
-from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, stored, with_certificate
+from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]

@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from nightshift.cli import run as command
 from nightshift.cli.main import commands
 from nightshift.cli.views import compared
 from nightshift.report.views import encoded
-from tests.campaigns import COMPARISON, a_record
+from tests.campaigns import COMPARISON, a_record, replace
 from tests.checkouts import commit_all
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
@@ -61,7 +60,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ledger = build(root, 40, num_examples=200, with_files=False)
     for record in ledger.records():
         runs = tuple(replace(run, place=f"slot {record.number % 2}") for run in record.runs)
-        ledger.write(replace(record, runs=runs, description=f"{record.description} \u202e\ud83d \x1b[31m"))
+        ledger.write(replace(record, runs=runs, description=f"{record.proposal.description} \u202e\ud83d \x1b[31m"))
     cut = ledger.reserve(
         a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off"), {"train.toml": b""}
     )

@@ -88,7 +88,7 @@ def status(ledger: Ledger, now: datetime) -> Status:
         incumbent=told([incumbent], campaign)[0] if incumbent else None,
         incumbent_score=standing.incumbent if standing else None,
         baseline_score=standing.baseline if standing else None,
-        take_back=incumbent.decision.take_back if incumbent else None,
+        take_back=incumbent.decision_rules.take_back if incumbent else None,
         difference_interval=standing.difference_interval if standing else None,
         night=_night(ledger, records, is_running, now),
         chain=ledger.journal.head,
@@ -109,7 +109,7 @@ def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
         number=record.number,
         since=record.started,
         seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
-        description=record.description,
+        description=record.proposal.description,
         runs=tuple(read_progress(folder) for folder in run_folders(ledger, record)),
     )
 
