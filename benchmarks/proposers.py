@@ -20,7 +20,6 @@ import click
 import numpy as np
 from landscapes import LANDSCAPES, Landscape, engine, forest, rules, shipped, used_keys
 from machine import RESULTS, machine, table, write_result
-from msgspec import structs
 
 from nightshift.agents.base import Context
 from nightshift.agents.search import SearchProposer
@@ -106,8 +105,7 @@ def play(
         changes = tuple(change.line for change in diff(made_from, config)) if made_from else ()
         effective = engine().validate(config).settings
         record = _record(number, incumbent, config, changes, runs, base, hash_of(effective), landscape.decision)
-        judgement = campaign.judge(record)
-        campaign = campaign.step(structs.replace(record, status=judgement.verdict, judgement=judgement))
+        campaign = campaign.step(campaign.judge(record))
         if changes and incumbent is not None:
             rows.append(_told(config, runs[0], changes, truth[number] - truth[incumbent.number]))
     assert campaign.incumbent is not None

@@ -84,7 +84,7 @@ def _record(night: str, experiment: dict[str, Any]) -> Record:
         versions=common["versions"],
         hardware=common["hardware"],
         runs=tuple(map(_result, experiment["runs"])),
-        judgement=msgspec.convert({"verdict": experiment["status"], **experiment["judgement"]}, Judgement),
+        judgement=msgspec.convert(experiment["judgement"], Judgement),
         decided=experiment["number"],
         settled="recorded",
         total_seconds=experiment["total_seconds"],

@@ -49,8 +49,7 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any]) -> Campaign:
         runs = old.runs if campaign.kept else old.runs[: decision.baseline_runs]
         new = structs.replace(old, decision_rules=decision, runs=runs, parent=parent)
         if new.evaluations:
-            judgement = campaign.judge(new)
-            new = structs.replace(new, status=judgement.verdict, judgement=judgement)
+            new = campaign.judge(new)
         campaign = campaign.step(new)
     return campaign
 

@@ -97,8 +97,8 @@ def judged(
         record = a_record(
             number=number, decided=number, parent=parent, config_hash=f"{number}", decision_rules=rules, runs=runs
         )
-        judgement = campaign.judge(record) if runs else Judgement(Verdict.CRASH, "loss is nan")
-        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        crash = replace(record, status=Verdict.CRASH, judgement=Judgement(why="loss is nan"))
+        records.append(campaign.judge(record) if runs else crash)
         campaign = campaign.step(records[-1])
     return records
 
@@ -128,13 +128,13 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
         candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
         number, score = ledger.next_number(), SCORES.get(rate, 0.55)
         if incumbent is None:
-            judgement = Judgement(Verdict.KEEP, "baseline: 1 run", incumbent_score=score)
+            verdict, judgement = Verdict.KEEP, Judgement(why="baseline: 1 run", incumbent_score=score)
             changes: dict[str, object] = {"description": "baseline"}
         else:
             before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]
             verdict = Verdict.KEEP if score > before else Verdict.DISCARD
             why, delta = f"expected {100 * (score - before):+.1f} pp", score - before
-            judgement = Judgement(verdict, why, delta, 0.04, p_better=0.5, incumbent_score=before)
+            judgement = Judgement(why=why, delta=delta, delta_stderr=0.04, p_better=0.5, incumbent_score=before)
             lines = tuple(change.line for change in diff(parse(ledger.source(incumbent.number)), candidate))
             changes = {"parent": incumbent.number, "description": f"idea {number}", "diff": lines}
             changes |= {"lesson": f"lesson {number}"}
@@ -151,7 +151,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
             health=f"entropy fell {number}",
         )
         reserved = ledger.reserve(record, {"train.toml": candidate.source})
-        records.append(replace(reserved, status=judgement.verdict, decided=number))
+        records.append(replace(reserved, status=verdict, decided=number))
         ledger.close(records[-1])
         incumbent = records[-1] if records[-1].is_keep else incumbent
     return records

@@ -138,7 +138,7 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 number=record.number,
                 before=_value_of(parent, key),
                 after=_value_of(candidate, key),
-                verdict=judgement.verdict,
+                verdict=Verdict(record.status),
                 expected=expected(campaign, record),
                 others=(*(other for other in touched if other != key), *([beside] if beside else [])),
                 since=since.get(record.number, ""),

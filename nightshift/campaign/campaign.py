@@ -16,10 +16,10 @@ from msgspec import structs
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.posterior import UNUSED, Floats, Posterior
-from nightshift.campaign.records import Judgement, Record, Verdict
+from nightshift.campaign.records import Action, Change, Decision, Judgement, Record, Verdict
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
 from nightshift.campaign.standing import Expected, Standing, fresh, last_expected, standing_of, supports
-from nightshift.config.train_toml import keys_of
+from nightshift.config.train_toml import changes_of, keys_of
 from nightshift.errors import UsageError
 
 
@@ -107,7 +107,7 @@ class Campaign:
             raise UsageError(cause, without(record))
         made_from = self._made_from(record)
         replaced = [*made_from & self._idea_of(record, made_from).replaced]
-        is_new = not self.is_repeat(record) and (record.proposal.base is None or bool(record.diff))
+        is_new = self.is_new(record)
         rules, numbers = record.decision_rules if is_new else record.decision_rules.of_a_repeat, self.belief.ideas
         return decision.observe(
             self.belief,
@@ -159,26 +159,75 @@ class Campaign:
         parent = self._parent_of(record)
         return parent is not None and record.effective_hash == parent.effective_hash
 
-    def judge(self, record: Record) -> Judgement:
-        """The verdict on a measured experiment, with its numbers."""
+    def is_new(self, record: Record) -> bool:
+        """True if it measures a change of its own: neither its parent nor a set of earlier changes again."""
+        return not self.is_repeat(record) and (record.proposal.base is None or bool(record.diff))
+
+    def judge(self, record: Record) -> Record:
+        """A measured experiment with its verdict and judgement."""
         if self.belief is None:
             scores = run_scores(record)
             why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
-            return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
+            baseline = Decision(change=Change(experiment=record.number), action=Action.KEEP)
+            judgement = Judgement(why=why, decisions=(baseline,), incumbent_score=float(scores.mean()))
+            return structs.replace(record, status=Verdict.KEEP, judgement=judgement)
+        tested = self.test(record)
+        judgement = self._numbers(record, tested)
+        judgement = structs.replace(judgement, decisions=self._decisions(record, tested, judgement.taken_back_to))
+        verdict = Verdict.KEEP if tested.keep else Verdict.DISCARD
+        return structs.replace(record, status=verdict, judgement=judgement)
+
+    def _numbers(self, record: Record, tested: Tested) -> Judgement:
+        """Why a candidate is kept or not, with the numbers of the rule."""
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
         candidate = run_scores(record).mean(axis=0)
-        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision_rules, is_repeat)
+        found = decision.judge(tested, candidate, scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
         if beside := self.beside(record):
             found = structs.replace(found, why=f"{found.why}, tried on that {beside}")
-        if found.verdict == Verdict.KEEP and found.p_better is not None:
+        if tested.keep and found.p_better is not None:
             found = structs.replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
         return (
             structs.replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
         )
+
+    def _decisions(self, record: Record, tested: Tested, taken_back_to: int | None) -> tuple[Decision, ...]:
+        """One for each change that the run measured, the experiment's own first, and for each that joins or leaves."""
+        assert self.incumbent is not None
+        made_from, parent = self._made_from(record), self.ideas_of(self.kept[int(tested.parent)])
+        own = {record.number} if self.is_new(record) else set[int]()
+        replaced = self._idea_of(record, made_from).replaced if own else frozenset[int]()
+        records = {each.number: each for each in (*self.decided, record)}
+        before = after = self.ideas_of(self.incumbent)
+        if tested.keep:
+            after = made_from - replaced | own
+        elif taken_back_to is not None:
+            after = self.ideas_of(records[taken_back_to])
+        measured, moved = own | (made_from - parent - replaced), before ^ after
+        if tested.keep:
+            moved -= replaced  # their keys are the own change's now
+        decisions = []
+        for number in sorted(measured | moved, key=lambda n: (n not in own, n)):
+            if number in before & after:
+                continue  # another experiment brought this change in meanwhile
+            if number in after:
+                action = Action.KEEP if number in own else Action.ADOPT
+            else:
+                action = Action.REVERT if number in before else Action.DISCARD
+            ideas, others = tested.belief.ideas, [*replaced & made_from] if number in own else []
+            effect, sd = tested.belief.of(np.isin(ideas, [number]).astype(float) - np.isin(ideas, others))
+            change = self._change_of(records[number])
+            decisions.append(Decision(change=change, action=action, effect=float(effect), effect_stderr=float(sd)))
+        return tuple(decisions)
+
+    def _change_of(self, record: Record) -> Change:
+        """What an experiment changed, by the first experiment that did."""
+        keys = _values(record)
+        first = next((each.number for each in self.decided if keys and _values(each) == keys), record.number)
+        return Change(experiment=first, keys=keys)
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
@@ -240,6 +289,11 @@ class Campaign:
         """Those of the runs of the same settings so far that told something."""
         same = (record for record in self.decided if record.effective_hash == effective_hash)
         return {run.seed for record in same for run in record.runs if run.evaluation}
+
+
+def _values(record: Record) -> dict[str, str | None]:
+    """The keys that an experiment's own change sets, with their new values; None for a key that was taken out."""
+    return {change.key: None if change.kind == "removed" else change.new for change in changes_of(record.diff)}
 
 
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:

@@ -65,7 +65,7 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:
         candidate = source(record.number)
-        if record.judgement.verdict is Verdict.KEEP:
+        if record.is_keep:
             commit, settled = repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
         before, back = source(record.judgement.incumbent or record.parent), record.judgement.taken_back_to
@@ -84,7 +84,7 @@ def _is_unsettled(record: Record) -> bool:
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
     """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, clean(cause)))
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(why=clean(cause)))
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:

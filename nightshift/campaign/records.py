@@ -266,19 +266,50 @@ class Result:
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
 
-class Judgement(msgspec.Struct, frozen=True):
-    """A verdict with its numbers; None where the decision made no comparison (crash)."""
+class Action(StrEnum):
+    """What a decision does with one change."""
 
-    verdict: Verdict
+    KEEP = "keep"  # a new change joins the incumbent
+    DISCARD = "discard"  # the change does not join
+    ADOPT = "adopt"  # a change that left, or never joined, joins
+    REVERT = "revert"  # a kept change leaves
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a key that
+    was taken out; empty for the baseline. `experiment`: the first one that proposed the change."""
+
+    experiment: int
+    keys: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about one change. `effect`: posterior mean of its effect on the score, less that of the changes
+    whose place it took; `effect_stderr`: posterior standard deviation. None for the baseline."""
+
+    change: Change
+    action: Action
+    effect: float | None = None
+    effect_stderr: float | None = None
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided, and the numbers of the rule; None where nothing was compared (crash).
+
+    `decisions`: one for each change that the run measured, and one for each other change that joins or leaves the
+    incumbent; none where one config was run again, and for a crash. A change that sets a key of another one takes its
+    place.
+    """
+
     why: str
-    delta: float | None = None  # posterior mean of candidate minus incumbent
+    decisions: tuple[Decision, ...] = ()
+    delta: float | None = None  # posterior mean of candidate minus parent
     delta_stderr: float | None = None
-    p_better: float | None = None
+    p_better: float | None = None  # P(the candidate is better than its parent)
     incumbent_score: float | None = None  # posterior mean of the parent, after the run of this experiment
-    diagnostics: dict[str, float] = {}
-    taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
-    taken_back_score: float | None = None  # posterior mean of that one
     incumbent: int | None = None  # the experiment that it was when this was decided; None: the parent
+    taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
+    diagnostics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Record(Document, frozen=True, kw_only=True, tag="experiment"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Decision, Record
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import TerminalReporter
 from nightshift.errors import ExitCode, UsageError
@@ -48,9 +48,10 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     fields = msgspec.to_builtins(record, builtin_types=(msgspec.Raw,))
     runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
-    judged = fields.pop("judgement")
-    for name in ("delta", "delta_stderr") if judged else ():  # as record.json calls expected_then, which stands below
-        judged.pop(name)
+    del fields["kind"]
+    if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
+        del judged["delta"], judged["delta_stderr"]  # record.json's names for expected_then, which stands below
+        judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
     verdict = {"number": record.number, "status": record.status, "judgement": judged}
     told = {"expected_then": _interval(expected_then(record)), "expected": _interval(expected(campaign, record))}
     first = {**fields.pop("proposal"), "diff": fields.pop("diff")}
@@ -58,6 +59,14 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
     return _lines({**verdict, **told, "score": record.score, **first, **fields, **runs, "files": folder, **last}, "")
+
+
+def _decided(decision: Decision) -> str:
+    """A decision in one line: `keep 0003: trainer.optim.lr 5e-6; effect +0.0200 ± 0.0400`."""
+    change, effect, stderr = decision.change, decision.effect, decision.effect_stderr
+    keys = ", ".join(f"{key} {'taken out' if value is None else value}" for key, value in change.keys.items())
+    line = f"{decision.action} {change.experiment:04d}: {keys or 'the baseline'}"
+    return line if effect is None or stderr is None else f"{line}; effect {_interval(Expected(effect, stderr))}"
 
 
 def _interval(found: Expected | None) -> str | None:

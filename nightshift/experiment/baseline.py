@@ -90,13 +90,12 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
         **cleared,
         runs=(),
     )
-    judgement = setup.campaign(head.branch).judge(replace(record, runs=made.runs))
     source = setup.ledger.source(made.number)
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, {CONFIG_NAME: source, "effective.json": as_json(record.effective)})
         seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
         record = replace(record, runs=made.runs, baseline=made.number, decided=setup.ledger.next_decided())
-        record = replace(record, judgement=judgement, status=judgement.verdict, total_seconds=seconds)
+        record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds))
         record = close(record, setup.ledger, setup.repo)
     setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; they are not made again")
     return record if is_all else None

@@ -106,8 +106,7 @@ def collect(number: int, setup: Setup) -> Record | None:
     if failure:
         cancel(setup, number)
         return conclude(crash(record, *failure), setup)
-    judgement = setup.campaign(record.branch).judge(record)
-    return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
+    return conclude(proven(setup.campaign(record.branch).judge(record), setup), setup)
 
 
 def proven(record: Record, setup: Setup) -> Record:

@@ -132,7 +132,7 @@ def test_few_experiments(tmp_path: Path, count: int) -> None:
 
 
 def test_only_crashes(tmp_path: Path) -> None:
-    crash = a_record(judgement=Judgement(Verdict.CRASH, "loss became nan at step 3"))
+    crash = a_record(judgement=Judgement(why="loss became nan at step 3"))
     stored(tmp_path, [replace(crash, status="crash")] * 3)
     page = rendered(tmp_path)
     assert "Nothing has been measured" in page.text
@@ -141,7 +141,7 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
-    keep = Judgement(Verdict.KEEP, "it looked better")
+    keep = Judgement(why="it looked better")
     record = a_record(status="keep", runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",))
     stored(tmp_path, [record])
     text = rendered(tmp_path).text
@@ -447,7 +447,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     record = a_record(number=1, decided=1, status="keep", rules_name="tictactoe-trl")
     record = replace(
         record,
-        judgement=Judgement(Verdict.KEEP, "baseline"),
+        judgement=Judgement(why="baseline"),
         runs=(replace(run, evaluation=replace(run.evaluation, figures=figures)),),
     )
     ledger = stored(tmp_path, [record])

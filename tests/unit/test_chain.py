@@ -18,7 +18,7 @@ from nightshift.campaign import verify as verifying
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.journal import Entry, Journal
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Record, Verdict
+from nightshift.campaign.records import Judgement, Record
 from nightshift.campaign.verify import resume_chain, verify
 from nightshift.cli import run
 from nightshift.cli.main import commands
@@ -121,7 +121,7 @@ def deleted_and_begun_again(ledger: Ledger) -> None:
 def decided_again(ledger: Ledger) -> None:
     """Said to be open, so that the next start closes it once more, as interrupted."""
     edit(ledger, 4, status="started", judgement=None, decided=None)
-    record = replace(again(ledger).record(4), status="crash", judgement=Judgement(Verdict.CRASH, "interrupted"))
+    record = replace(again(ledger).record(4), status="crash", judgement=Judgement(why="interrupted"))
     again(ledger).write(record)
 
 
@@ -279,7 +279,7 @@ class Killed(BaseException):
 def a_life(ledger: Ledger) -> Record:
     """What an experiment writes, from its number to the lesson that its successor draws."""
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "effective.json": b"{}"})
-    record = replace(record, status="keep", judgement=Judgement(Verdict.KEEP, "why"), runs=(a_result(),), decided=5)
+    record = replace(record, status="keep", judgement=Judgement(why="why"), runs=(a_result(),), decided=5)
     ledger.write(record)
     ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
     ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
@@ -321,7 +321,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
-    ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "runs": (a_result(),)}
+    ends = {"status": "discard", "judgement": Judgement(why="why"), "runs": (a_result(),)}
     ledger.close(replace(second, **ends, decided=5))
 
     def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:

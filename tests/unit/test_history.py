@@ -57,7 +57,7 @@ class Story:
             "status": str(verdict),
             "parent": parent,
             "config_hash": self.configs[number].hash,
-            "judgement": Judgement(verdict, "why", delta, stderr),
+            "judgement": Judgement(why="why", delta=delta, delta_stderr=stderr),
             "decided": number,
             "runs": () if verdict is CRASH else (a_result(0.5, 100),),
         }

@@ -13,7 +13,7 @@ import pytest
 
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Judgement, Record, Verdict
+from nightshift.campaign.records import ATTEMPT, Judgement, Record
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
@@ -24,7 +24,7 @@ A_RUN = replace(a_result(), curve=(0.5, None))
 
 def closed(ledger: Ledger, **changes: object) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
-    judgement = Judgement(Verdict.KEEP, "why", delta=0.01, p_better=0.8, incumbent_score=0.49)
+    judgement = Judgement(why="why", delta=0.01, p_better=0.8, incumbent_score=0.49)
     record = replace(record, status="keep", judgement=judgement, runs=(A_RUN,), total_seconds=80.0)
     record = replace(record, **changes)  # type: ignore[arg-type]
     ledger.close(record)
@@ -48,7 +48,7 @@ def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
 
 
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
-    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    judgement = Judgement(why="loss is nan")
     closed(ledger, status="crash", judgement=judgement, runs=())
     cells = table(ledger)[0]
     for column in (
@@ -182,7 +182,7 @@ def test_what_a_killed_writer_left_goes_with_the_end_of_its_experiment_whichever
     attempt = ledger.run_dir(first.number, 1) / ATTEMPT
     attempt.mkdir(parents=True)
     (attempt / f".progress.json.{os.getppid()}.0123456789abcdef.tmp").touch()
-    ledger.close(replace(first, status="crash", judgement=Judgement(Verdict.CRASH, "killed")))
+    ledger.close(replace(first, status="crash", judgement=Judgement(why="killed")))
     assert [*attempt.iterdir()] == []
 
 

@@ -11,7 +11,7 @@ from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import NOTHING, Cost
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Proposal, Record, Verdict
+from nightshift.campaign.records import Failure, Judgement, Proposal, Record
 from nightshift.campaign.standing import expected
 from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
@@ -37,7 +37,7 @@ def records(tmp_path: Path) -> list[Record]:
 def crash(record: Record, failure: Failure) -> Record:
     """As experiment.py closes it: only a config's own crash is a decision."""
     decided = record.decided if failure is Failure.TRAINING else None
-    judgement = Judgement(Verdict.CRASH, f"{failure} it was")
+    judgement = Judgement(why=f"{failure} it was")
     return replace(record, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
@@ -86,7 +86,7 @@ def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]
     def crashed(why: str, after: int, failure: Failure = Failure.TRAINING) -> Record:
         started = (NOW + timedelta(hours=after)).isoformat()
         made = crash(replace(records[-1], number=10 + after, started=started), failure)
-        return replace(made, judgement=Judgement(Verdict.CRASH, why))
+        return replace(made, judgement=Judgement(why=why))
 
     baseline, keep, *discards = records
     assert event_of(keep, records) == "keep"

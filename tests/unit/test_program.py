@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.shell import in_one_line
@@ -76,7 +76,7 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 
 def test_keys_of_the_summary_exist() -> None:
-    record = a_record(number=1, status="discard", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps")
+    record = a_record(number=1, status="discard", judgement=Judgement(why="why"), health="time: 1 steps")
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed

@@ -44,8 +44,7 @@ def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM) ->
         parent = campaign.incumbent.number if campaign.incumbent else None
         changes = {"config_hash": f"{number}", "decision_rules": rules, "runs": runs}
         record = a_record(number=number, decided=number, parent=parent, **changes, effective_hash=settings)
-        judgement = campaign.judge(record)
-        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        records.append(campaign.judge(record))
         campaign = campaign.step(records[-1])
     return records
 

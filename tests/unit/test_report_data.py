@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.campaign.records import Failure, Judgement, Record
 from nightshift.cli.status import status_lines
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
@@ -34,7 +34,7 @@ def morning(root: Path, records: list[Record], branch: str | None = None) -> Mor
 
 
 def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
-    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    judgement = Judgement(why="loss is nan")
     decided = number if failure is Failure.TRAINING else None
     return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Verdict
+from nightshift.campaign.records import Failure, Judgement
 from nightshift.campaign.standing import Counts, expected
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
@@ -64,7 +64,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut = ledger.reserve(
         a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off"), {"train.toml": b""}
     )
-    judgement = Judgement(Verdict.CRASH, "interrupted: Ctrl-C")
+    judgement = Judgement(why="interrupted: Ctrl-C")
     ledger.write(replace(cut, status="crash", failure=Failure.INTERRUPTED, judgement=judgement))
     return furnished(root, BRANCH)
 
