@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nightshift.campaign.records import POINTS, Record
-from nightshift.campaign.standing import Z95, expected_then, num_since_keep
+from nightshift.campaign.standing import Z95, effect_at_decision, num_since_keep
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _MAX_LESSONS = 12
-_THEN = "expected_then"  # as everywhere: what its verdict said
+_THEN = "effect_at_decision"  # as everywhere: what its verdict said
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
@@ -50,7 +50,7 @@ def calibrations(decided: Sequence[Record]) -> list[Calibration]:
     """A line for each agent whose predictions were measured."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
-        said, then = predicted(record.proposal.prediction), expected_then(record)
+        said, then = predicted(record.proposal.prediction), effect_at_decision(record)
         if said is not None and then is not None and record.proposal.proposer:
             pairs.setdefault(record.proposal.proposer, []).append((said, then.mean))
     return [Calibration(name, len(both), *map(fmean, zip(*both, strict=True))) for name, both in pairs.items()]
@@ -58,7 +58,7 @@ def calibrations(decided: Sequence[Record]) -> list[Calibration]:
 
 def belied(record: Record) -> str:
     """In words, where what its proposer says came of an experiment is not what was measured; else empty."""
-    then, told = expected_then(record), (record.proposal.reported_outcome or "").lower()
+    then, told = effect_at_decision(record), (record.proposal.reported_outcome or "").lower()
     if then is None or not then.stderr:
         return ""
     said = {way for way, words in _SAYS.items() if any(re.search(rf"\b{word}", told) for word in words)}
@@ -74,7 +74,7 @@ def belied(record: Record) -> str:
 def entry(record: Record) -> list[str]:
     """One experiment: what was thought, what came, what was learnt."""
     then, lines = (
-        expected_then(record),
+        effect_at_decision(record),
         [f"{record.number:04d} {record.status}: {clean(record.proposal.description, 240)}"],
     )
     for name, text in (("mechanism", record.proposal.mechanism), ("refuted by", record.proposal.falsifier)):

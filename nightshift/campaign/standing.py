@@ -89,7 +89,7 @@ class Expected(NamedTuple):
         return f"{100 * self.mean:+.1f} ± {100 * Z95 * self.stderr:.1f} pp"
 
 
-def expected_then(record: Record) -> Expected | None:
+def effect_at_decision(record: Record) -> Expected | None:
     """Candidate less parent as its verdict had it; None for the baseline, a repeat, a crash."""
     judged = record.judgement
     if judged is None or judged.delta is None or judged.delta_stderr is None:
@@ -99,7 +99,7 @@ def expected_then(record: Record) -> Expected | None:
 
 def expected(campaign: Campaign, record: Record) -> Expected | None:
     """The same as believed now; what was believed last, where one of the ideas is forgotten: it was clearly worse."""
-    then, belief, own = expected_then(record), campaign.belief, campaign.ideas.get(record.number)
+    then, belief, own = effect_at_decision(record), campaign.belief, campaign.ideas.get(record.number)
     places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
     if then is None or belief is None:
         return then

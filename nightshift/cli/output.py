@@ -43,7 +43,7 @@ def summary(record: Record, chain: str) -> str:
         ("strict_score", _number(values["strict_score"], ".6f")),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),
-        ("expected_then", _number(values["expected_then"], "+.6f")),
+        ("effect_at_decision", _number(values["effect_at_decision"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
         *([("outcome", _NO_GRADIENT)] if Outcome.NO_GRADIENT in {r.training.outcome for r in record.runs} else []),

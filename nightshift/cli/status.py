@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from nightshift.campaign.index import fold_sound
-from nightshift.campaign.standing import Z95, Expected, expected, expected_then
+from nightshift.campaign.standing import Z95, Expected, effect_at_decision, expected
 
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
 _HASHES = ("config_hash", "effective_hash", "rules_hash", "harness_tree", "commit", "kept_commit")
@@ -50,10 +50,13 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
     del fields["kind"]
     if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
-        del judged["delta"], judged["delta_stderr"]  # record.json's names for expected_then, which stands below
+        del judged["delta"], judged["delta_stderr"]  # record.json's names for effect_at_decision, which stands below
         judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
     verdict = {"number": record.number, "status": record.status, "judgement": judged}
-    told = {"expected_then": _interval(expected_then(record)), "expected": _interval(expected(campaign, record))}
+    told = {
+        "effect_at_decision": _interval(effect_at_decision(record)),
+        "expected": _interval(expected(campaign, record)),
+    }
     first = {**fields.pop("proposal"), "diff": fields.pop("diff")}
     last = {name: fields.pop(name) for name in _LAST}
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"

@@ -11,7 +11,7 @@ from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import NOTHING, Cost, runs_cost
 from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Counts, expected, expected_then
+from nightshift.campaign.standing import Counts, effect_at_decision, expected
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
@@ -109,14 +109,14 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         raise
     except (NightshiftError, OSError, ValueError) as error:
         setup.reporter.note(f"a notification without counts: {error}")
-    then = expected_then(record) if record is not None else None
+    then = effect_at_decision(record) if record is not None else None
     return {
         "version": MESSAGE_VERSION,
         "event": event,
         "campaign": state.branch,
         "experiment": None if record is None else record.number,
         "verdict": None if record is None else record.status,
-        "expected_then": None if then is None else then.mean,
+        "effect_at_decision": None if then is None else then.mean,
         "why": clean(why),
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
         "page": str((setup.ledger.runs_dir / "report.html").absolute()),

@@ -8,7 +8,7 @@ from typing import Literal
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.results import figures
-from nightshift.campaign.standing import expected, expected_then
+from nightshift.campaign.standing import effect_at_decision, expected
 from nightshift.config.train_toml import Change, changes_of
 from nightshift.report.views import Part
 
@@ -25,8 +25,8 @@ _SAME = (
 class Experiment(Part, kw_only=True):
     """`outcome` in the words that experiments are counted by, of a keep that the incumbent does not stand on (any
     more) `taken_back`. `since`: what later runs say of a keep. `expected` is candidate less parent as believed now,
-    `expected_then` as its verdict had it; each `_stderr` is a standard deviation of the belief, but `eval_stderr` that
-    of the score over examples."""
+    `effect_at_decision` as its verdict had it; each `_stderr` is a standard deviation of the belief, but `eval_stderr`
+    that of the score over examples."""
 
     number: int
     outcome: Outcome
@@ -44,8 +44,8 @@ class Experiment(Part, kw_only=True):
     incumbent_score: float | None
     expected: float | None
     expected_stderr: float | None
-    expected_then: float | None
-    expected_then_stderr: float | None
+    effect_at_decision: float | None
+    effect_at_decision_stderr: float | None
     p_better: float | None
     why: str | None
     failure: Failure | None
@@ -77,7 +77,7 @@ def told(records: Iterable[Record], campaign: Campaign) -> tuple[Experiment, ...
 
 
 def _experiment(record: Record, campaign: Campaign, taken_back: set[int], since: str | None) -> Experiment:
-    known, now, then = figures(record), expected(campaign, record), expected_then(record)
+    known, now, then = figures(record), expected(campaign, record), effect_at_decision(record)
     return Experiment(
         number=record.number,
         outcome=outcome_of(record, taken_back),
@@ -89,8 +89,8 @@ def _experiment(record: Record, campaign: Campaign, taken_back: set[int], since:
         environment_scores=record.environment_scores,
         expected=now and now.mean,
         expected_stderr=now and now.stderr,
-        expected_then=then and then.mean,
-        expected_then_stderr=then and then.stderr,
+        effect_at_decision=then and then.mean,
+        effect_at_decision_stderr=then and then.stderr,
         failure=record.failure,
         kept_commit=record.kept_commit,
         changes=changes_of(record.diff),

@@ -318,7 +318,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
     view = view_of(ledger, "", NOW)
     for row, record in zip(view.rows, ledger.records(), strict=True):
         delta = record.judgement.delta if record.judgement else None
-        assert (row.experiment.expected_then.mean if row.experiment.expected_then else None) == delta
+        assert (row.experiment.effect_at_decision.mean if row.experiment.effect_at_decision else None) == delta
         assert row.experiment.expected == expected(view.morning.campaign, record)
         scores = [evaluation.eval_score for evaluation in record.evaluations]
         assert row.experiment.record.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)

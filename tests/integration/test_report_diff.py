@@ -136,13 +136,15 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
         *(str(run.seed) for run in record.runs),
     ):
         assert wanted in stdout
-    assert f"{record.judgement.delta:+.4f} ± " in next(x for x in stdout.splitlines() if x.startswith("expected_then:"))  # type: ignore[union-attr]
+    assert f"{record.judgement.delta:+.4f} ± " in next(
+        x for x in stdout.splitlines() if x.startswith("effect_at_decision:")
+    )  # type: ignore[union-attr]
     assert "scores" not in stdout  # a thousand numbers
 
 
 def test_show_says_what_was_not_measured(root: Path) -> None:
     lines = nightshift(root, "show", "1")[1].splitlines()
-    assert {line.split()[0]: line.split()[-1] for line in lines}["expected_then:"] == "none"
+    assert {line.split()[0]: line.split()[-1] for line in lines}["effect_at_decision:"] == "none"
     assert "parent:                 none" in lines
 
 

@@ -87,7 +87,7 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
         and abs(0.09 - (r.judgement.delta or 0)) > 2 * r.judgement.delta_stderr
     ]
     assert off
-    assert notebook.count("  BUT expected_then ") == len(off)
+    assert notebook.count("  BUT effect_at_decision ") == len(off)
     page = (root / "runs" / "report.html").read_text()
     assert "Outcome, as told" in page
     assert page.count("what it says is not what came") == 2 * len(off)  # in its row, and in the notebook

@@ -54,7 +54,7 @@ def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
     for column in (
         "eval_score",
         "eval_stderr",
-        "expected_then",
+        "effect_at_decision",
         "p_better",
         "memory_gb",
         "reward_mean",

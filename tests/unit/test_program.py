@@ -80,7 +80,16 @@ def test_keys_of_the_summary_exist() -> None:
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed
-    known = {"eval_score", "expected_then", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"}
+    known = {
+        "eval_score",
+        "effect_at_decision",
+        "p_better",
+        "why",
+        "unused_keys",
+        "settled",
+        "total_seconds",
+        "num_steps",
+    }
     assert known <= printed
     told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",), unused_keys=("a", "b"))
     text = summary(told, "abc")

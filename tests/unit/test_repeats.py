@@ -108,9 +108,9 @@ def test_all_that_shows_records_shows_a_repeat_without_numbers_it_does_not_have(
     again = told([("a", [0.50, 0.50]), ("a", [0.80]), ("b", [0.65])])
     ledger = stored(tmp_path, again)
     cells = dict(zip(COLUMNS, row(again[1]).split("\t"), strict=True))
-    assert (cells["status"], cells["expected_then"], cells["p_better"]) == ("discard", "", "")
+    assert (cells["status"], cells["effect_at_decision"], cells["p_better"]) == ("discard", "", "")
     lines = summary(again[1], "").splitlines()
-    assert {"expected_then:", "p_better:", "decision:         discard"} <= set(lines)
+    assert {"effect_at_decision:", "p_better:", "decision:         discard"} <= set(lines)
     assert "why:              the settings of 0001: one more run of it" in lines
     assert one_line(again[1], folded(again)).split()[:2] == ["0002", "discard"]
     assert describe(again[1]).startswith("0002 discard (the settings of 0001: one more run of it): ")

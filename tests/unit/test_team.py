@@ -196,9 +196,9 @@ def test_an_entry_has_what_was_thought_what_came_and_what_was_learnt() -> None:
         "0002 discard: raise lr",
         "  mechanism: larger steps",
         "  refuted by: a lower score",
-        "  predicted +1 pp; expected_then -2.0 ± 1.0 pp",
+        "  predicted +1 pp; effect_at_decision -2.0 ± 1.0 pp",
         "  outcome, as told: better",
-        "  BUT expected_then -2.0 ± 1.0 pp: what it says is not what came",
+        "  BUT effect_at_decision -2.0 ± 1.0 pp: what it says is not what came",
         "  lesson: too large",
     ]
 

@@ -149,8 +149,8 @@ def test_history_has_every_experiment_with_its_two_numbers(root: Path) -> None:
         told, now = by_number[record.number], expected(campaign, record)
         assert told["eval_score"] == record.score
         assert (told["expected"], told["expected_stderr"]) == (tuple(now) if now else (None, None))
-        assert told["expected_then"] == (record.judgement.delta if record.judgement else None)
-        moved += told["expected"] != told["expected_then"]
+        assert told["effect_at_decision"] == (record.judgement.delta if record.judgement else None)
+        moved += told["expected"] != told["effect_at_decision"]
     assert moved
     outcomes = Counter(told["outcome"] for told in by_number.values())
     assert outcomes["baseline"] == 1
@@ -171,7 +171,7 @@ def test_show_has_the_record_and_what_was_not_measured_is_null(root: Path) -> No
         assert (told["eval_score"] is None) == (record["status"] == "crash")
         assert found["files"] == f"runs/{number:04d}"
         if told["outcome"] == "baseline":
-            assert (told["expected"], told["expected_then"], told["p_better"], told["parent"]) == (None,) * 4
+            assert (told["expected"], told["effect_at_decision"], told["p_better"], told["parent"]) == (None,) * 4
     assert outcomes >= {"baseline", "kept", "taken_back", "discarded"}
     if (root / "runs" / "0041").is_dir():
         assert outcomes >= {"crashed", "interrupted"}

@@ -84,8 +84,8 @@ def cell(value: str | float | bool | None) -> str:
 
 
 _SCORES = (
-    *("eval_score", "eval_stderr", "strict_score", "expected", "expected_stderr", "expected_then", "p_better"),
-    *("expected_then_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
+    *("eval_score", "eval_stderr", "strict_score", "expected", "expected_stderr", "effect_at_decision", "p_better"),
+    *("effect_at_decision_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
 )
 
 
