@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -78,7 +78,8 @@ def num_since_keep(decided: Sequence[Record]) -> int:
     return next((i for i, r in enumerate(reversed(tried)) if r.is_keep), len(tried))
 
 
-class Expected(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Expected:
     """A difference of scores, a fraction: posterior mean and standard deviation."""
 
     mean: float

@@ -19,7 +19,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Record, Verdict
 from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision, expected
 from nightshift.cli.output import summary
-from nightshift.cli.status import experiment_lines, status_lines
+from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line
 from nightshift.report.page import render, view_of, write_report
 from tests.checkouts import commit_all
@@ -102,7 +102,7 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
         row = seen.rows[record.number]
         assert float(row["data-expected"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
         assert float(row["data-expected-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
-        assert by_number[record.number].expected == now
+        assert by_number[record.number].effect == now
         assert f" {now}" in one_line(record, seen.campaign)
         assert f" {now}: " in describe(record, now)
         told = f"{100 * now.mean:+.1f} ± {100 * half(now):.1f}".replace("-", "\N{MINUS SIGN}")
@@ -116,7 +116,7 @@ def test_where_both_are_shown_both_have_their_names(seen: Seen) -> None:
     record = next(r for r in seen.compared if expected(seen.campaign, r) != effect_at_decision(r))
     shown = "\n".join(experiment_lines(seen.ledger, record))
     for name, found in (
-        ("expected", expected(seen.campaign, record)),
+        ("effect", expected(seen.campaign, record)),
         ("effect_at_decision", effect_at_decision(record)),
     ):
         assert found is not None
@@ -137,9 +137,9 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     assert counts.crashed == sum(
         r.status == Verdict.CRASH and r.failure is not Failure.INTERRUPTED for r in seen.records
     )
-    assert f"counted:  {counts}" in status_lines(seen.ledger, NOW)
+    assert f"counted:  {counts}" in Status.of(seen.ledger, NOW).lines()
     assert str(counts).partition(": ")[2] in seen.markdown
-    assert f"cost:     {runs_cost(seen.records)}" in status_lines(seen.ledger, NOW)
+    assert f"cost:     {runs_cost(seen.records)}" in Status.of(seen.ledger, NOW).lines()
     assert f"Spent: {runs_cost(seen.records)}." in seen.page
     assert f"Spent: {runs_cost(seen.records)}." in seen.markdown
     for group, number in (("keep", counts.kept), ("discard", counts.discarded), ("crash", counts.crashed)):
@@ -151,7 +151,7 @@ def test_the_incumbent_has_one_expected_score(seen: Seen) -> None:
     assert standing is not None
     assert f"{standing.baseline:.3f}" in seen.title
     assert f"{standing.incumbent:.3f}" in seen.title
-    best = next(line for line in status_lines(seen.ledger, NOW) if line.startswith("incumbent:"))
+    best = next(line for line in Status.of(seen.ledger, NOW).lines() if line.startswith("incumbent:"))
     assert f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}" in best
     assert standing.incumbent >= standing.baseline
     assert isinstance(seen.ledger, Ledger)

@@ -124,7 +124,7 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
 
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     number = kept(root)[-1]
-    record = Ledger(root).read(number)
+    record = Ledger(root).record(number)
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]
@@ -136,9 +136,8 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
         *(str(run.seed) for run in record.runs),
     ):
         assert wanted in stdout
-    assert f"{record.judgement.delta:+.4f} ± " in next(
-        x for x in stdout.splitlines() if x.startswith("effect_at_decision:")
-    )  # type: ignore[union-attr]
+    then = next(line for line in stdout.splitlines() if line.startswith("effect_at_decision:"))
+    assert f"{record.judgement.delta:+.4f} ± " in then  # type: ignore[union-attr]
     assert "scores" not in stdout  # a thousand numbers
 
 

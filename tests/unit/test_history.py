@@ -20,7 +20,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement, Record, Verdict
-from nightshift.campaign.standing import expected
+from nightshift.campaign.standing import Expected, expected
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError
@@ -89,7 +89,7 @@ def test_a_trial_has_values_what_is_expected_of_it_and_verdict(story: Story) -> 
     story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008)
     [trial] = story.of(LR).trials
     assert (trial.before, trial.after) == ("3e-6", "1e-5")
-    assert (trial.expected, trial.verdict) == ((-0.021, 0.008), DISCARD)
+    assert (trial.effect, trial.verdict) == (Expected(-0.021, 0.008), DISCARD)
     assert trial.others == ()
 
 

@@ -95,10 +95,10 @@ def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> No
         ledger.write(replace(record, runs=(*evaluated,)))
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
     first, told = story.shown.records[0], story.experiments[0]
-    assert told.eval_score == first.score
-    assert told.strict_score is None
-    assert scores(told)["eval_score"] == first.score
-    assert "strict_score" not in scores(told)
+    assert told["eval_score"] == first.score
+    assert told["strict_score"] is None
+    assert scores(first, told)["eval_score"] == first.score
+    assert "strict_score" not in scores(first, told)
     assert figures(first)["environment_eval_score"] == 0.0
     row = next(csv.DictReader(io.StringIO(as_csv(story).decode())))
     assert (float(row["eval_score"]), row["strict_score"]) == (first.score, "")

@@ -13,7 +13,7 @@ from nightshift.campaign.cost import NOTHING, Cost
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement, Proposal, Record
 from nightshift.campaign.standing import expected
-from nightshift.cli.status import status_lines
+from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
@@ -157,7 +157,7 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
     ledger, rules = Ledger(tmp_path), records[0].rules_hash
 
     def told() -> list[str]:
-        return [line for line in status_lines(ledger, NOW) if line.startswith(("night:", "stops:", "left:"))]
+        return [line for line in Status.of(ledger, NOW).lines() if line.startswith(("night:", "stops:", "left:"))]
 
     assert told() == []
     states.save(ledger, state_of())

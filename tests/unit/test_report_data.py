@@ -14,7 +14,7 @@ from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
 from nightshift.campaign.records import Failure, Judgement, Record
-from nightshift.cli.status import status_lines
+from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
@@ -92,7 +92,7 @@ def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) ->
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
     assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
-    told = status_lines(Ledger(tmp_path), datetime.now(UTC))
+    told = Status.of(Ledger(tmp_path), datetime.now(UTC)).lines()
     assert f"counted:  {found.counts}" in told
     assert f"cost:     {found.cost}" in told
     without = [record for record in records if record.number != 3]
