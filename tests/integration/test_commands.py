@@ -192,7 +192,7 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
     code, stdout, stderr = finish(start(root))  # the campaign's budget is its first experiment's
     assert code == 0, stderr
-    assert "effect_at_decision:    +" in stdout or "effect_at_decision:    -" in stdout  # compared with the baseline
+    assert "effect_at_decision: +" in stdout or "effect_at_decision: -" in stdout  # compared with the baseline
     (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
     for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):

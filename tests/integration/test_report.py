@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.campaign.standing import expected
 from nightshift.cli import output
 from nightshift.report.markdown import summary
@@ -287,7 +287,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     ledger = build(tmp_path, 5, num_examples=60, with_files=False)
     for record in ledger.records()[1:]:
-        judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
+        judgement = record.judgement and replace(record.judgement, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
         ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile, judgement=judgement))
     _, paths = write_report(tmp_path, NOW)
