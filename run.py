@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from nightshift.campaign.records import Request, prediction_in
+from nightshift.campaign.records import Proposal, Request, prediction_in
 from nightshift.cli.run import run
 from nightshift.cli.shell import FOLDER, Command, use_prime_rl
 from nightshift.engines.base import ENGINES
@@ -40,7 +40,8 @@ ROOT = Path(__file__).resolve().parent
 @click.option("--keys", is_flag=True, help="Print every key that train.toml may hold, and the locked ones.")
 def main(description: str, **flags: Any) -> None:
     """Flags in, exit code out; one experiment is nightshift/experiment/experiment.py."""
-    sys.exit(run(ROOT, Request(description, prediction=prediction_in(description), **flags)))
+    proposal = Proposal(description=description, prediction=prediction_in(description))
+    sys.exit(run(ROOT, Request(proposal, **flags)))
 
 
 if __name__ == "__main__":

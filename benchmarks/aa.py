@@ -18,13 +18,13 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
 import click
 import numpy as np
 from machine import RESULTS, machine, write_result
+from msgspec import structs
 from posterior_interval import Campaigns
 from simulated_nights import Floats
 
@@ -61,7 +61,10 @@ def real_decisions(folder: Path, num_decisions: int, budget_seconds: float) -> l
 
 def decided_anew(recorded: Sequence[Record]) -> list[Record]:
     """The same runs, each decided as if its settings were new: an idea that does nothing."""
-    changed = [replace(record, effective_hash=str(record.number), base=None) for record in recorded]
+    changed = [
+        structs.replace(record, effective_hash=str(record.number), proposal=structs.replace(record.proposal, base=None))
+        for record in recorded
+    ]
     return list(replay(changed, {}).decided)
 
 

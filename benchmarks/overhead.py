@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +90,11 @@ def measure_size(root: Path, num_records: int, num_experiments: int, repeats: in
     checkouts.make_checkout(root, stand_in_campaign.BRANCH, CONFIG.format("2e-6"), stand_in=True)
     python, nightshift = checkouts.python(root), root / ".venv" / "bin" / "nightshift"
     measure_experiment(root, BUDGET_SECONDS, python)
-    whose = asdict(Ledger(root).record(1))
+    first = Ledger(root).record(1)
     shutil.rmtree(root / "runs")
-    stand_in_campaign.build(root, num_records, **{name: whose[name] for name in ("rules_hash", "hardware", "commit")})
+    stand_in_campaign.build(
+        root, num_records, **{name: getattr(first, name) for name in ("rules_hash", "hardware", "commit")}
+    )
     experiment = measure_experiments(root, num_experiments)  # the first of them leaves an index, as every campaign has
     (root / "train.toml").write_text(CONFIG.format("3e-7"))  # none that was tried
     dry_run = (python, "run.py", "--engine", "trl", "--budget-seconds", str(BUDGET_SECONDS), "--dry-run")

@@ -26,7 +26,17 @@ from nightshift.agents.search import SearchProposer
 from nightshift.agents.space import DECAY, DECAYING, KIND, STEPS
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.recombine import next_base
-from nightshift.campaign.records import Evaluation, Outcome, Record, Result, Training, Verdict, Weights, packed
+from nightshift.campaign.records import (
+    Evaluation,
+    Outcome,
+    Proposal,
+    Record,
+    Result,
+    Training,
+    Verdict,
+    Weights,
+    packed,
+)
 from nightshift.config.decision_rules import DecisionRules
 from nightshift.config.train_toml import Config, diff, parse
 from nightshift.errors import UsageError
@@ -95,8 +105,7 @@ def play(
         changes = tuple(change.line for change in diff(made_from, config)) if made_from else ()
         effective = engine().validate(config).settings
         record = _record(number, incumbent, config, changes, runs, base, hash_of(effective), landscape.decision)
-        judgement = campaign.judge(record)
-        campaign = campaign.step(replace(record, status=judgement.verdict, judgement=judgement))
+        campaign = campaign.step(campaign.judge(record))
         if changes and incumbent is not None:
             rows.append(_told(config, runs[0], changes, truth[number] - truth[incumbent.number]))
     assert campaign.incumbent is not None
@@ -155,23 +164,21 @@ def _record(
         number=number,
         status=Verdict.KEEP if incumbent is None else Verdict.DISCARD,
         branch="autoresearch/simulated",
-        parent=incumbent.number if incumbent else None,
-        description="simulated",
+        commit=None,
         started="2026-01-01T00:00:00+00:00",
-        engine="trl",
-        rules_name=rules().name,
-        rules_hash="0" * 12,
+        parent=incumbent.number if incumbent else None,
+        proposal=Proposal(description="simulated", base=base),
+        diff=changes,
         config_hash=config.hash,
         effective_hash=effective_hash,
-        diff=changes,
-        unused_keys=(),
-        commit=None,
+        rules_name=rules().name,
+        rules_hash="0" * 12,
+        decision_rules=decision,
+        engine="trl",
         versions={},
         hardware="",
-        decision=decision,
         runs=runs,
         decided=number,
-        base=base,
     )
 
 

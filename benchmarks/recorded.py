@@ -9,7 +9,17 @@ from typing import Any
 
 import msgspec
 
-from nightshift.campaign.records import Evaluation, Judgement, Outcome, Record, Result, Training, Weights, packed
+from nightshift.campaign.records import (
+    Evaluation,
+    Judgement,
+    Outcome,
+    Proposal,
+    Record,
+    Result,
+    Training,
+    Weights,
+    packed,
+)
 from nightshift.config.decision_rules import DecisionRules
 from nightshift.config.train_toml import Config, parse
 
@@ -59,26 +69,25 @@ def _record(night: str, experiment: dict[str, Any]) -> Record:
         number=experiment["number"],
         status=experiment["status"],
         branch=data()["nights"][night]["branch"],
-        parent=experiment["parent"],
-        description=experiment["description"],
+        commit=None,
         started=experiment["started"],
-        engine=common["engine"],
-        rules_name=common["rules_name"],
-        rules_hash=common["rules_hash"],
+        parent=experiment["parent"],
+        proposal=Proposal(description=experiment["description"]),
+        diff=tuple(experiment["diff"]),
         config_hash=configs(night)[experiment["number"]].hash,
         effective_hash=experiment["settings_hash"],
-        diff=tuple(experiment["diff"]),
-        unused_keys=(),
-        commit=None,
+        effective=experiment["settings"],
+        rules_name=common["rules_name"],
+        rules_hash=common["rules_hash"],
+        decision_rules=msgspec.convert(common["decision"], DecisionRules),
+        engine=common["engine"],
         versions=common["versions"],
         hardware=common["hardware"],
-        decision=msgspec.convert(common["decision"], DecisionRules),
         runs=tuple(map(_result, experiment["runs"])),
-        judgement=msgspec.convert({"verdict": experiment["status"], **experiment["judgement"]}, Judgement),
+        judgement=msgspec.convert(experiment["judgement"], Judgement),
         decided=experiment["number"],
         settled="recorded",
         total_seconds=experiment["total_seconds"],
-        effective=experiment["settings"],
     )
 
 

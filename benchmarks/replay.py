@@ -18,11 +18,12 @@ from typing import Any
 
 import click
 import recorded
+from msgspec import structs
 
 from nightshift.campaign.campaign import Campaign, ordered
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Counts, expected_then
+from nightshift.campaign.standing import Counts, effect_at_decision
 from nightshift.config.rules_toml import Chosen, rules_of
 from nightshift.errors import NightshiftError, UsageError
 
@@ -42,14 +43,13 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any]) -> Campaign:
     """
     campaign = Campaign()
     for old in records:
-        decision, parent = replace(old.decision, **constants), old.parent
+        decision, parent = replace(old.decision_rules, **constants), old.parent
         if campaign.incumbent and parent not in [kept.number for kept in campaign.kept]:
             parent = campaign.incumbent.number
         runs = old.runs if campaign.kept else old.runs[: decision.baseline_runs]
-        new = replace(old, decision=decision, runs=runs, parent=parent)
+        new = structs.replace(old, decision_rules=decision, runs=runs, parent=parent)
         if new.evaluations:
-            judgement = campaign.judge(new)
-            new = replace(new, status=judgement.verdict, judgement=judgement)
+            new = campaign.judge(new)
         campaign = campaign.step(new)
     return campaign
 
@@ -74,7 +74,7 @@ def table(records: Sequence[Record], campaign: Campaign) -> str:
     lines = [f"{records[0].branch or '(detached)'}, rules {records[0].rules_hash}"]
     for old, new in zip(records, campaign.decided, strict=True):
         verdicts = f"{old.status:8} {new.status:8}{'*' if new.status != old.status else ' '}"
-        lines.append(f"{new.number:04d} {verdicts} {expected_then(new) or ''!s:16} {new.description}")
+        lines.append(f"{new.number:04d} {verdicts} {effect_at_decision(new) or ''!s:16} {new.proposal.description}")
     lines += [f"recorded: {Counts.of(records)}", f"replayed: {Counts.of(campaign.decided)}"]
     if campaign.incumbent and campaign.standing:
         score, gain = campaign.standing.incumbent, 100 * campaign.standing.difference

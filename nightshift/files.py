@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 import psutil
@@ -25,6 +25,16 @@ from nightshift.errors import EngineError, UsageError
 MAX_BYTES = 64 * 1024 * 1024  # of a file that is read whole: a sparse file of a terabyte costs its writer nothing
 _NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the last part up to version 0.2.0
 T = TypeVar("T")
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """A JSON object that other programs read: a record.json, or what a command prints with --json.
+
+    `kind` is the tag of the class. `version` rises when a name goes or changes its meaning; names may be added. Scores
+    and differences of scores are fractions, seconds are wall-clock time, and null is "not measured".
+    """
+
+    version: Literal[3] = 3
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:

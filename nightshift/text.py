@@ -13,6 +13,8 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
     """At most `limit` characters on one line, without escape sequences, and without control, format (direction, zero
     width) and surrogate characters; white space is one blank."""
+    if len(text) <= limit and text.isprintable() and "  " not in text and text == text.strip():
+        return text  # nearly all texts, and every record that is read has some
     blanks = " ".join(ANSI.sub("", text).split())
     line = " ".join("".join(character for character in blanks if character.isprintable()).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

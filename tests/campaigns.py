@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from nightshift.agents.base import Context
 from nightshift.campaign.campaign import Campaign
@@ -14,6 +16,7 @@ from nightshift.campaign.records import (
     Evaluation,
     Judgement,
     Outcome,
+    Proposal,
     Record,
     Result,
     Training,
@@ -43,6 +46,19 @@ def a_result(score: float = 0.5, num_examples: int = 2, seed: int = 1001) -> Res
     return Result(seed, training, evaluation, startup_seconds=9.0, total_seconds=75.0)
 
 
+T = TypeVar("T")
+
+
+def replace(value: T, **changes: Any) -> T:
+    """As `dataclasses.replace`, for Structs too; a record takes the fields of its proposal."""
+    if dataclasses.is_dataclass(value):
+        return cast(T, dataclasses.replace(cast(Any, value), **changes))
+    if isinstance(value, Record):
+        said = {name: changes.pop(name) for name in Proposal.__struct_fields__ if name in changes}
+        changes = {"proposal": structs.replace(value.proposal, **said)} | changes
+    return cast(T, structs.replace(cast(Any, value), **changes))
+
+
 def a_record(**changes: object) -> Record:
     """A record as it is reserved, with `changes`; by its number it has settings of its own."""
     record = Record(
@@ -50,7 +66,7 @@ def a_record(**changes: object) -> Record:
         status="started",
         branch=BRANCH,
         parent=None,
-        description="lr 3e-6 -> 5e-6",
+        proposal=Proposal(description="lr 3e-6 -> 5e-6"),
         started="2026-11-20T19:00:00+00:00",
         engine="trl",
         rules_name=ARITHMETIC_TRL.name,
@@ -62,9 +78,9 @@ def a_record(**changes: object) -> Record:
         commit="0" * 40,
         versions={"python": "3.11"},
         hardware="cpu",
-        decision=ARITHMETIC_TRL.decision,
+        decision_rules=ARITHMETIC_TRL.decision,
     )
-    return replace(record, **changes)  # type: ignore[arg-type]
+    return replace(record, **changes)
 
 
 def judged(
@@ -79,10 +95,10 @@ def judged(
         runs = tuple(a_result(score, num_examples, 1000 + index) for index, score in enumerate(scores))
         parent = campaign.incumbent.number if campaign.incumbent else None
         record = a_record(
-            number=number, decided=number, parent=parent, config_hash=f"{number}", decision=rules, runs=runs
+            number=number, decided=number, parent=parent, config_hash=f"{number}", decision_rules=rules, runs=runs
         )
-        judgement = campaign.judge(record) if runs else Judgement(Verdict.CRASH, "loss is nan")
-        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        crash = replace(record, status=Verdict.CRASH, judgement=Judgement(why="loss is nan"))
+        records.append(campaign.judge(record) if runs else crash)
         campaign = campaign.step(records[-1])
     return records
 
@@ -112,13 +128,13 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
         candidate = parse(set_values(BASELINE, {"trainer.optim.lr": float(rate)}))
         number, score = ledger.next_number(), SCORES.get(rate, 0.55)
         if incumbent is None:
-            judgement = Judgement(Verdict.KEEP, "baseline: 1 run", incumbent_score=score)
+            verdict, judgement = Verdict.KEEP, Judgement(why="baseline: 1 run", incumbent_score=score)
             changes: dict[str, object] = {"description": "baseline"}
         else:
             before = SCORES["6e-7" if incumbent.parent is None else "3e-6"]
             verdict = Verdict.KEEP if score > before else Verdict.DISCARD
             why, delta = f"expected {100 * (score - before):+.1f} pp", score - before
-            judgement = Judgement(verdict, why, delta, 0.04, p_better=0.5, incumbent_score=before)
+            judgement = Judgement(why=why, delta=delta, delta_stderr=0.04, p_better=0.5, incumbent_score=before)
             lines = tuple(change.line for change in diff(parse(ledger.source(incumbent.number)), candidate))
             changes = {"parent": incumbent.number, "description": f"idea {number}", "diff": lines}
             changes |= {"lesson": f"lesson {number}"}
@@ -135,7 +151,7 @@ def campaign(ledger: Ledger, rates: list[str], branch: str = BRANCH) -> list[Rec
             health=f"entropy fell {number}",
         )
         reserved = ledger.reserve(record, {"train.toml": candidate.source})
-        records.append(replace(reserved, status=judgement.verdict, decided=number))
+        records.append(replace(reserved, status=verdict, decided=number))
         ledger.close(records[-1])
         incumbent = records[-1] if records[-1].is_keep else incumbent
     return records
@@ -149,7 +165,7 @@ def context_of(root: Path, rates: list[str], **changes: object) -> Context:
     told = Campaign(tuple(records))
     source, base = ledger.source(incumbent.number), frozenset[int]()
     context = Context(len(records) + 1, incumbent, source, base, told, ARITHMETIC_TRL, ledger)
-    return replace(context, **changes)  # type: ignore[arg-type]
+    return replace(context, **changes)
 
 
 COMPARISON = Comparison(

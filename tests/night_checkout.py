@@ -103,7 +103,7 @@ def problems(root: Path) -> list[str]:
     found, repo = integrity.problems(root), Repo(root)
     decided = [r for r in records(root) if r.failure is None or r.failure == "training"]
     hashes = [r.config_hash for r in decided]
-    again = sum(bool(re.match(r"\d{4,} again, ", r.description)) for r in decided)  # the night's own repeats
+    again = sum(bool(re.match(r"\d{4,} again, ", r.proposal.description)) for r in decided)  # the night's own repeats
     if len(hashes) - len(set(hashes)) > again:
         found.append(f"decided twice: {sorted(h for h in set(hashes) if hashes.count(h) > 1)}")
     kept = [r for r in sorted(decided, key=lambda r: r.decided or 0) if r.status == "keep" and r.parent is not None]

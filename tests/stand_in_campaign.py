@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist
@@ -34,14 +34,13 @@ from nightshift.campaign.records import (
     Record,
     Result,
     Training,
-    Verdict,
     Weights,
     packed,
 )
 from nightshift.config.train_toml import diff, parse
 from nightshift.evaluation import environment as environments
 from nightshift.evaluation.evaluate import examples_digest
-from tests.campaigns import a_record
+from tests.campaigns import a_record, replace
 from tests.rules import ARITHMETIC_TRL
 
 BRANCH = "autoresearch/stand-in"
@@ -183,23 +182,24 @@ def _crashed(state: State, record: Record, draw: float) -> Record:
     run = Result(1000, training, startup_seconds=7.2, total_seconds=float(state.rng.uniform(12, 50)))
     write_steps(_folder(state, record, 1) / "metrics.jsonl", _steps(state, 0.4, 40))
     decided = record.number if failure is Failure.TRAINING else None
-    judgement = Judgement(Verdict.CRASH, cause)
+    judgement = Judgement(why=cause)
     return replace(record, status="crash", failure=failure, judgement=judgement, runs=(run,), decided=decided)
 
 
 def _decided(state: State, record: Record, values: dict[str, Any]) -> Record:
-    num_runs = 1 if record.parent else record.decision.baseline_runs
+    num_runs = 1 if record.parent else record.decision_rules.baseline_runs
     runs = tuple(_run(state, record, index, values) for index in range(1, num_runs + 1))
-    judgement = state.campaign.judge(replace(record, runs=runs))
-    record = replace(record, runs=runs, judgement=judgement, status=judgement.verdict, decided=record.number)
-    if judgement.delta is None:
+    record = replace(state.campaign.judge(replace(record, runs=runs)), decided=record.number)
+    if record.judgement is None or record.judgement.delta is None:
         return record
     is_keep = record.is_keep
     return replace(
         record,
         kept_commit=f"{record.number:040x}" if is_keep else None,
         settled="committed on the stand-in branch" if is_keep else "restored the incumbent's train.toml",
-        lesson=f"{100 * judgement.delta:+.1f} pp expected; the other direction is open" if record.number % 4 else None,
+        lesson=f"{100 * record.judgement.delta:+.1f} pp expected; the other direction is open"
+        if record.number % 4
+        else None,
         health="reward still rising at the end (+0.04 over the last half): a longer schedule may pay\n"
         "78 % of groups all right or all wrong: no gradient in them (group_size, temperature)"
         if record.number % 2

@@ -23,8 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from nightshift.agents.base import Context, Proposal  # noqa: E402
-from nightshift.campaign.records import Load  # noqa: E402
+from nightshift.agents.base import Answer, Context  # noqa: E402
+from nightshift.campaign.records import Load, Proposal  # noqa: E402
 from nightshift.cli import output  # noqa: E402
 from nightshift.cli.progress import TerminalReporter  # noqa: E402
 from nightshift.cli.shell import in_one_line  # noqa: E402
@@ -45,12 +45,16 @@ class RateProposer:
 
     name, is_walled = "lr", True
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         rate = RATES[(len(context.campaign.decided) + len(context.refusals) - 1) % len(RATES)]
         source = set_values(
             context.source, {"trainer.optim.lr": rate * (1 + len(context.campaign.decided) // len(RATES))}
         )
-        return Proposal(source, f"lr {rate:g}", "better", lesson=f"lesson {len(context.campaign.decided)}")
+        return Answer(
+            source,
+            Proposal(description=f"lr {rate:g}", prediction="better"),
+            lesson=f"lesson {len(context.campaign.decided)}",
+        )
 
 
 KEYS: tuple[tuple[str, float], ...] = (
@@ -67,9 +71,9 @@ KEYS: tuple[tuple[str, float], ...] = (
 class KeyProposer(RateProposer):
     """A stand-in for an agent that changes one key at a time, whatever the rest of the file is."""
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         key, value = KEYS[(len(context.campaign.decided) + len(context.refusals) - 1) % len(KEYS)]
-        return Proposal(set_values(context.source, {key: value}), f"{key} {value:g}")
+        return Answer(set_values(context.source, {key: value}), Proposal(description=f"{key} {value:g}"))
 
 
 class LengthProposer:
@@ -80,12 +84,12 @@ class LengthProposer:
     def __init__(self, lengths: list[float], thinks_seconds: float) -> None:
         self.lengths, self.thinks_seconds, self.num_asked = lengths, thinks_seconds, 0
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         time.sleep(self.thinks_seconds)
         seconds = self.lengths[self.num_asked % len(self.lengths)]
         self.num_asked += 1
         values = {"trainer.optim.lr": 1e-6 * (1 + self.num_asked / 100), "max_steps": round(seconds / STEP_SECONDS)}
-        return Proposal(set_values(context.source, values), f"{seconds:.0f} s")
+        return Answer(set_values(context.source, values), Proposal(description=f"{seconds:.0f} s"))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def say(**lines: str) -> None:
 
 
 def reflect(brief: str, lies: bool) -> None:
-    measured = re.search(r"expected_then ([+-][0-9.]+)", brief)
+    measured = re.search(r"effect_at_decision ([+-][0-9.]+)", brief)
     told = "better, +9.0 pp, confirmed" if lies or measured is None else f"{measured[1]} pp"
     say(OUTCOME=told, LESSON=f"what {re.search(r'of experiment ([0-9]+)', brief)[1]} taught")
 

@@ -1,4 +1,4 @@
-"""The JSON Schemas of all views, made from their types: docs/schemas/KIND.json.
+"""The JSON Schemas of record.json and of `nightshift status --json`, made from their types: docs/schemas/KIND.json.
 
 uv run tools/schemas.py docs/schemas       writes them
 """
@@ -12,22 +12,20 @@ from typing import Any
 
 import msgspec
 
-from nightshift.cli.views.compared import Certified, Chain, Diff, Doctor, Planned, Verified
-from nightshift.cli.views.history import History, Show
-from nightshift.cli.views.status import Status
-from nightshift.report.views import View
+from nightshift.campaign.records import Record
+from nightshift.cli.status import Status
+from nightshift.files import Document
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-VIEWS: tuple[type[View], ...] = (*(Status, History, Show, Diff, Chain, Certified, Planned, Verified, Doctor),)
+DOCUMENTS: tuple[type[Document], ...] = (Record, Status)
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """By kind; JSON Schema 2020-12."""
     found = {}
-    for view in VIEWS:
-        schema = msgspec.json.schema(view)
-        kind = str(view.__struct_config__.tag)
-        found[kind] = {"$schema": _DIALECT, "title": f"nightshift {kind}"} | schema
+    for document in DOCUMENTS:
+        kind = str(document.__struct_config__.tag)
+        found[kind] = {"$schema": _DIALECT, "title": f"nightshift {kind}"} | msgspec.json.schema(document)
     return found
 
 

@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import MAX_SENTENCE, compose
 from nightshift.agents.clone import ANSWER_NAME, Clone
 from nightshift.agents.presets import OWN_LOGIN, PRESETS, PROMPT_FILE, command_of
 from nightshift.agents.sandbox import Sandbox, choose, hidden_places
 from nightshift.agents.usage import Log, said
 from nightshift.campaign.git import CONFIG_NAME, Repo
-from nightshift.campaign.records import Cost
+from nightshift.campaign.records import Cost, Proposal
 from nightshift.config.toml_text import read_source
 from nightshift.engines.base import ALL, Check
 from nightshift.errors import ConfigError, NightshiftError, UsageError, listed
@@ -43,19 +43,20 @@ from nightshift.text import clean
 from nightshift.waiting import waiting
 
 _LABELS = {
-    "HYPOTHESIS": "hypothesis",
+    "HYPOTHESIS": "description",
     "MECHANISM": "mechanism",
     "PREDICTION": "prediction",
-    "REFUTED BY": "refuted_by",
-    "OUTCOME": "told_outcome",
+    "REFUTED BY": "falsifier",
+    "OUTCOME": "reported_outcome",
     "LESSON": "lesson",
 }
+_OF_THE_LAST = ("reported_outcome", "lesson")  # what an answer says of the experiment before
 _ANSWER = re.compile(rf"\b({'|'.join(_LABELS)})\b[ \t*]*+:[ \t*]*")
 
 
 def parse_answer(text: str) -> dict[str, str]:
-    """By the names of Proposal, the last of each that a text says as `HYPOTHESIS: ... PREDICTION: ...`, on one line or
-    several; cleaned, and without the placeholders of the form."""
+    """By the names of Proposal and Answer, the last of each that a text says as `HYPOTHESIS: ... PREDICTION: ...`, on
+    one line or several; cleaned, and without the placeholders of the form."""
     found = {}
     for line in text.splitlines():
         pieces = _ANSWER.split(line)
@@ -210,7 +211,7 @@ class Desk:
         is_stopping: Callable[[], bool],
         role: str = "",
         evidence: Mapping[str, bytes] | None = None,
-    ) -> Proposal:
+    ) -> Answer:
         """Let it work once, with `evidence` to read, and take over what may be taken over: in a `role` its answer only,
         else its train.toml too. UsageError if it reached past its clone."""
         before, jobs = seal.take(self.checkout), self.jobs()
@@ -224,7 +225,7 @@ class Desk:
             at_most = min(agent.timeout_seconds, left or agent.timeout_seconds)
             with waiting(f"{agent.name} is at work on experiment {context.number:04d}", at_most):
                 ending = agent.run(context.source, prompt, log, is_stopping, left, evidence or {})
-            proposal = replace(_take_over(agent, context.source, ending.cause, edits=not role), cost=ending.cost)
+            answer = _take_over(agent, context.source, ending.cause, edits=not role)
         finally:
             agent.clone.clear()
         notes = (*ending.notes, *seal.restore(before, self.checkout))
@@ -235,7 +236,7 @@ class Desk:
             )
         if new := sorted({*self.jobs()} - {*jobs}):
             notes = (*notes, f"jobs that are not the night's appeared on the cluster: {listed(new)}")
-        return replace(proposal, notes=(*proposal.notes, *notes))
+        return answer.with_proposal(cost=ending.cost, notes=(*answer.proposal.notes, *notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,33 +256,35 @@ class AgentProposer:
         """As the protocol says."""
         return self.agent.wall is not None
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """Brief it, let it work, take over what may be taken over. UsageError if it reached past its clone."""
         return self.desk.ask(self.agent, compose(context), context, is_stopping)
 
 
-def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Proposal:
+def _take_over(agent: Agent, before: bytes, cause: str | None, edits: bool) -> Answer:
     """Its answer and, where it `edits`, its train.toml; a process that did not end well leaves nothing but what it
     finished."""
-    answer_path, answer, notes = agent.clone.path / ANSWER_NAME, dict[str, Any](), tuple[str, ...]()
+    answer_path, said, notes = agent.clone.path / ANSWER_NAME, dict[str, str](), tuple[str, ...]()
     try:
-        answer = parse_answer(read_source(answer_path).decode(errors="replace"))
+        said = parse_answer(read_source(answer_path).decode(errors="replace"))
     except ConfigError as error:
         if os.path.lexists(answer_path):
             notes = (f"left no readable {ANSWER_NAME}: {error.cause}",)
     ended = None if cause is None else f"{agent.name}: {cause}"
-    proposal = Proposal(None, notes=notes, **answer)
+    about_the_last = {name: said.pop(name) for name in _OF_THE_LAST if name in said}
+    answer = Answer(None, Proposal(notes=notes, **said), **about_the_last)  # type: ignore[arg-type]
     if not edits:
-        return replace(proposal, cause=ended)
+        return replace(answer, cause=ended)
     try:
         source = read_source(agent.clone.path / CONFIG_NAME)
     except ConfigError as error:
-        return replace(proposal, source=b"", cause=f"{error.cause}: it must stay a regular file")
+        return replace(answer, source=b"", cause=f"{error.cause}: it must stay a regular file")
     if source == before:
-        return replace(proposal, cause=ended or f"{agent.name} ended without an edit of train.toml")
+        return replace(answer, cause=ended or f"{agent.name} ended without an edit of train.toml")
     if cause is not None and not cause.startswith("exit code"):  # stopped in the middle of its work
-        return replace(proposal, cause=ended)
-    return replace(proposal, source=source, notes=notes if ended is None else (*notes, ended))
+        return replace(answer, cause=ended)
+    answer = replace(answer, source=source)
+    return answer if ended is None else answer.with_proposal(notes=(*notes, ended))
 
 
 def check_agent(name: str, root: Path, environ: Mapping[str, str]) -> Check:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
+
+from msgspec import structs
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Cost, Record
+from nightshift.campaign.records import Proposal, Record
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config
 
@@ -38,7 +40,7 @@ class Context:
     used_keys: AbstractSet[str] | None = None  # what the engine uses; None: every open key
     refusals: tuple[str, ...] = ()
     in_flight: tuple[Record, ...] = ()  # what runs now: not decided yet
-    waiting: tuple[Proposal, ...] = ()  # what runs next: not begun
+    waiting: tuple[Answer, ...] = ()  # what runs next: not begun
     flips: tuple[str, ...] = ()  # by kind of problem, how many the last one fixed and broke
     new_direction: bool = False  # nothing was kept for long: try something else
     seconds_left: float | None = None  # until the night ends
@@ -50,28 +52,23 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A proposed train.toml; `source` is None where there was no edit at all.
+class Answer:
+    """What a proposer hands in: a train.toml and its proposal. `source` is None where there was no edit at all.
 
-    `cause`: why it cannot be taken, in one line. `lesson` is about the experiment before; `notes` name what the
-    proposer did beside its one task. `repeats`: the experiment whose train.toml a night runs again by itself.
-    `proposer`: who made it; empty where the night did. `mechanism` and `refuted_by` belong to the hypothesis,
-    `told_outcome` to the lesson.
+    `reported_outcome` and `lesson` are about the experiment before. `cause`: why the answer cannot be taken, in one
+    line. `repeats`: the experiment whose train.toml a night runs again by itself.
     """
 
     source: bytes | None
-    hypothesis: str = ""
-    prediction: str | None = None
-    mechanism: str | None = None
-    refuted_by: str | None = None
-    told_outcome: str | None = None
+    proposal: Proposal = field(default_factory=Proposal)
+    reported_outcome: str | None = None
     lesson: str | None = None
-    proposer: str = ""
-    notes: tuple[str, ...] = ()
     cause: str | None = None
     repeats: int | None = None
-    base: tuple[int, ...] | None = None  # the ideas of the train.toml that it was made from
-    cost: Cost | None = None  # of the agents that were asked for it, each of them; None: nobody was asked
+
+    def with_proposal(self, **changes: Any) -> Answer:
+        """The same answer, with these fields of its proposal changed."""
+        return replace(self, proposal=structs.replace(self.proposal, **changes))
 
 
 class Proposer(Protocol):
@@ -87,7 +84,7 @@ class Proposer(Protocol):
         """Whether nothing that it asks can write in the checkout."""
         ...
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """The next proposal. Returns soon, without one, once `is_stopping` says so.
 
         Raises EngineError when the machinery is missing or broken.

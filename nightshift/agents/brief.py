@@ -53,7 +53,7 @@ PREDICTION: <the effect on the score that you expect, in pp>
 def compose(context: Context) -> str:
     """The whole brief of an agent that works alone, at most MAX_CHARACTERS long."""
     task, last = _TASK, context.campaign.decided[-1]
-    if last.parent is not None and last.lesson is None:
+    if last.parent is not None and last.proposal.lesson is None:
         task += f"LESSON: <what experiment {last.number:04d} taught, in the light of its numbers>\n"
     mode = mode_of(context.campaign.decided)
     return brief(context, _RULES.format(number=context.number, budget=context.rules.budget_text, mode=mode), task)
@@ -127,7 +127,10 @@ def _sections(context: Context) -> list[Section]:
 
 
 def _open(context: Context) -> list[str]:
-    return [*map(describe, context.in_flight), *(f"waits: {waiting.hypothesis}" for waiting in context.waiting)]
+    return [
+        *map(describe, context.in_flight),
+        *(f"waits: {waiting.proposal.description}" for waiting in context.waiting),
+    ]
 
 
 def describe(record: Record, now: Expected | None = None, since: str = "", beside: str = "") -> str:
@@ -135,10 +138,10 @@ def describe(record: Record, now: Expected | None = None, since: str = "", besid
     thought and learnt. `beside`: how what it was tried on differed from the incumbent, which it is compared with."""
     numbers = f" {now}" if now else f" ({clean(record.judgement.why, 120)})" if record.judgement else ""
     change = clean("; ".join(record.diff), 200) + (f" (on the incumbent {beside})" if beside else "")
-    said = "" if _repeats(record.description, record) else f" | {clean(record.description, 160)}"
-    learnt = f" | lesson: {clean(record.lesson, 160)}" if record.lesson else ""
+    said = "" if _repeats(record.proposal.description, record) else f" | {clean(record.proposal.description, 160)}"
+    learnt = f" | lesson: {clean(record.proposal.lesson, 160)}" if record.proposal.lesson else ""
     learnt += (
-        f" | its outcome as told: {clean(record.told_outcome or '', 120)}; BUT {found}"
+        f" | its outcome as told: {clean(record.proposal.reported_outcome or '', 120)}; BUT {found}"
         if (found := belied(record))
         else ""
     )

@@ -19,6 +19,7 @@ from nightshift.config.allowlist import KEYS, variants
 from nightshift.config.train_toml import Config, changed_keys, changes_of, parse, spelled
 from nightshift.config.values import Kind, value_text
 from nightshift.errors import UsageError
+from nightshift.files import Document
 
 MANY_TRIALS = 3  # of one key by itself, all clearly worse: a dead end
 ABSENT = "-"  # shown where a key did not apply
@@ -34,7 +35,7 @@ class Trial:
     before: str  # as train.toml spells it; ABSENT where the key did not apply
     after: str
     verdict: Verdict
-    expected: Expected | None  # as believed now; None for a crash
+    effect: Expected | None  # of candidate less parent as believed now; None for a crash
     others: tuple[str, ...]  # keys that changed with it, and ideas by which the incumbent was another
     since: str = ""  # what became of a keep: taken back, provisional, undecided, supported
 
@@ -42,7 +43,7 @@ class Trial:
         """One line."""
         words = [
             " ".join(filter(None, (self.verdict, self.since))),
-            str(self.expected or ""),
+            str(self.effect or ""),
             f"(with {', '.join(self.others)})" if self.others else "",
         ]
         return f"{self.number:04d}  {self.before} -> {self.after}  {' '.join(filter(None, words))}"
@@ -59,7 +60,7 @@ class Trial:
 
     @property
     def _best(self) -> float:
-        return float("-inf") if self.expected is None else self.expected.mean + self.expected.stderr
+        return float("-inf") if self.effect is None else self.effect.mean + self.effect.stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,11 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
         if candidate is None or parent is None or judgement is None:
             continue
         # What merely stopped to apply, because a variant changed, was not touched.
-        own = changed_keys(parent, candidate) if record.base is None else [c.key for c in changes_of(record.diff)]
+        own = (
+            changed_keys(parent, candidate)
+            if record.proposal.base is None
+            else [c.key for c in changes_of(record.diff)]
+        )
         touched = [key for key in own if key in candidate.resolved]
         beside = campaign.beside(record)
         for key in touched:
@@ -134,8 +139,8 @@ def history(campaign: Campaign, configs_by_number: Mapping[int, Config]) -> list
                 number=record.number,
                 before=_value_of(parent, key),
                 after=_value_of(candidate, key),
-                verdict=judgement.verdict,
-                expected=expected(campaign, record),
+                verdict=Verdict(record.status),
+                effect=expected(campaign, record),
                 others=(*(other for other in touched if other != key), *([beside] if beside else [])),
                 since=since.get(record.number, ""),
             )
@@ -164,7 +169,7 @@ def untried(histories: Sequence[KeyHistory], now: Config, used_keys: AbstractSet
 def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> list[str]:
     """The memory in lines, the most useful first: what sums it up, then each key with its trials."""
     known = {
-        "near misses": [f"{each.key} = {t.after} ({t.expected})" for each in histories for t in each.near_misses],
+        "near misses": [f"{each.key} = {t.after} ({t.effect})" for each in histories for t in each.near_misses],
         "dead ends": [each.key for each in histories if each.is_dead_end],
         "covered": [f"{each.key} {span}" for each in histories for span in each.covered],
         "untried keys": untried_keys,
@@ -175,18 +180,21 @@ def describe(histories: Sequence[KeyHistory], untried_keys: Sequence[str]) -> li
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What the last campaign tried; `damaged`: what could not be read or fits nothing."""
+class Memory(Document, frozen=True, kw_only=True, tag="history"):
+    """What the last campaign tried: `nightshift history`. `near_misses`: experiments; `damaged`: what could not be read
+    or fits nothing."""
 
-    campaign: Campaign
-    histories: tuple[KeyHistory, ...]
+    branch: str
+    rules_hash: str
+    near_misses: tuple[int, ...]
+    dead_ends: tuple[str, ...]
+    keys: tuple[KeyHistory, ...]
     untried_keys: tuple[str, ...]
     damaged: tuple[str, ...]
 
     def __str__(self) -> str:
         """In lines, see `describe`."""
-        lines = describe(self.histories, self.untried_keys)
+        lines = describe(self.keys, self.untried_keys)
         return "\n".join([*(f"damaged: {cause}" for cause in self.damaged), *lines])
 
 
@@ -201,8 +209,16 @@ def of_last_campaign(ledger: Ledger) -> Memory:
         raise UsageError("no experiment was decided here yet", "Start one: uv run run.py.")
     now = incumbent(campaign, found) or ledger.stored_config(campaign.incumbent)  # which says what became of it
     used_keys = set(now.values) - {key for record in campaign.decided for key in record.unused_keys}
-    histories = history(campaign, found)
-    return Memory(campaign, tuple(histories), tuple(untried(histories, now, used_keys)), (*damaged, *unfit.values()))
+    keys = history(campaign, found)
+    return Memory(
+        branch=campaign.incumbent.branch,
+        rules_hash=campaign.incumbent.rules_hash,
+        near_misses=tuple(sorted({trial.number for each in keys for trial in each.near_misses})),
+        dead_ends=tuple(each.key for each in keys if each.is_dead_end),
+        keys=tuple(keys),
+        untried_keys=tuple(untried(keys, now, used_keys)),
+        damaged=(*damaged, *unfit.values()),
+    )
 
 
 def _value_of(config: Config, key: str) -> str:

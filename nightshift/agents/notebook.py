@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nightshift.campaign.records import POINTS, Record
-from nightshift.campaign.standing import Z95, expected_then, num_since_keep
+from nightshift.campaign.standing import Z95, effect_at_decision, num_since_keep
 from nightshift.text import clean
 
 NOTEBOOK_NAME = "notebook.md"
 MAX_BYTES = 60_000  # of the file: the latest entries
 _MAX_LESSONS = 12
-_THEN = "expected_then"  # as everywhere: what its verdict said
+_THEN = "effect_at_decision"  # as everywhere: what its verdict said
 _NUM_DISCARDS = 3  # discards and crashes in a row that change the mode, and two more that change it again
 _SAYS = {"better": ("better", "confirmed", "improved", "helped"), "worse": ("worse", "refuted", "hurt", "failed")}
 
@@ -50,15 +50,15 @@ def calibrations(decided: Sequence[Record]) -> list[Calibration]:
     """A line for each agent whose predictions were measured."""
     pairs = dict[str, list[tuple[float, float]]]()
     for record in decided:
-        said, then = predicted(record.prediction), expected_then(record)
-        if said is not None and then is not None and record.proposer:
-            pairs.setdefault(record.proposer, []).append((said, then.mean))
+        said, then = predicted(record.proposal.prediction), effect_at_decision(record)
+        if said is not None and then is not None and record.proposal.proposer:
+            pairs.setdefault(record.proposal.proposer, []).append((said, then.mean))
     return [Calibration(name, len(both), *map(fmean, zip(*both, strict=True))) for name, both in pairs.items()]
 
 
 def belied(record: Record) -> str:
     """In words, where what its proposer says came of an experiment is not what was measured; else empty."""
-    then, told = expected_then(record), (record.told_outcome or "").lower()
+    then, told = effect_at_decision(record), (record.proposal.reported_outcome or "").lower()
     if then is None or not then.stderr:
         return ""
     said = {way for way, words in _SAYS.items() if any(re.search(rf"\b{word}", told) for word in words)}
@@ -73,30 +73,37 @@ def belied(record: Record) -> str:
 
 def entry(record: Record) -> list[str]:
     """One experiment: what was thought, what came, what was learnt."""
-    then, lines = expected_then(record), [f"{record.number:04d} {record.status}: {clean(record.description, 240)}"]
-    for name, text in (("mechanism", record.mechanism), ("refuted by", record.refuted_by)):
+    then, lines = (
+        effect_at_decision(record),
+        [f"{record.number:04d} {record.status}: {clean(record.proposal.description, 240)}"],
+    )
+    for name, text in (("mechanism", record.proposal.mechanism), ("refuted by", record.proposal.falsifier)):
         lines += [f"  {name}: {clean(text, 240)}"] if text else []
     measured = f"{_THEN} {then}" if then else ""
-    if record.prediction or measured:
-        said = f"predicted {clean(record.prediction, 120)}" if record.prediction else ""
+    if record.proposal.prediction or measured:
+        said = f"predicted {clean(record.proposal.prediction, 120)}" if record.proposal.prediction else ""
         lines.append(f"  {'; '.join(filter(None, (said, measured)))}")
-    if record.told_outcome:
-        lines.append(f"  outcome, as told: {clean(record.told_outcome, 240)}")
+    if record.proposal.reported_outcome:
+        lines.append(f"  outcome, as told: {clean(record.proposal.reported_outcome, 240)}")
         lines += [f"  BUT {found}"] if (found := belied(record)) else []
-    return [*lines, *([f"  lesson: {clean(record.lesson, 240)}"] if record.lesson else [])]
+    return [*lines, *([f"  lesson: {clean(record.proposal.lesson, 240)}"] if record.proposal.lesson else [])]
 
 
 def lessons(decided: Sequence[Record]) -> list[str]:
     """Those of these experiments, the latest first, in a line each: as many as a brief has room for."""
-    learnt = [record for record in reversed(decided) if record.lesson and record.parent is not None]
-    return [f"{record.number:04d} {clean(record.lesson or '', 160)}" for record in learnt[:_MAX_LESSONS]]
+    learnt = [record for record in reversed(decided) if record.proposal.lesson and record.parent is not None]
+    return [f"{record.number:04d} {clean(record.proposal.lesson or '', 160)}" for record in learnt[:_MAX_LESSONS]]
 
 
 def notebook(decided: Sequence[Record]) -> str:
     """The file: a calibration line an agent, then the entries, at most MAX_BYTES of them."""
     text, room = "# Notebook\n\n" + "".join(f"{each}\n" for each in calibrations(decided)) + "\n", MAX_BYTES
     for record in reversed(decided):
-        lines = entry(record) if record.mechanism or record.lesson or record.told_outcome else []
+        lines = (
+            entry(record)
+            if record.proposal.mechanism or record.proposal.lesson or record.proposal.reported_outcome
+            else []
+        )
         room -= sum(len(line.encode()) + 1 for line in lines)
         if room < 0:
             return f"{text}\n(earlier ones: runs/)\n"

@@ -12,10 +12,11 @@ import numpy as np
 import optuna
 
 from nightshift.agents import gaussian_process
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.agents.history import load_configs
 from nightshift.agents.space import Dimension, SearchSpace
 from nightshift.agents.throughput import throughput_of
+from nightshift.campaign.records import Proposal
 from nightshift.config.train_toml import Config, diff, parse
 from nightshift.config.values import shorten
 from nightshift.errors import ConfigError
@@ -45,7 +46,7 @@ class SearchProposer:
     seed: int
     is_walled: ClassVar = True  # it asks nobody
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """One change; the same ledger and seed give the same one. In a new direction by chance."""
         space = space_of(context)
         # A seed of its own for every proposal, also for one that follows a refusal; a resumed night repeats none.
@@ -67,11 +68,11 @@ class SearchProposer:
             try:
                 source = space.build(params)
             except ConfigError as error:
-                return Proposal(b"", cause=str(error))
+                return Answer(b"", cause=str(error))
             if parse(source).hash != space.base.hash:
                 break
         changes = "; ".join(change.line for change in diff(space.base, parse(source)))
-        return Proposal(source, shorten(f"{self.name}: {changes}", _MAX_HYPOTHESIS))
+        return Answer(source, Proposal(description=shorten(f"{self.name}: {changes}", _MAX_HYPOTHESIS)))
 
 
 def space_of(context: Context) -> SearchSpace:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nightshift.agents.agent import Agent, Desk
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.agents.brief import brief, refusals_of, steps
 from nightshift.agents.notebook import NOTEBOOK_NAME, entry, mode, notebook
 from nightshift.campaign.metrics import METRICS_NAME, SAMPLES_NAME, Sample, Step, read_steps
@@ -190,23 +190,28 @@ class TeamProposer:
         """As the protocol says."""
         return None not in (self.strategist.wall, self.implementer.wall)
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         """The outcome of the last experiment, if it was this team's; the next hypothesis; its train.toml."""
         files, last = evidence(context), context.campaign.decided[-1]
-        told = Proposal(None)
-        if last.parent is not None and last.lesson is None and last.proposer == self.name:
-            told = self.desk.ask(self.strategist, reflection(last), context, is_stopping, "outcome", files)
-        asked = Proposal(None)
+        outcome = asked = Answer(None)
+        if last.parent is not None and last.proposal.lesson is None and last.proposal.proposer == self.name:
+            outcome = self.desk.ask(self.strategist, reflection(last), context, is_stopping, "outcome", files)
         if not is_stopping():
             asked = self.desk.ask(self.strategist, strategy(context), context, is_stopping, "hypothesis", files)
-        notes = (*told.notes, *asked.notes)
-        cost = together([told.cost, asked.cost])
-        told = replace(asked, told_outcome=told.told_outcome, lesson=told.lesson, notes=notes, cost=cost)
-        if asked.cause or not asked.hypothesis or is_stopping():
-            return replace(told, cause=asked.cause or f"{self.strategist.name} gave no hypothesis")
-        made = self.desk.ask(self.implementer, implementation(context, asked), context, is_stopping)
-        notes = (*notes, *made.notes)
-        return replace(told, source=made.source, cause=made.cause, notes=notes, cost=together([cost, made.cost]))
+        answers = [outcome, asked]
+        if not asked.cause and asked.proposal.description and not is_stopping():
+            answers.append(self.desk.ask(self.implementer, implementation(context, asked), context, is_stopping))
+            answer = replace(asked, source=answers[-1].source, cause=answers[-1].cause)
+        else:
+            answer = replace(asked, cause=asked.cause or f"{self.strategist.name} gave no hypothesis")
+        return replace(
+            answer.with_proposal(
+                notes=tuple(note for each in answers for note in each.proposal.notes),
+                cost=together([each.proposal.cost for each in answers]),
+            ),
+            reported_outcome=outcome.reported_outcome,
+            lesson=outcome.lesson,
+        )
 
 
 def members(name: str) -> list[str]:
@@ -240,12 +245,12 @@ def reflection(record: Record) -> str:
     return _REFLECTION.format(number=record.number, record="\n".join(f"| {line}" for line in lines))
 
 
-def implementation(context: Context, asked: Proposal) -> str:
+def implementation(context: Context, asked: Answer) -> str:
     """What the implementer is asked for."""
     return _IMPLEMENTER.format(
         number=context.number,
         steps=steps(context),
-        hypothesis=asked.hypothesis,
-        mechanism=asked.mechanism or "not said",
+        hypothesis=asked.proposal.description,
+        mechanism=asked.proposal.mechanism or "not said",
         refusals=refusals_of(context),
     )

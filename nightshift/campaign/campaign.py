@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import numpy as np
+from msgspec import structs
 
 from nightshift.campaign import decision
 from nightshift.campaign.decision import Tested
 from nightshift.campaign.posterior import UNUSED, Floats, Posterior
-from nightshift.campaign.records import Judgement, Record, Verdict
+from nightshift.campaign.records import Action, Change, Decision, Judgement, Record, Verdict
 from nightshift.campaign.scores import Form, compare, extra_variance, remark, remarks, run_scores, without
-from nightshift.campaign.standing import Expected, Standing, expected_then, fresh, standing_of, supports
-from nightshift.config.train_toml import keys_of
+from nightshift.campaign.standing import Expected, Standing, effect_at_decision, fresh, standing_of, supports
+from nightshift.config.train_toml import changes_of, keys_of
 from nightshift.errors import UsageError
 
 
@@ -87,10 +88,10 @@ class Campaign:
             # As many examples, scored 0 or 1, as would make the mean vary as these do: several environments, games.
             is_plain = spread == 0 or np.isin(scores, (0.0, 1.0)).all()
             size = scores.shape[1] * (1.0 if is_plain else float(mean * (1 - mean) / spread))
-            belief = decision.baseline(scores.mean(axis=1), size, record.decision, extra_variance(record))
+            belief = decision.baseline(scores.mean(axis=1), size, record.decision_rules, extra_variance(record))
             belief = replace(belief, ideas=np.array([record.number]))
             return replace(campaign, kept=(record,), belief=belief, incumbent=record)
-        belief = decision.settle(self.test(record), record.is_keep, record.decision)
+        belief = decision.settle(self.test(record), record.is_keep, record.decision_rules)
         kept = (*self.kept, record) if record.is_keep else self.kept
         ideas = {**self.ideas, record.number: self._idea_of(record, self._made_from(record))}
         ideas = {int(number): ideas[number] for number in belief.ideas[1:]}
@@ -101,13 +102,13 @@ class Campaign:
         assert self.belief is not None
         parent = self._index_of(record.parent)
         score, pairing, extra = self._observed(record, parent)
-        if len(record.decision.priors) * len(record.decision.noises) != len(self.belief.weights):
+        if len(record.decision_rules.priors) * len(record.decision_rules.noises) != len(self.belief.weights):
             cause = f"experiment {record.number:04d} has other priors and noises than its campaign's first"
             raise UsageError(cause, without(record))
         made_from = self._made_from(record)
         replaced = [*made_from & self._idea_of(record, made_from).replaced]
-        is_new = not self.is_repeat(record) and (record.base is None or bool(record.diff))
-        rules, numbers = record.decision if is_new else record.decision.of_a_repeat, self.belief.ideas
+        is_new = self.is_new(record)
+        rules, numbers = record.decision_rules if is_new else record.decision_rules.of_a_repeat, self.belief.ideas
         return decision.observe(
             self.belief,
             parent,
@@ -138,44 +139,95 @@ class Campaign:
 
     def _made_from(self, record: Record) -> frozenset[int]:
         """The ideas of the config that a record's idea was tried on; of its parent's, where that cannot be told."""
-        if self.is_repeat(record) or not is_set(self.ideas, record.base):
+        if self.is_repeat(record) or not is_set(self.ideas, record.proposal.base):
             return self.ideas_of(self.kept[self._index_of(record.parent)])
-        return frozenset(record.base or ())
+        return frozenset(record.proposal.base or ())
 
     def _idea_of(self, record: Record, made_from: frozenset[int]) -> Idea:
         """The record's own, whose keys are not known where what it was tried on is not."""
-        is_known = record.base is None or is_set(self.ideas, record.base)
+        is_known = record.proposal.base is None or is_set(self.ideas, record.proposal.base)
         own = Idea(keys_of(record.diff) if is_known else frozenset())
         return own.over({number: self.ideas[number] for number in made_from})
 
     def beside(self, record: Record) -> str:
         """How what a record's idea was tried on differed from its parent; empty where it did not."""
         parent = next((kept for kept in self.kept if kept.number == record.parent), None)
-        return "" if parent is None else difference(self.ideas_of(parent), record.base)
+        return "" if parent is None else difference(self.ideas_of(parent), record.proposal.base)
 
     def is_repeat(self, record: Record) -> bool:
         """True for one more run of its parent: what the engine runs is the same, so there is nothing to keep."""
         parent = self._parent_of(record)
         return parent is not None and record.effective_hash == parent.effective_hash
 
-    def judge(self, record: Record) -> Judgement:
-        """The verdict on a measured experiment, with its numbers."""
+    def is_new(self, record: Record) -> bool:
+        """True if it measures a change of its own: neither its parent nor a set of earlier changes again."""
+        return not self.is_repeat(record) and (record.proposal.base is None or bool(record.diff))
+
+    def judge(self, record: Record) -> Record:
+        """A measured experiment with its verdict and judgement."""
         if self.belief is None:
             scores = run_scores(record)
             why = f"baseline: {len(scores)} run{'s' if len(scores) != 1 else ''}"
-            return Judgement(Verdict.KEEP, why, incumbent_score=float(scores.mean()))
+            baseline = Decision(change=Change(experiment=record.number), action=Action.KEEP)
+            judgement = Judgement(why=why, decisions=(baseline,), incumbent_score=float(scores.mean()))
+            return structs.replace(record, status=Verdict.KEEP, judgement=judgement)
+        tested = self.test(record)
+        judgement = self._numbers(record, tested)
+        judgement = structs.replace(judgement, decisions=self._decisions(record, tested, judgement.taken_back_to))
+        verdict = Verdict.KEEP if tested.keep else Verdict.DISCARD
+        return structs.replace(record, status=verdict, judgement=judgement)
+
+    def _numbers(self, record: Record, tested: Tested) -> Judgement:
+        """Why a candidate is kept or not, with the numbers of the rule."""
         parent, numbers = self.kept[self._index_of(record.parent)], [record.number for record in self.kept]
         is_repeat, scores = self.is_repeat(record), run_scores(parent)
         candidate = run_scores(record).mean(axis=0)
-        found = decision.judge(self.test(record), candidate, scores, numbers, record.decision, is_repeat)
+        found = decision.judge(tested, candidate, scores, numbers, record.decision_rules, is_repeat)
         if is_repeat:
             return found
         if beside := self.beside(record):
-            found = replace(found, why=f"{found.why}, tried on that {beside}")
-        if found.verdict == Verdict.KEEP and found.p_better is not None:
-            found = replace(found, why=f"{found.why}: {fresh(found.p_better)}")
+            found = structs.replace(found, why=f"{found.why}, tried on that {beside}")
+        if tested.keep and found.p_better is not None:
+            found = structs.replace(found, why=f"{found.why}: {fresh(found.p_better)}")
         learnt = self.form(record)
-        return replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
+        return (
+            structs.replace(found, why=f"{found.why}; {learnt.conclusion}") if learnt and learnt.conclusion else found
+        )
+
+    def _decisions(self, record: Record, tested: Tested, taken_back_to: int | None) -> tuple[Decision, ...]:
+        """One for each change that the run measured, the experiment's own first, and for each that joins or leaves."""
+        assert self.incumbent is not None
+        made_from, parent = self._made_from(record), self.ideas_of(self.kept[int(tested.parent)])
+        own = {record.number} if self.is_new(record) else set[int]()
+        replaced = self._idea_of(record, made_from).replaced if own else frozenset[int]()
+        records = {each.number: each for each in (*self.decided, record)}
+        before = after = self.ideas_of(self.incumbent)
+        if tested.keep:
+            after = made_from - replaced | own
+        elif taken_back_to is not None:
+            after = self.ideas_of(records[taken_back_to])
+        measured, moved = own | (made_from - parent - replaced), before ^ after
+        if tested.keep:
+            moved -= replaced  # their keys are the own change's now
+        decisions = []
+        for number in sorted(measured | moved, key=lambda n: (n not in own, n)):
+            if number in before & after:
+                continue  # another experiment brought this change in meanwhile
+            if number in after:
+                action = Action.KEEP if number in own else Action.ADOPT
+            else:
+                action = Action.REVERT if number in before else Action.DISCARD
+            ideas, others = tested.belief.ideas, [*replaced & made_from] if number in own else []
+            effect, sd = tested.belief.of(np.isin(ideas, [number]).astype(float) - np.isin(ideas, others))
+            change = self._change_of(records[number])
+            decisions.append(Decision(change=change, action=action, effect=float(effect), effect_stderr=float(sd)))
+        return tuple(decisions)
+
+    def _change_of(self, record: Record) -> Change:
+        """What an experiment changed, by the first experiment that did."""
+        keys = _values(record)
+        first = next((each.number for each in self.decided if keys and _values(each) == keys), record.number)
+        return Change(experiment=first, keys=keys)
 
     def form(self, record: Record) -> Form | None:
         """What a measured experiment learnt of the form beside its parent, see `scores.Form`."""
@@ -200,7 +252,7 @@ class Campaign:
     @property
     def standing(self) -> Standing | None:
         """What is believed now; None before the baseline."""
-        rules = self.incumbent.decision if self.incumbent else None
+        rules = self.incumbent.decision_rules if self.incumbent else None
         return standing_of(self.belief, rules, len(self.decided)) if self.belief and rules else None
 
     @property
@@ -239,6 +291,11 @@ class Campaign:
         return {run.seed for record in same for run in record.runs if run.evaluation}
 
 
+def _values(record: Record) -> dict[str, str | None]:
+    """The keys that an experiment's own change sets, with their new values; None for a key that was taken out."""
+    return {change.key: None if change.kind == "removed" else change.new for change in changes_of(record.diff)}
+
+
 def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Record]:
     """The decided experiments of one branch and rules hash, in the order of their decisions."""
     ours = [r for r in records if r.decided is not None and (r.branch, r.rules_hash) == (branch, rules_hash)]
@@ -248,13 +305,13 @@ def ordered(records: Sequence[Record], branch: str, rules_hash: str) -> list[Rec
 def expected(campaign: Campaign, record: Record) -> Expected | None:
     """Candidate less parent as believed now. If an idea of it was forgotten, because it was clearly worse: as believed
     last."""
-    then, belief, own = expected_then(record), campaign.belief, campaign.ideas.get(record.number)
+    then, belief, own = effect_at_decision(record), campaign.belief, campaign.ideas.get(record.number)
     places = [place for place, kept in enumerate(campaign.kept) if kept.number == record.parent]
     if then is None or belief is None:
         return then
     made_from = campaign.ideas_of(campaign.kept[places[0]]) if places else frozenset[int]()
-    made_from = made_from if record.base is None else frozenset(record.base)
-    is_known_set = record.base is not None and not record.diff  # one run again: no idea of its own
+    made_from = made_from if record.proposal.base is None else frozenset(record.proposal.base)
+    is_known_set = record.proposal.base is not None and not record.diff  # one run again: no idea of its own
     if not places or not made_from <= campaign.ideas.keys() or (own is None and not is_known_set):
         return campaign.last_expected.get(record.number, then)
     ideas = made_from if own is None else made_from - own.replaced | {record.number}
@@ -266,6 +323,6 @@ def expected(campaign: Campaign, record: Record) -> Expected | None:
 def last_expected(before: Campaign, after: Campaign) -> dict[int, Expected]:
     """Of the experiments that one step made impossible to tell, what was believed before it."""
     gone = before.ideas.keys() - after.ideas.keys()
-    records = [r for r in before.decided if r.number in gone or gone & {*(r.base or ())}] if gone else []
+    records = [r for r in before.decided if r.number in gone or gone & {*(r.proposal.base or ())}] if gone else []
     found = {record.number: expected(before, record) for record in records}
     return {number: each for number, each in found.items() if each is not None}

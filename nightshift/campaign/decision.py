@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike, NDArray
 
 from nightshift.campaign.posterior import UNUSED, Array, Floats, Index, Posterior, at, padded
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.campaign.scores import paired
 from nightshift.config.decision_rules import DecisionRules
 
@@ -195,7 +196,7 @@ def judge(
     rules: DecisionRules,
     is_repeat: bool = False,
 ) -> Judgement:
-    """The verdict on one campaign's candidate with its numbers, and the earlier config that a discard goes back to.
+    """The numbers of the verdict on one campaign's candidate, and the earlier config that a discard goes back to.
 
     `candidate_scores` (n,); `parent_scores` (n,) or those of the parent's runs, (r, n); `kept_numbers`: the
     experiments of the belief's configs, the baseline first. `is_repeat`: of no idea, so that nothing is compared.
@@ -207,7 +208,6 @@ def judge(
     over = "the incumbent" if parent == before else f"{kept_numbers[parent]:04d}"
     why = f"the settings of {kept_numbers[parent]:04d}: one more run of it"
     judgement = Judgement(
-        verdict=Verdict.KEEP if keep else Verdict.DISCARD,
         why=why if delta is None else f"expected {100 * delta:+.1f} pp over {over} after 1 run",
         delta=delta,
         delta_stderr=delta_stderr,
@@ -222,7 +222,7 @@ def judge(
         return judgement
     best, gain = kept_numbers[after], 100 * (belief.mean - tested.belief.mean)
     why = f"{judgement.why}; {kept_numbers[before]:04d} is taken back: {best:04d} is expected {gain:+.2f} pp over it"
-    return replace(judgement, why=why, taken_back_to=best, taken_back_score=float(belief.mean))
+    return structs.replace(judgement, why=why, taken_back_to=best)
 
 
 def _cdf(x: Array) -> Array:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from nightshift.campaign.git import Head, Repo
 from nightshift.campaign.index import fold
@@ -61,10 +62,10 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
     assert record.judgement is not None
     trailers = f"Nightshift-Run: {record.number:04d}\n" + (f"Nightshift-Chain: {chain}\n" if chain else "")
     # git takes neither NUL nor surrogates, a terminal no codes of others, and a reason no trailer of its own.
-    message = f"{clean(record.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
+    message = f"{clean(record.proposal.description)}\n\n{clean(record.judgement.why)}\n\n{trailers}"
     try:
         candidate = source(record.number)
-        if record.judgement.verdict is Verdict.KEEP:
+        if record.is_keep:
             commit, settled = repo.keep(head, candidate, message)
             return replace(record, kept_commit=commit, settled=settled)
         before, back = source(record.judgement.incumbent or record.parent), record.judgement.taken_back_to
@@ -83,7 +84,7 @@ def _is_unsettled(record: Record) -> bool:
 
 def crash(record: Record, failure: Failure, cause: str) -> Record:
     """The record of an experiment that came to no verdict of its own."""
-    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(Verdict.CRASH, clean(cause)))
+    return replace(record, status=Verdict.CRASH, failure=failure, judgement=Judgement(why=clean(cause)))
 
 
 def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: Collection[int] = ()) -> None:

@@ -142,8 +142,9 @@ def _same(one: Campaign, other: Campaign) -> bool:
         return False
     if one.last_expected.keys() != other.last_expected.keys():
         return False
-    if not all(np.allclose(told, other.last_expected[number], atol=1e-9) for number, told in one.last_expected.items()):
-        return False
+    for number, known in one.last_expected.items():
+        if not np.allclose(astuple(known), astuple(other.last_expected[number]), atol=1e-9):
+            return False
     pairs = zip(astuple(one.belief), astuple(other.belief), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-9) for a, b in pairs)
 
@@ -182,7 +183,16 @@ def _restored(index: Index | None, ours: Sequence[Record]) -> Campaign | None:
 def _digest(decided: Sequence[Record]) -> str:
     """Of all that `Campaign.step` looks at."""
     folded = [
-        (r.number, r.status, r.parent, r.decision, r.effective_hash, r.base, r.diff, [run.load for run in r.runs])
+        (
+            r.number,
+            r.status,
+            r.parent,
+            r.decision_rules,
+            r.effective_hash,
+            r.proposal.base,
+            r.diff,
+            [run.load for run in r.runs],
+        )
         for r in decided
     ]
     scores = [[(bytes(e.scores), e.parts) for e in r.evaluations] for r in decided]

@@ -22,7 +22,8 @@ from nightshift.files import disk_error, read_file
 
 CHAIN_NAME = "chain.jsonl"
 HEAD_DIGITS = 12  # of a head where it is printed
-_LATE = ("settled", "kept_commit", "told_outcome", "lesson")  # of a record: what a later start may still fill in
+_LATE = ("settled", "kept_commit")  # of a record: what a later start may still fill in
+_LATE_OF_PROPOSAL = ("reported_outcome", "lesson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def digests(number: int, record: bytes) -> dict[str, str]:
     try:
         fields = msgspec.json.decode(record, type=dict)
         late = {name: fields.pop(name, None) for name in _LATE}
-        parts = {f"{number:04d}": fields, f"{number:04d} late": late}
+        proposal = msgspec.convert(fields.pop("proposal", None), dict)
+        late |= {name: proposal.pop(name, None) for name in _LATE_OF_PROPOSAL}
+        parts = {f"{number:04d}": {**fields, "proposal": proposal}, f"{number:04d} late": late}
         return {name: sha256(msgspec.json.encode(part, order="sorted")) for name, part in parts.items()}
     except RecursionError:
         raise ValueError("it is nested too deep") from None

@@ -11,18 +11,18 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from filelock import FileLock, Timeout
+from msgspec.structs import replace
 
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import Journal, digests, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
-from nightshift.campaign.records import ATTEMPT, Progress, Record, Verdict
+from nightshift.campaign.records import ATTEMPT, Progress, Record
 from nightshift.campaign.results import COLUMNS, columns, row
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import ConfigError, EngineError, UsageError
@@ -188,13 +188,17 @@ class Ledger:
         return [record for number in self.numbers() if (record := self.read(number)) is not None]
 
     def readable(self) -> tuple[list[Record], list[str]]:
-        """As `records` for who only looks: all that can be read, and a line for each that is damaged."""
-        records, damaged = [], []
+        """As `records` for who only looks: all that can be read, and a line for each that is damaged. UsageError where
+        all that can be read was written by an earlier version."""
+        records, damaged, earlier = [], [], None
         for number in self.numbers():
             try:
                 records += [record] if (record := self.read(number)) else []
             except UsageError as error:
                 damaged.append(error.cause)
+                earlier = earlier or (error if isinstance(error, EarlierVersionError) else None)
+        if earlier is not None and not records:
+            raise earlier
         return records, damaged
 
     def record(self, number: int) -> Record:
@@ -206,7 +210,7 @@ class Ledger:
         return record
 
     def read(self, number: int) -> Record | None:
-        """One record; None when it was never written. Raises UsageError for a damaged one, or one of Nightshift 0.1."""
+        """One record; None when it was never written. UsageError for a damaged one, or one of an earlier version."""
         if (known := self._closed.get(number)) is not None:
             return known
         path = f"{self.runs_dir}/{number:04d}/{RECORD_NAME}"  # a Path would take as long as the reading
@@ -215,10 +219,8 @@ class Ledger:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError) as error:
-            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
-            if isinstance(error, _OldRecordError):
-                raise UsageError(f"{path} was made by Nightshift 0.1; Nightshift 0.2.0 shows it", fix) from None
             reason = error.strerror if isinstance(error, OSError) else error
+            fix = f"Move {self.run_dir(number)} out of runs/ to go on without it."
             raise UsageError(f"{path} is damaged: {reason}", fix) from None
         if record.settled is not None:  # decided and no more is not closed: another process's head settles it yet
             self._closed[number] = record
@@ -272,16 +274,15 @@ class Ledger:
             raise disk_error(error, self.tsv_path) from None
 
 
-class _OldRecordError(ValueError):
-    """A record of Nightshift 0.1."""
+class EarlierVersionError(UsageError):
+    """runs/ was written by an earlier version of Nightshift."""
 
 
-class _Head(msgspec.Struct):
-    version: int
+class _Version(msgspec.Struct):
+    version: Literal[1, 2]
 
 
 _DECODER = msgspec.json.Decoder(Record)
-_STATUSES = frozenset((STARTED, *Verdict))
 
 
 def read_progress(run_dir: Path) -> Progress | None:
@@ -297,14 +298,13 @@ def _record(text: bytes, number: int) -> Record:
         record = _DECODER.decode(text)
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
-            if msgspec.json.decode(text, type=_Head).version == 1:
-                raise _OldRecordError from None
+            release = f"0.{msgspec.json.decode(text, type=_Version).version}"
+            cause = f"runs/ was written by Nightshift {release} (runs/{number:04d}/{RECORD_NAME})"
+            raise EarlierVersionError(cause, f"Move it: mv runs runs-{release}") from None
         raise
     if record.number != number:
         raise ValueError(f"it is a copy of the record of experiment {record.number:04d}")
     started = datetime.fromisoformat(record.started)
     if started.tzinfo is None or not 2000 <= started.year < 9000:
         raise ValueError(f"it started at {record.started!r}, in no time zone, or not in our time")
-    if record.status not in _STATUSES:
-        raise ValueError(f"its status is {record.status!r}")
     return record

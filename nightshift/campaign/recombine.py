@@ -52,9 +52,9 @@ def made_of(campaign: Campaign, record: Record) -> frozenset[int] | None:
     if record.parent is None:  # the baseline
         return frozenset()
     own = campaign.ideas.get(record.number)
-    if own is None or record.base is None or not is_set(campaign.ideas, record.base):
+    if own is None or record.proposal.base is None or not is_set(campaign.ideas, record.proposal.base):
         return None
-    return frozenset(record.base) - own.replaced | {record.number}
+    return frozenset(record.proposal.base) - own.replaced | {record.number}
 
 
 def base_of(campaign: Campaign, record: Record, stored: Stored) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ from msgspec import Meta, Raw, json
 
 from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
 from nightshift.config.rules import Rules
+from nightshift.files import Document
 from nightshift.text import clean
 
 # Percentage points, as people write them: the number is the change of the score that they predict.
@@ -117,12 +118,44 @@ def _sum(one: Number | None, other: Number | None) -> Number | None:
     return other if one is None else one if other is None else one + other
 
 
+Place = Annotated[int, Meta(ge=1, le=2**53)]
+Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an experiment is run, in the words of its proposer.
+
+    All that people and agents say enters here and is cleaned here, also when a record is read. Nothing that records or
+    shows it has to clean it again.
+    """
+
+    description: str = ""  # the hypothesis; of a search the change
+    prediction: str | None = None  # the effect on the score that is expected
+    mechanism: str | None = None  # by which the hypothesis should work
+    falsifier: str | None = None  # what would speak against it
+    reported_outcome: str | None = None  # what its proposer says came of it, written with the lesson
+    lesson: str | None = None  # one line, written after the verdict
+    notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
+    proposer: str = ""  # who made it; empty for a person, and for what a night runs by itself
+    cost: Cost | None = None  # of asking for it; None: nobody was asked
+    base: Numbers | None = None  # the changes that it was made from, by experiment; None: its parent's
+
+    def __post_init__(self) -> None:
+        """Clean every text."""
+        texts = ("description", "prediction", "mechanism", "falsifier", "reported_outcome", "lesson", "proposer")
+        for name in texts:
+            if text := getattr(self, name):
+                msgspec.structs.force_setattr(self, name, clean(text))
+        if self.notes:
+            msgspec.structs.force_setattr(self, "notes", tuple(map(clean, self.notes)))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`proposer` to `cost` come from a night's proposer, `base` from the night (see Record). `pairs`: how many run
-    side by side, None: as the campaign does; `outlives`: what runs goes on when its head is killed."""
+    """What run.py, or a night, asks of one experiment. `pairs`: how many run side by side, None: as the campaign does;
+    `outlives`: what runs goes on when its controller is killed."""
 
-    description: str = ""
+    proposal: Proposal = field(default_factory=Proposal)
     engine: str | None = None
     gpus: str | None = None
     prime_rl: Path | None = None
@@ -132,29 +165,14 @@ class Request:
     detach: bool = False
     dry_run: bool = False
     keys: bool = False
-    proposer: str = ""
-    prediction: str | None = None
-    mechanism: str | None = None
-    refuted_by: str | None = None
-    notes: tuple[str, ...] = ()
-    cost: Cost | None = None
-    base: tuple[int, ...] | None = None
     pairs: int | None = None
     outlives: bool = False
     slurm: Path | None = None
-
-    def __post_init__(self) -> None:
-        """The front door of all that people and agents say: nothing that records it has to clean it again."""
-        for name in ("description", "proposer", "prediction", "mechanism", "refuted_by"):
-            object.__setattr__(self, name, getattr(self, name) and clean(getattr(self, name)))
-        object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
 
 
 JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
 LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
 CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
-Place = Annotated[int, Meta(ge=1, le=2**53)]
-Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _SCORES = json.Decoder(tuple[Fraction, ...])
@@ -332,66 +350,93 @@ class Result:
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict with its numbers; None where the decision made no comparison (crash)."""
+class Action(StrEnum):
+    """What a decision does with one change."""
 
-    verdict: Verdict
+    KEEP = "keep"  # a new change joins the incumbent
+    DISCARD = "discard"  # the change does not join
+    ADOPT = "adopt"  # a change that left, or never joined, joins
+    REVERT = "revert"  # a kept change leaves
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of train.toml that a proposal set. `keys`: the new values as train.toml spells them, None for a key that
+    was taken out; empty for the baseline. `experiment`: the first one that proposed the change."""
+
+    experiment: int
+    keys: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about one change. `effect`: posterior mean of its effect on the score, less that of the changes
+    whose place it took; `effect_stderr`: posterior standard deviation. None for the baseline."""
+
+    change: Change
+    action: Action
+    effect: float | None = None
+    effect_stderr: float | None = None
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided, and the numbers of the rule; None where nothing was compared (crash).
+
+    `decisions`: one for each change that the run measured, and one for each other change that joins or leaves the
+    incumbent; none where one config was run again, and for a crash. A change that sets a key of another one takes its
+    place.
+    """
+
     why: str
-    delta: float | None = None  # posterior mean of candidate minus incumbent
+    decisions: tuple[Decision, ...] = ()
+    delta: float | None = None  # posterior mean of candidate minus parent
     delta_stderr: float | None = None
-    p_better: float | None = None
+    p_better: float | None = None  # P(the candidate is better than its parent)
     incumbent_score: float | None = None  # posterior mean of the parent, after the run of this experiment
-    diagnostics: dict[str, float] = field(default_factory=dict)
-    taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
-    taken_back_score: float | None = None  # posterior mean of that one
     incumbent: int | None = None  # the experiment that it was when this was decided; None: the parent
+    taken_back_to: int | None = None  # the earlier experiment that is believed best again: it is the incumbent now
+    diagnostics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Everything known of one experiment: `runs/NNNN/record.json`."""
+class Record(Document, frozen=True, kw_only=True, tag="experiment"):
+    """Everything known of one experiment: `runs/NNNN/record.json`, which reads like a story from top to bottom."""
 
     number: int
-    status: str  # keep, discard, crash; `started` before: the next start closes what a dead process left
+    status: Annotated[str, Meta(pattern="^(started|keep|discard|crash)$")]  # `started`: without a verdict
     branch: str  # "" when HEAD is detached
-    parent: int | None  # experiment number of the incumbent that it was compared with
-    description: str
+    commit: str | None  # HEAD when the experiment started
     started: str  # ISO 8601, UTC
-    engine: str
-    rules_name: str
-    rules_hash: str
+
+    # What was proposed, and what that changes.
+    parent: int | None  # experiment number of the incumbent that it was compared with
+    proposal: Proposal
+    diff: tuple[str, ...]  # key-level: its own change, against what it was made from
+    scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
+    unused_keys: tuple[str, ...] = ()
     config_hash: str
     effective_hash: str
-    diff: tuple[str, ...]  # key-level: its own idea, against what it was made from
-    unused_keys: tuple[str, ...]
-    commit: str | None  # HEAD when the experiment started
+    effective: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    # With which rules, engine and hardware.
+    rules_name: str
+    rules_hash: str
+    decision_rules: DecisionRules
+    budget_seconds: Seconds | None = None  # of each of its runs
+    engine: str
+    harness_tree: str = ""  # sha256 of the harness's bytes
     versions: dict[str, str]
     hardware: str
-    decision: DecisionRules
-    harness_tree: str = ""  # sha256 of the harness's bytes
+
+    # What came back.
+    baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
     runs: tuple[Result, ...] = ()
+    total_seconds: Seconds | None = None
+    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
+    failure: Failure | None = None  # for a crash
+
+    # What was decided, and what git did.
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
-    kept_commit: str | None = None
-    failure: Failure | None = None  # for a crash
     settled: str | None = None  # what was done to git and train.toml, or why nothing was
-    total_seconds: Seconds | None = None
-    effective: dict[str, Any] = field(default_factory=dict)
-    scaled: tuple[str, ...] = ()  # values of train.toml that the rules multiply, a line each
-    prediction: str | None = None  # what the hypothesis in `description` was expected to do
-    proposer: str = ""  # who made it; empty for a person, and for what a night runs by itself
-    mechanism: str | None = None  # by which the hypothesis should work
-    refuted_by: str | None = None  # what would speak against it
-    told_outcome: str | None = None  # what its proposer says came of it, written with the lesson
-    lesson: str | None = None  # one line, written after the verdict
-    notes: tuple[str, ...] = ()  # what the agent did besides editing train.toml
-    health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
-    base: Numbers | None = None  # the ideas that it was made from, by experiment; None: its parent's
-    cost: Cost | None = None  # of its proposal; None: nobody was asked for it
-    baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
-    budget_seconds: Seconds | None = None  # of each of its runs
-    version: Literal[2] = 2  # 1: of Nightshift 0.1, which the ledger refuses
+    kept_commit: str | None = None
 
     @property
     def environments(self) -> tuple[str, ...]:

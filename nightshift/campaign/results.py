@@ -12,7 +12,7 @@ from nightshift.campaign.records import Record
 # The first five are those that readers of the format know; then ours.
 COLUMNS = (
     *("commit", "eval_score", "memory_gb", "status", "description"),
-    *("run", "parent", "eval_stderr", "expected_then", "p_better", "num_runs", "num_steps", "reward_mean"),
+    *("run", "parent", "eval_stderr", "effect_at_decision", "p_better", "num_runs", "num_steps", "reward_mean"),
     *("training_seconds", "total_seconds", "engine", "rules", "started"),
 )
 
@@ -36,13 +36,13 @@ def figures(record: Record) -> dict[str, Any]:
         "eval_score": record.score,
         "memory_gb": _of_known(max, (r.training.peak_memory_gb for r in record.runs)),
         "status": record.status,
-        "description": record.description,
+        "description": record.proposal.description,
         "run": f"{record.number:04d}",
         "parent": f"{record.parent:04d}" if record.parent is not None else None,
         "eval_stderr": math.sqrt(fmean(squares) / len(squares)) if squares else None,
         "strict_score": record.strict_score,
         "incumbent_score": judgement.incumbent_score if judgement else None,
-        "expected_then": judgement.delta if judgement else None,
+        "effect_at_decision": judgement.delta if judgement else None,
         "p_better": judgement.p_better if judgement else None,
         "why": judgement.why if judgement else None,
         "num_runs": len(record.runs),

@@ -32,7 +32,7 @@ def extra_variance(record: Record) -> float:
     """Variance that contention adds to a run's score: (share * prior_sd)^2. A run on a wall-clock budget makes fewer
     steps then: half of the budget cost 3.6 pp, where effects have a standard deviation of 8."""
     share = taken(record)
-    return (share * record.decision.prior_sd) ** 2 if share >= BUSY else 0.0
+    return (share * record.decision_rules.prior_sd) ** 2 if share >= BUSY else 0.0
 
 
 def remark(record: Record) -> str | None:
@@ -183,7 +183,7 @@ def remarks(candidate: Record, parent: Record | None) -> list[str]:
     for index, part in enumerate(runs[0].parts):
         after, old = (np.array([split(e.example_scores, e.parts)[index] for e in each]) for each in (runs, before))
         change = after.mean(axis=0) - old.mean(axis=0)
-        seeds = candidate.decision.seed_sd**2 * (1 / len(after) + 1 / len(old))
+        seeds = candidate.decision_rules.seed_sd**2 * (1 / len(after) + 1 / len(old))
         gain, stderr = float(change.mean()), math.sqrt(float(change.var()) / len(change) + seeds)
         if gain < -FALL * stderr:
             scores = f"{old.mean():.3f} -> {after.mean():.3f}"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -78,7 +78,8 @@ def num_since_keep(decided: Sequence[Record]) -> int:
     return next((i for i, r in enumerate(reversed(tried)) if r.is_keep), len(tried))
 
 
-class Expected(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Expected:
     """A difference of scores, a fraction: posterior mean and standard deviation."""
 
     mean: float
@@ -89,7 +90,7 @@ class Expected(NamedTuple):
         return f"{100 * self.mean:+.1f} ± {100 * Z95 * self.stderr:.1f} pp"
 
 
-def expected_then(record: Record) -> Expected | None:
+def effect_at_decision(record: Record) -> Expected | None:
     """Candidate less parent as its verdict had it; None for the baseline, a repeat, a crash."""
     judged = record.judgement
     if judged is None or judged.delta is None or judged.delta_stderr is None:
@@ -184,7 +185,7 @@ def supports(
             continue
         if record.number in told and parent is not None:
             delta, sd = belief.difference(places[record.number], parent)
-            scale = record.decision.calibration
+            scale = record.decision_rules.calibration
             then = _chance(judged.delta, judged.delta_stderr, scale)
             found[record.number] = Support.of(_chance(float(delta), float(sd), scale), then)
         else:
@@ -209,8 +210,8 @@ def _ancestors_of_runs(kept: Sequence[Record], decided: Sequence[Record]) -> set
     for record in decided:
         if record.status == Verdict.CRASH:
             continue
-        found.update(record.base or ())
-        parent = record.parent if record.base is None else None
+        found.update(record.proposal.base or ())
+        parent = record.parent if record.proposal.base is None else None
         while parent is not None and parent not in found:
             found.add(parent)
             parent = parents.get(parent)

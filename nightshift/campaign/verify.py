@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import contradictions
@@ -19,7 +18,7 @@ from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Led
 from nightshift.campaign.records import Record
 from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
-from nightshift.files import read_file
+from nightshift.files import Document, read_file
 
 LOOKS_NAME = "sealed-looks.jsonl"
 _ENTERED_FILES = (
@@ -105,25 +104,22 @@ def _entered_files(ledger: Ledger) -> list[str]:
     return sorted(path.relative_to(ledger.runs_dir).as_posix() for path in paths)
 
 
-@dataclass
-class Findings:
-    """What `verify` says: `problems` are none of the harness's doing, `notes` may be."""
+class Findings(Document, frozen=True, kw_only=True, tag="verify"):
+    """What `nightshift verify` says: `problems` are none of the harness's doing, `notes` may be. `chain`: its head."""
 
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    head: str = ""
-    num_lines: int = 0
+    chain: str
+    num_lines: int
+    problems: list[str]
+    notes: list[str]
 
 
 def verify(ledger: Ledger, head: str | None = None) -> Findings:
     """Compare runs/ with its chain, and the chain with a `head` (its first digits) that was noted elsewhere."""
-    found = Findings(head=ledger.journal.head)
     try:
-        lines = ledger.journal.lines()
+        lines, problems = ledger.journal.lines(), list[str]()
     except OSError as error:
-        lines = []
-        found.problems.append(f"{ledger.journal.path.name} cannot be read: {error.strerror}")
-    found.num_lines = len(lines)
+        lines, problems = [], [f"{ledger.journal.path.name} cannot be read: {error.strerror}"]
+    found = Findings(chain=ledger.journal.head, num_lines=len(lines), problems=problems, notes=[])
     if head is not None and not any(sha256(line).startswith(head.lower()) for line in lines):
         found.problems.append(f"no line of the chain has the hash {head}: it was cut or rewritten since that was noted")
     entered: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by name: where, and its sha256
@@ -135,7 +131,7 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
             names = dict.fromkeys(name if number is None else f"experiment {number:04d}" for name, number in whose)
             found.notes.append(f"line {place}: {listed([*names])} entered by a later start, witnessed by nobody")
     records, damaged = ledger.readable()
-    found.problems += damaged
+    problems += damaged
     _compare_records(ledger, records, entered, found)
     _compare_files(ledger, {record.number: len(record.runs) for record in records}, entered, found)
     for record in records:
@@ -143,12 +139,12 @@ def verify(ledger: Ledger, head: str | None = None) -> Findings:
             _ = record.evaluations and run_scores(record)
         except UsageError as error:
             found.problems.append(error.cause)
-    found.problems += _unlike_their_baselines(records)
-    found.problems += contradictions(ledger, records)
+    problems += _unlike_their_baselines(records)
+    problems += contradictions(ledger, records)
     known = {f"{number:04d}" for number in ledger.numbers() if (ledger.run_dir(number) / RECORD_NAME).exists()}
     strange = sorted({path.name for path in ledger.runs_dir.glob("*") if path.name.strip().isdigit()} - known)
-    found.problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
-    found.problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
+    problems += [f"runs/{n!a} looks like an experiment and has no record: nothing reads it" for n in strange]
+    problems += [f"runs/{p.name}: a damaged chain was set aside" for p in ledger.runs_dir.glob(f"{_ASIDE}-*")]
     return found
 
 

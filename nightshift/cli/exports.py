@@ -10,7 +10,7 @@ import click
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.cli import run
-from nightshift.cli.output import print_error, print_json, print_lines
+from nightshift.cli.output import print_error, print_lines, print_whole
 from nightshift.cli.progress import at_work
 from nightshift.cli.shell import Command
 from nightshift.errors import UsageError
@@ -45,7 +45,7 @@ def export_command(form: str, output: str | None, branch: str | None, experiment
     if output == "-":
         if form not in _TEXTS:
             raise UsageError(f"--output -: {form} is no text", f"Name a place for it; {' and '.join(_TEXTS)} go there.")
-        print_json(_bytes(form, story).decode().removesuffix("\n"))
+        print_whole(_bytes(form, story).decode().removesuffix("\n"))
     else:
         path = _written(form, story, root, None if output is None else Path(output), experiment)
         what = "a model and its card" if form == "model" else f"{len(story.experiments)} experiments"

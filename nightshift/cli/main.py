@@ -18,7 +18,7 @@ from nightshift.cli.exports import export_command
 from nightshift.cli.output import print_json, print_lines, print_text
 from nightshift.cli.progress import TerminalReporter, at_work
 from nightshift.cli.shell import AS_JSON, GPUS, SLURM, Finite, Group, hexadecimal, num_slots
-from nightshift.cli.status import status_lines, wait_for_verdict
+from nightshift.cli.status import Status, wait_for_verdict
 from nightshift.engines.base import ENGINES, PrepareFlags
 from nightshift.errors import ExitCode, UsageError
 
@@ -37,13 +37,11 @@ commands.add_command(export_command)
 def status(as_json: bool) -> None:
     """What is running, for how long, and what the ledger holds."""
     ledger, now = Ledger(run.process_root()), datetime.now(UTC)
+    found = Status.of(ledger, now)
     if as_json:
-        from nightshift.cli.views import status
-        from nightshift.report.views import encoded
-
-        print_json(encoded(status.status(ledger, now)))
+        print_json(found)
     else:
-        print_lines(status_lines(ledger, now))
+        print_lines(found.lines())
 
 
 @commands.command()
@@ -72,19 +70,14 @@ def certify(
     Without --environment and --budget-seconds it uses the test split, and each access counts. With them it uses the
     validation split there.
     """
-    from nightshift.cli.views.compared import Certified, Planned
-    from nightshift.experiment.certify import summary
-    from nightshift.report.views import encoded
-
     options = (seeds, environments, budget_seconds, {"baseline": baseline, "incumbent": incumbent})
-    lines, comparisons = run.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
+    certified = run.certify(Request(gpus=gpus, slurm=slurm), options, dry_run)
     if as_json:
-        plan = Planned(command="certify", lines=tuple(lines))
-        print_json(encoded(plan if comparisons is None else Certified(comparisons=tuple(comparisons))))
-    elif comparisons is None:
-        print_lines(lines)
+        print_json(certified)
+    elif dry_run:
+        print_lines(certified.plan)
     else:
-        print_text(summary(comparisons))
+        print_text(str(certified))
 
 
 @commands.command()
@@ -100,14 +93,12 @@ def wait(timeout: float | None) -> None:
 def history(as_json: bool) -> None:
     """What the last campaign tried: near misses, dead ends, covered values, untried keys; every trial, by key."""
     from nightshift.agents.history import of_last_campaign
-    from nightshift.cli.views import history
-    from nightshift.report.views import encoded
 
-    ledger = Ledger(run.process_root())
+    found = of_last_campaign(Ledger(run.process_root()))
     if as_json:
-        print_json(encoded(history.history(ledger)))
+        print_json(found)
     else:
-        print_lines([str(of_last_campaign(ledger))])
+        print_lines([str(found)])
 
 
 @commands.command()
@@ -239,18 +230,17 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
     ledger, repo = Ledger(root), Repo(root)
     if chain and (old or new):
         raise UsageError("--chain shows the whole campaign", "Leave OLD and NEW out.")
-    names = [] if chain else [old or compare.INCUMBENT, new or compare.WORKING]
-    versions = [compare.find(name, root, ledger, repo) for name in names]
-    if as_json:
-        from nightshift.cli.views import compared
-        from nightshift.report.views import encoded
-
-        found = compared.chain(ledger, repo.head().branch) if chain else compared.compared(*versions)
-        print_json(encoded(found))
-    elif chain:
-        print_lines(compare.story(compare.kept_chain(ledger, repo.head().branch)))
+    found: compare.Chain | compare.Diff
+    if chain:
+        found = compare.Chain.of(ledger, repo.head().branch)
     else:
-        print_lines(compare.comparison(*versions))
+        names = (old or compare.INCUMBENT, new or compare.WORKING)
+        before, after = (compare.find(name, root, ledger, repo) for name in names)
+        found = compare.Diff.of(before, after)
+    if as_json:
+        print_json(found)
+    else:
+        print_lines([str(found)])
 
 
 @commands.command()
@@ -259,15 +249,14 @@ def diff(old: str | None, new: str | None, chain: bool, as_json: bool) -> None:
 @at_work("reading the records")
 def show(number: int, as_json: bool) -> None:
     """Print everything that is known of one experiment."""
-    from nightshift.cli.status import experiment_lines
-    from nightshift.cli.views import history
-    from nightshift.report.views import encoded
+    from nightshift.cli.status import experiment_lines, shown
 
     ledger = Ledger(run.process_root())
+    record = ledger.record(number)
     if as_json:
-        print_json(encoded(history.show(ledger, number)))
+        print_json(shown(ledger, record))
     else:
-        print_lines(experiment_lines(ledger, ledger.record(number)))
+        print_lines(experiment_lines(ledger, record))
 
 
 @commands.command("verify")
@@ -282,12 +271,9 @@ def verify_command(head: str | None, as_json: bool) -> None:
 
     found = verify(Ledger(run.process_root()), head)
     lines = [*(f"wrong:    {line}" for line in found.problems), *(f"note:     {line}" for line in found.notes)]
-    lines.append(f"chain:    {found.head}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
+    lines.append(f"chain:    {found.chain}, {found.num_lines} lines; {len(found.problems) or 'nothing'} wrong")
     if as_json:
-        from nightshift.cli.views import compared as checked
-        from nightshift.report.views import encoded
-
-        print_json(encoded(checked.verified(found)))
+        print_json(found)
     else:
         print_lines(lines)
     sys.exit(ExitCode.CRASH if found.problems else ExitCode.MEASURED)

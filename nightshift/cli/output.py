@@ -6,6 +6,7 @@ live line is drawn by a carriage return and blanks, on terminals only; whatever 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import textwrap
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from nightshift.campaign.git import CAMPAIGN_PREFIX, Head
 from nightshift.campaign.records import Outcome, Record
@@ -43,7 +46,7 @@ def summary(record: Record, chain: str) -> str:
         ("strict_score", _number(values["strict_score"], ".6f")),
         *((f"{name}_{what}", f"{value:.4g}") for name, game in games.items() for what, value in game.items()),
         ("incumbent_score", _number(values["incumbent_score"], ".6f")),
-        ("expected_then", _number(values["expected_then"], "+.6f")),
+        ("effect_at_decision", _number(values["effect_at_decision"], "+.6f")),
         ("p_better", _number(values["p_better"], ".2f")),
         ("decision", record.status),
         *([("outcome", _NO_GRADIENT)] if Outcome.NO_GRADIENT in {r.training.outcome for r in record.runs} else []),
@@ -56,7 +59,7 @@ def summary(record: Record, chain: str) -> str:
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
         ("changes", "; ".join(record.diff)),
-        *([("base", ", ".join(f"{number:04d}" for number in record.base))] if record.base else []),
+        *([("base", ", ".join(f"{number:04d}" for number in record.proposal.base))] if record.proposal.base else []),
         *(("scaled", line) for line in record.scaled),
         ("unused_keys", f"{len(record.unused_keys)}: {', '.join(record.unused_keys)}" if record.unused_keys else ""),
         ("settled", record.settled or ""),
@@ -87,9 +90,20 @@ def print_text(text: str) -> None:
     _say("stdout", text if (width := terminal_columns("stdout")) is None else _in_columns([text], width))
 
 
-def print_json(text: str) -> None:
+def print_whole(text: str) -> None:
     """On stdout what programs read, as it is wherever it goes: many tools give a command a terminal of 80 columns."""
     _say("stdout", text)
+
+
+def print_json(document: Any) -> None:
+    """A Struct or mapping as one line of ASCII, whatever texts it holds. What is no finite number is null."""
+    plain = json.dumps(msgspec.to_builtins(document, enc_hook=_plain))
+    print_whole(json.dumps(json.loads(plain, parse_constant=lambda name: None)))
+
+
+def _plain(value: Any) -> Any:
+    """JSON that was kept as it was read; of an error its line."""
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else str(value)
 
 
 def print_lines(lines: Iterable[str]) -> None:

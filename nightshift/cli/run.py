@@ -26,7 +26,7 @@ from nightshift.files import read_file
 from nightshift.waiting import lasted
 
 if TYPE_CHECKING:
-    from nightshift.experiment.certify import Comparison
+    from nightshift.experiment.certify import Certified
     from nightshift.experiment.setup import Setup
 
 _POLL_SECONDS = 0.05
@@ -142,41 +142,39 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     return ExitCode.MEASURED
 
 
-def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[list[str], list[Comparison] | None]:
-    """The plan in lines and, but for a dry run, the comparisons. `options`: the arguments of certify.tasks."""
+def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> Certified:
+    """Compare, but for a dry run. `options`: the arguments of certify.tasks."""
     from nightshift.executors.leftovers import end_leftovers
     from nightshift.executors.process import interruptible
-    from nightshift.experiment.certify import certify, tasks
+    from nightshift.experiment.certify import Certified, certify, tasks
     from nightshift.experiment.setup import open_setup
 
     with closing(TerminalReporter()) as reporter, interruptible():
         setup = open_setup(process_root(), request, reporter)
         questions = tasks(setup, *options)  # a wrong question is refused before anything is ended
-        lines = [line for task in questions for line in task.describe()]
+        plan = tuple(line for task in questions for line in task.describe())
         if dry_run:
-            return lines, None
+            return Certified(plan=plan, comparisons=())
         with setup.ledger.controller():
             end_leftovers(setup.root, reporter.note)
-            return lines, certify(tasks(setup, *options))
+            return Certified(plan=plan, comparisons=tuple(certify(tasks(setup, *options))))
 
 
 def doctor(root: Path, flags: PrepareFlags, agent: str | None, as_json: bool = False) -> int:
     """Print what was checked; the exit code."""
     from nightshift.agents.agent import check_agent
-    from nightshift.engines.doctor import checks, is_ready, table
+    from nightshift.engines.doctor import Doctor, checks
 
     with at_work("looking at what experiments need"):
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         found = checks(root, rules, dict(os.environ), flags)
         found += [check_agent(agent, root, dict(os.environ))] if agent else []
+    report = Doctor.of(found, rules)
     if as_json:
-        from nightshift.cli.views import compared
-        from nightshift.report.views import encoded
-
-        print_json(encoded(compared.examined(found, rules)))
+        print_json(report)
     else:
-        print_lines([table(found, rules, flags.engine_meant)])
-    return ExitCode.MEASURED if is_ready(found, rules.engine) else ExitCode.USAGE
+        print_lines([report.table(flags.engine_meant)])
+    return ExitCode.MEASURED if report.is_ready else ExitCode.USAGE
 
 
 def look_at(root: Path, environment: str) -> None:

@@ -1,58 +1,90 @@
-"""What goes on in a checkout, for who only looks: `nightshift status`, and `nightshift wait` until it is over."""
+"""What goes on in a checkout, for who only looks: `nightshift status`, `show`, and `wait` until it is over."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
+import msgspec
+import psutil
+
+from nightshift.campaign.campaign import expected
+from nightshift.campaign.cost import campaign_cost
+from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import Cost, Decision, Progress, Record
+from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision
 from nightshift.cli.output import print_lines, print_text, summary
 from nightshift.cli.progress import TerminalReporter
 from nightshift.errors import ExitCode, UsageError
+from nightshift.files import Document
 from nightshift.text import clean, local
 from nightshift.waiting import lasted
 
-if TYPE_CHECKING:
-    from nightshift.cli.views.status import Night
-
-
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import msgspec
-
-from nightshift.campaign.campaign import expected
-from nightshift.campaign.index import fold_sound
-from nightshift.campaign.standing import Z95, Expected, expected_then
-
 _LONG = ("effective", "scores", "curve")  # they fill screens: see record.json
-_FIRST = ("description", "prediction", "mechanism", "refuted_by", "proposer", "told_outcome", "lesson", "diff", "base")
 _HASHES = ("config_hash", "effective_hash", "rules_hash", "harness_tree", "commit", "kept_commit")
-_LAST = ("unused_keys", *_HASHES, "decision", "versions", "version")  # what programs compare and people hardly read
+_LAST = (
+    "unused_keys",
+    *_HASHES,
+    "decision_rules",
+    "versions",
+    "version",
+)  # what programs compare and people hardly read
+
+
+def shown(ledger: Ledger, record: Record) -> dict[str, Any]:
+    """`nightshift show --json`: the record, and what is believed now.
+
+    `effect`: candidate less parent; `gain`: over the baseline, of the incumbent; `since`: what became of a keep;
+    `files`: the folder of the experiment.
+    """
+    campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
+    best, standing = campaign.incumbent, campaign.standing
+    is_best = best is not None and best.number == record.number and record.parent is not None
+    return {
+        **msgspec.to_builtins(record, builtin_types=(msgspec.Raw,)),
+        "effect": msgspec.to_builtins(expected(campaign, record)),
+        "gain": {"mean": standing.difference, "stderr": standing.difference_sd} if is_best and standing else None,
+        "since": campaign.since.get(record.number),
+        "files": ledger.run_dir(record.number).relative_to(ledger.runs_dir.parent).as_posix(),
+    }
 
 
 def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """`name: value` by the names of record.json, what is inside another value indented. Scores are fractions 0..1.
 
-    First the verdict with its numbers, then the hypothesis; last hashes, versions and keys that nothing used.
+    First the verdict with its numbers, then the proposal; last hashes, versions and keys that nothing used.
     """
-    campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
-    fields = msgspec.to_builtins(record, builtin_types=(msgspec.Raw,))
+    fields = shown(ledger, record)
+    del fields["kind"], fields["gain"], fields["since"], fields["files"]
     runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
-    judged = fields.pop("judgement")
-    for name in ("delta", "delta_stderr") if judged else ():  # as record.json calls expected_then, which stands below
-        judged.pop(name)
+    if (judged := fields.pop("judgement")) is not None and record.judgement is not None:
+        del judged["delta"], judged["delta_stderr"]  # record.json's names for effect_at_decision, which stands below
+        judged["decisions"] = [_decided(decision) for decision in record.judgement.decisions]
     verdict = {"number": record.number, "status": record.status, "judgement": judged}
-    told = {"expected_then": _interval(expected_then(record)), "expected": _interval(expected(campaign, record))}
-    first, last = ({name: fields.pop(name) for name in names if name in fields} for names in (_FIRST, _LAST))
+    now = fields.pop("effect")
+    told = {
+        "effect_at_decision": _interval(effect_at_decision(record)),
+        "effect": _interval(now and Expected(**now)),
+    }
+    first = {**fields.pop("proposal"), "diff": fields.pop("diff")}
+    last = {name: fields.pop(name) for name in _LAST}
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
     return _lines({**verdict, **told, "score": record.score, **first, **fields, **runs, "files": folder, **last}, "")
+
+
+def _decided(decision: Decision) -> str:
+    """A decision in one line: `keep 0003: trainer.optim.lr 5e-6; effect +0.0200 ± 0.0400`."""
+    change, effect, stderr = decision.change, decision.effect, decision.effect_stderr
+    keys = ", ".join(f"{key} {'taken out' if value is None else value}" for key, value in change.keys.items())
+    line = f"{decision.action} {change.experiment:04d}: {keys or 'the baseline'}"
+    return line if effect is None or stderr is None else f"{line}; effect {_interval(Expected(effect, stderr))}"
 
 
 def _interval(found: Expected | None) -> str | None:
@@ -87,7 +119,6 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    from nightshift.cli.views.status import run_folders
     from nightshift.executors.process import interruptible
 
     ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
@@ -95,7 +126,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     with closing(TerminalReporter(f"waiting for {_SOMETHING}")) as reporter, interruptible(told):
         while ledger.is_running():
             if deadline is not None and time.monotonic() >= deadline:
-                print_lines(status_lines(ledger, datetime.now(UTC)))
+                print_lines(Status.of(ledger, datetime.now(UTC)).lines())
                 return TIMED_OUT
             if time.monotonic() >= looked + _LOOK_SECONDS:
                 looked = time.monotonic()
@@ -112,24 +143,118 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     return exit_code(records[-1])
 
 
-def status_lines(ledger: Ledger, now: datetime) -> list[str]:
-    """What is running and for how long; then what the last campaign holds, and what the night does."""
-    from nightshift.cli.views.status import status
-    from nightshift.night.summary import standing_text
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """An experiment in flight. `runs`: a reading of each of its runs that is in flight, None where none has begun;
+    `phases`: the same in words."""
 
-    found = status(ledger, now)
-    lines = [f"damaged:  {cause}" for cause in found.damaged]
-    for running in found.running:
-        lines += running_lines(ledger, ledger.record(running.number), now)
-    if not found.running:
-        lines.append(f"running:  {_SOMETHING if found.is_running else 'nothing'}")
-    lines += [f"counted:  {found.counted}", f"cost:     {found.cost}"]
-    if found.others:
-        lines.append(f"others:   {found.others} of other campaigns in runs/")
-    if (best := found.incumbent) is not None:
-        believed = found.incumbent_score, found.baseline_score, found.take_back
-        lines += [f"incumbent: {standing_text(best.number, *believed)}", _quoted(best.description)]
-    return lines + (night_lines(found.night) if found.night else [])
+    number: int
+    since: str
+    seconds: float
+    description: str
+    runs: tuple[Progress | None, ...]
+    phases: tuple[str, ...]
+
+
+class Night(msgspec.Struct, frozen=True, kw_only=True):
+    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: workers that outlived it,
+    by experiment; `num_experiments`: how many of its own are decided."""
+
+    agent: str
+    branch: str
+    since: str
+    num_experiments: int
+    state: Literal["running", "over", "cut off"]
+    cause: str | None
+    next_stop: str | None
+    left: dict[str, list[str]]
+
+
+class Incumbent(msgspec.Struct, frozen=True, kw_only=True):
+    """The incumbent with what is believed of it and of the baseline now. `gain`: over the baseline, with its 95 %
+    interval. An earlier train.toml comes back where it is believed better by `take_back`."""
+
+    number: int
+    description: str
+    score: float | None
+    baseline_score: float | None
+    gain: float | None
+    gain_interval: tuple[float, float] | None
+    take_back: float
+
+
+class Status(Document, frozen=True, kw_only=True, tag="status"):
+    """What runs, what the last campaign holds, what the night does: `nightshift status`.
+
+    `branch`, `rules_hash`, `counted`, `cost` (with the proposals that nights refused) and `incumbent` are the last
+    campaign's. `others`: experiments of other campaigns in runs/. `chain`: its head. `damaged`: what could not be read
+    or fits nothing.
+    """
+
+    is_running: bool
+    running: tuple[Running, ...]
+    branch: str | None
+    rules_hash: str | None
+    counted: Counts
+    cost: Cost
+    others: int
+    incumbent: Incumbent | None
+    night: Night | None
+    chain: str
+    damaged: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ledger: Ledger, now: datetime) -> Status:
+        """As of `now`, aware."""
+        records, damaged = ledger.readable()
+        whose = last_campaign(records)
+        campaign, unfit = fold_sound(ledger, records, *whose)
+        ours = [record for record in records if whose in (("", ""), (record.branch, record.rules_hash))]
+        sound = [record for record in ours if record.number not in unfit]  # as the page counts
+        best, standing, is_running = campaign.incumbent, campaign.standing, ledger.is_running()
+        started = [record for record in records if record.status == STARTED] if is_running else []
+        incumbent = (
+            None
+            if best is None
+            else Incumbent(
+                number=best.number,
+                description=best.proposal.description,
+                score=standing.incumbent if standing else None,
+                baseline_score=standing.baseline if standing else None,
+                gain=standing.difference if standing else None,
+                gain_interval=standing.difference_interval if standing else None,
+                take_back=best.decision_rules.take_back,
+            )
+        )
+        return cls(
+            is_running=is_running,
+            running=tuple(_running(ledger, record, now) for record in started),
+            branch=whose[0] or None,
+            rules_hash=whose[1] or None,
+            counted=Counts.of(sound, {record.number for record in campaign.taken_back}),
+            cost=campaign_cost(ledger.runs_dir, sound),
+            others=len(records) - len(ours),
+            incumbent=incumbent,
+            night=_night(ledger, records, is_running, now),
+            chain=ledger.journal.head,
+            damaged=(*damaged, *unfit.values()),
+        )
+
+    def lines(self) -> list[str]:
+        """What is running and for how long; then what the last campaign holds, and what the night does."""
+        from nightshift.night.summary import standing_text
+
+        lines = [f"damaged:  {cause}" for cause in self.damaged]
+        for running in self.running:
+            lines += running_lines(running)
+        if not self.running:
+            lines.append(f"running:  {_SOMETHING if self.is_running else 'nothing'}")
+        lines += [f"counted:  {self.counted}", f"cost:     {self.cost}"]
+        if self.others:
+            lines.append(f"others:   {self.others} of other campaigns in runs/")
+        if (best := self.incumbent) is not None:
+            believed = standing_text(best.number, best.score, best.baseline_score, best.take_back)
+            lines += [f"incumbent: {believed}", _quoted(best.description)]
+        return lines + (night_lines(self.night) if self.night else [])
 
 
 def night_lines(night: Night) -> list[str]:
@@ -145,19 +270,60 @@ def night_lines(night: Night) -> list[str]:
     return [f"night:    {told}", f"stops:    {night.next_stop}"]
 
 
-def running_lines(ledger: Ledger, record: Record, now: datetime) -> list[str]:
+def running_lines(running: Running) -> list[str]:
     """How far an experiment in flight is: each of its runs that are, where several are side by side."""
-    from nightshift.cli.running import RunLine
-    from nightshift.cli.views.status import run_folders
+    since = datetime.fromisoformat(running.since).astimezone()
+    lasts = f"{lasted(running.seconds)}, since {since:%H:%M:%S %Z}"
+    return [f"running:  {running.number:04d} for {lasts}: {'; '.join(running.phases)}", _quoted(running.description)]
 
-    told = []
-    for folder in run_folders(ledger, record):
+
+def run_folders(ledger: Ledger, record: Record) -> list[Path]:
+    """Of the runs of an experiment that are not collected: the next one, and those beside it."""
+    folders = [ledger.run_dir(record.number, len(record.runs) + 1)]
+    while (following := ledger.run_dir(record.number, len(record.runs) + len(folders) + 1)).is_dir():
+        folders.append(following)
+    return folders
+
+
+def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
+    from nightshift.cli.running import RunLine
+
+    folders = run_folders(ledger, record)
+    readings, phases = tuple(map(read_progress, folders)), []
+    for folder, reading in zip(folders, readings, strict=True):
         run = RunLine(folder)
-        run.read(read_progress(folder))
-        told.append(run.text(run.short.partition(" ")[2]))
-    since = datetime.fromisoformat(record.started)
-    lasts = f"{lasted((now - since).total_seconds())}, since {since.astimezone():%H:%M:%S %Z}"
-    return [f"running:  {record.number:04d} for {lasts}: {'; '.join(told)}", _quoted(record.description)]
+        run.read(reading)
+        phases.append(run.text(run.short.partition(" ")[2]))
+    return Running(
+        number=record.number,
+        since=record.started,
+        seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
+        description=record.proposal.description,
+        runs=readings,
+        phases=tuple(phases),
+    )
+
+
+def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: datetime) -> Night | None:
+    from nightshift.executors.survivors import alive
+    from nightshift.night.state import decided, load
+    from nightshift.night.summary import next_stop
+
+    state = load(ledger)
+    if state is None:
+        return None
+    is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
+    left = alive(ledger, state.first) if state.cause is None and not is_on else {}
+    return Night(
+        agent=state.request.agent,
+        branch=state.branch,
+        since=state.started,
+        num_experiments=len(decided(state.own(records))),
+        state="over" if state.cause is not None else "running" if is_on else "cut off",
+        cause=state.cause,
+        next_stop=next_stop(state, state.own(records), now) if is_on else None,
+        left={f"{number:04d}": [*workers] for number, workers in sorted(left.items())},
+    )
 
 
 def _quoted(description: str) -> str:

@@ -13,6 +13,7 @@ from nightshift.config.train_toml import load
 from nightshift.engines.base import ALL, ENGINES, Check, PrepareFlags, open_engine
 from nightshift.engines.memory import on_cards
 from nightshift.errors import NightshiftError
+from nightshift.files import Document
 from nightshift.waiting import waiting
 
 
@@ -45,14 +46,23 @@ def _with_fetch(check: Check, its: Sequence[Check], rules: Rules) -> Check:
     return replace(check, problem=f"{str(check.problem).rstrip('.')}; or have it downloaded: {command}")
 
 
-def is_ready(found: Sequence[Check], engine: str) -> bool:
-    """True if nothing is in the way of an experiment on this engine."""
-    return all(check.ok for check in found if check.engine in (engine, ALL))
+class Doctor(Document, frozen=True, kw_only=True, tag="doctor"):
+    """Whether an experiment could start here, on the engine that was asked for or that this machine would use."""
 
+    engine: str
+    rules_name: str
+    is_ready: bool
+    checks: tuple[Check, ...]
 
-def table(found: Sequence[Check], rules: Rules, asked: str | None = None) -> str:
-    """Plain aligned lines, and last whether the engine that was `asked` for is ready, or the one this machine would
-    use."""
-    verdict = "ready" if is_ready(found, rules.engine) else "not ready"
-    why = "which this machine would use" if asked is None else "which was asked for"
-    return "\n".join([*map(str, found), f"{verdict}: --engine {rules.engine} ({rules.name}), {why}"])
+    @classmethod
+    def of(cls, found: Sequence[Check], rules: Rules) -> Doctor:
+        """From what was checked: ready if nothing is in the way of an experiment on the engine of the rules."""
+        is_ready = all(check.ok for check in found if check.engine in (rules.engine, ALL))
+        return cls(engine=rules.engine, rules_name=rules.name, is_ready=is_ready, checks=tuple(found))
+
+    def table(self, asked: str | None = None) -> str:
+        """Plain aligned lines, and last whether the engine that was `asked` for is ready, or the one this machine would
+        use."""
+        verdict = "ready" if self.is_ready else "not ready"
+        why = "which this machine would use" if asked is None else "which was asked for"
+        return "\n".join([*map(str, self.checks), f"{verdict}: --engine {self.engine} ({self.rules_name}), {why}"])

@@ -7,15 +7,16 @@ that could tell them apart is the same, the branch begins with these runs: nobod
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from nightshift.campaign.finish import close
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import digests, entry_of, sha256
 from nightshift.campaign.ledger import RECORD_NAME, Ledger
-from nightshift.campaign.records import Record, Request
+from nightshift.campaign.records import Proposal, Record, Request
 from nightshift.campaign.same_setup import baseline_of, differences
 from nightshift.config.train_toml import Config
 from nightshift.errors import UsageError, listed
@@ -26,7 +27,6 @@ from nightshift.files import read_file
 
 MAX_BASELINE_RUNS = 6  # at once; more would say little more of the noise
 _CHECKED = "checked"  # among a record's versions: the commit that code and libraries were compared with
-_THOUGHTS = ("prediction", "mechanism", "refuted_by", "told_outcome", "lesson", "cost")
 
 
 def num_baseline_runs(setup: Setup) -> int:
@@ -79,26 +79,25 @@ def adopt_baseline(config: Config, request: Request, setup: Setup) -> Record | N
         return None
     require_packaged(setup)
     head, is_all = setup.repo.head(), config.hash == made.config_hash and not request.again
-    said = f"{request.description}: " if is_all and request.description else ""
-    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "settled", "total_seconds", *_THOUGHTS))
+    said = f"{request.proposal.description}: " if is_all and request.proposal.description else ""
+    said += f"baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}"
+    cleared: dict[str, Any] = dict.fromkeys(("judgement", "decided", "settled", "total_seconds"))
     record = replace(
         made,
         branch=head.branch,
-        description=f"{said}baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}",
+        proposal=Proposal(description=said, base=made.proposal.base),
         started=setup.now().isoformat(timespec="milliseconds"),
         **cleared,
         runs=(),
-        notes=(),
     )
-    judgement = setup.campaign(head.branch).judge(replace(record, runs=made.runs))
     source = setup.ledger.source(made.number)
     with setup.ledger.lock():
         record = setup.ledger.reserve(record, {CONFIG_NAME: source, "effective.json": as_json(record.effective)})
         seconds = max((setup.now() - datetime.fromisoformat(record.started)).total_seconds(), 0.0)
         record = replace(record, runs=made.runs, baseline=made.number, decided=setup.ledger.next_decided())
-        record = replace(record, judgement=judgement, status=judgement.verdict, total_seconds=seconds)
+        record = setup.campaign(head.branch).judge(replace(record, total_seconds=seconds))
         record = close(record, setup.ledger, setup.repo)
-    setup.reporter.note(f"experiment {record.number:04d}: {record.description}; they are not made again")
+    setup.reporter.note(f"experiment {record.number:04d}: {record.proposal.description}; they are not made again")
     return record if is_all else None
 
 

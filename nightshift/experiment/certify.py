@@ -41,7 +41,7 @@ from nightshift.experiment.integrity import changed_harness_files, require_clean
 from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
 from nightshift.experiment.worker import KEY_BYTES
-from nightshift.files import read_json, remove_tree, write_json
+from nightshift.files import Document, read_json, remove_tree, write_json
 
 SIDES = ("baseline", "incumbent")
 DEFAULT_SEEDS, MAX_SEEDS = 3, 100
@@ -475,6 +475,18 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
     return notes
 
 
+class Certified(Document, frozen=True, kw_only=True, tag="certify"):
+    """`nightshift certify`: a comparison for each question, none with --dry-run; and the plan in lines for people."""
+
+    plan: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+
+    def __str__(self) -> str:
+        """The blocks that the command prints: `key: value` lines, scores as fractions."""
+        blocks = ("\n".join(f"{key + ':':18}{value}" for key, value in _lines(each)) for each in self.comparisons)
+        return "\n".join(f"---\n{block}" for block in blocks)
+
+
 def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
     """All comparisons that the journal holds, the latest last; and a line for each file that cannot be read."""
     comparisons, damaged = [], []
@@ -488,11 +500,6 @@ def read_comparisons(ledger: Ledger) -> tuple[list[Comparison], list[str]]:
             if comparison is not None and ledger.holds(path):
                 comparisons.append(comparison)
     return sorted(comparisons, key=lambda comparison: comparison.created), damaged
-
-
-def summary(comparisons: Sequence[Comparison]) -> str:
-    """The blocks that the command prints: `key: value` lines, scores as fractions."""
-    return "\n".join("---\n" + "\n".join(f"{key + ':':18}{value}" for key, value in _lines(c)) for c in comparisons)
 
 
 def _lines(c: Comparison) -> list[tuple[str, str]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from importlib import metadata
 from statistics import fmean
+
+from msgspec.structs import replace
 
 from nightshift.campaign.finish import close, crash, resume
 from nightshift.campaign.git import CONFIG_NAME, Head
@@ -105,8 +106,7 @@ def collect(number: int, setup: Setup) -> Record | None:
     if failure:
         cancel(setup, number)
         return conclude(crash(record, *failure), setup)
-    judgement = setup.campaign(record.branch).judge(record)
-    return conclude(proven(replace(record, status=judgement.verdict, judgement=judgement), setup), setup)
+    return conclude(proven(setup.campaign(record.branch).judge(record), setup), setup)
 
 
 def proven(record: Record, setup: Setup) -> Record:
@@ -146,7 +146,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         require_same_setup(first, setup.engine.name, setup.rules_hash, hardware, variables)
     campaign = setup.campaign(head.branch, records)
     validated = setup.engine.validate(candidate)
-    base, made_from = start_from(campaign, request.base, setup.ledger.stored_config)
+    base, made_from = start_from(campaign, request.proposal.base, setup.ledger.stored_config)
     changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
     if not request.again:
         if head.is_campaign:
@@ -156,35 +156,29 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
             keys = shorten("; ".join(changes), _LONGEST)
             cause = f"the only changes are to keys that this engine does not use: {keys}"
             raise UsageError(cause, "Change a key that it uses, or run it all the same: --again.")
+    description = request.proposal.description or "; ".join(changes) or ("again" if made_from else "baseline")
     return Record(
         number=0,
         status=STARTED,
         branch=head.branch,
-        parent=campaign.incumbent.number if campaign.incumbent else None,
-        description=request.description or "; ".join(changes) or ("again" if made_from else "baseline"),
+        commit=head.commit,
         started=setup.now().isoformat(timespec="milliseconds"),
-        engine=setup.engine.name,
-        rules_name=setup.rules.name,
-        rules_hash=setup.rules_hash,
+        parent=campaign.incumbent.number if campaign.incumbent else None,
+        proposal=replace(request.proposal, description=description, base=base),
+        diff=changes,
+        scaled=validated.scaled,
+        unused_keys=validated.unused,
         config_hash=candidate.hash,
         effective_hash=hash_of(validated.settings),
-        diff=changes,
-        unused_keys=validated.unused,
-        commit=head.commit,
+        effective=dict(validated.settings),
+        rules_name=setup.rules.name,
+        rules_hash=setup.rules_hash,
+        decision_rules=setup.rules.decision,
+        budget_seconds=setup.rules.budget_seconds,
+        engine=setup.engine.name,
+        harness_tree=setup.harness_tree,
         versions={"python": platform.python_version(), "nightshift": metadata.version("nightshift")} | variables,
         hardware=hardware,
-        decision=setup.rules.decision,
-        harness_tree=setup.harness_tree,
-        effective=dict(validated.settings),
-        scaled=validated.scaled,
-        proposer=request.proposer,
-        prediction=request.prediction,
-        mechanism=request.mechanism,
-        refuted_by=request.refuted_by,
-        notes=request.notes,
-        cost=request.cost,
-        base=base,
-        budget_seconds=setup.rules.budget_seconds,
     )
 
 

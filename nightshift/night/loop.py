@@ -16,14 +16,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from nightshift.agents.base import Context, Proposal, Proposer
+from msgspec import structs
+
+from nightshift.agents.base import Answer, Context, Proposer
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.cost import log_proposal
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.recombine import base_of, next_base
-from nightshift.campaign.records import Cost, Failure, Load, Record, Request
+from nightshift.campaign.records import Cost, Failure, Load, Proposal, Record, Request
 from nightshift.campaign.scores import BUSY, to_repeat
 from nightshift.config.rules import covered_files
 from nightshift.config.toml_text import read_source
@@ -63,7 +65,7 @@ def _hash(source: bytes) -> str:
     return parse(source).hash
 
 
-def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
+def attempts(pending: Answer, own: Sequence[Record]) -> list[Record]:
     """The closed experiments that ran a proposal; `own` are the night's."""
     if pending.source is None:
         return []
@@ -71,12 +73,12 @@ def attempts(pending: Proposal, own: Sequence[Record]) -> list[Record]:
     return [record for record in own if record.config_hash == tried and record.number > after]
 
 
-def undecided(state: NightState, own: Sequence[Record]) -> tuple[Proposal, ...]:
+def undecided(state: NightState, own: Sequence[Record]) -> tuple[Answer, ...]:
     """Those that no closed experiment has decided."""
     return tuple(pending for pending in state.pending if not decided(attempts(pending, own)))
 
 
-def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Proposal]:
+def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Answer]:
     """Those that nothing runs."""
     running = [record.config_hash for record in in_flight]
     found = []
@@ -108,25 +110,18 @@ def adopt(state: NightState, setup: Setup) -> set[str]:
     return set(adopted.values())
 
 
-def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Proposal:
+def repeat_of(record: Record, campaign: Campaign, why: str, after: int, ledger: Ledger) -> Answer:
     """An experiment's train.toml once more, with another seed; it is the first to run that `after` that one."""
     base, source = base_of(campaign, record, ledger.stored_config), ledger.source(record.number)
-    return Proposal(source, f"{why}: {record.description}", record.prediction, repeats=after, base=base)
+    said = record.proposal
+    proposal = Proposal(description=f"{why}: {said.description}", prediction=said.prediction, base=base)
+    return Answer(source, proposal, repeats=after)
 
 
-def request_of(pending: Proposal, own: Sequence[Record]) -> Request:
+def request_of(pending: Answer, own: Sequence[Record]) -> Request:
     """What its experiment is asked for. Only the first experiment of a proposal has the proposal's cost."""
-    return Request(
-        pending.hypothesis,
-        again=pending.repeats is not None,
-        proposer=pending.proposer,
-        prediction=pending.prediction,
-        mechanism=pending.mechanism,
-        refuted_by=pending.refuted_by,
-        notes=pending.notes,
-        cost=None if attempts(pending, own) else pending.cost,
-        base=pending.base,
-    )
+    answer = pending.with_proposal(cost=None) if attempts(pending, own) else pending
+    return Request(answer.proposal, again=pending.repeats is not None)
 
 
 def ask(
@@ -135,15 +130,15 @@ def ask(
     setup: Setup,
     campaign: Campaign,
     incumbent: Record,
-    queued: Sequence[Proposal],
-) -> Proposal:
-    """One proposal, with the base that it was made from and who made it. `queued`: those that nothing runs yet."""
+    queued: Sequence[Answer],
+) -> Answer:
+    """One answer, with the base that it was made from and who made it. `queued`: those that nothing runs yet."""
     own, now, in_flight = state.own(setup.ledger.records()), setup.now(), setup.in_flight
     num_open = len(in_flight) + len(queued)
     base, config = next_base(
         campaign, used(state, own, now), setup.ledger.stored_config, setup.engine.validate, num_open
     )
-    admit(config, Request(again=True, base=base), setup)  # no proposal is to blame for the set-up
+    admit(config, Request(Proposal(base=base), again=True), setup)  # no proposal is to blame for the set-up
     plateau, last = state.request.plateau, campaign.decided[-1]
     parent = next((kept for kept in campaign.kept if kept.number == last.parent), None)
     flips = shown_examples(last.environments, setup.root).flips(last, parent) if parent else ()
@@ -165,22 +160,23 @@ def ask(
     )
     setup.reporter.note(what := f"{proposer.name} proposes experiment {context.number:04d}")
     with waiting(what):
-        proposal = proposer.propose(context, setup.is_stopping)
-    if proposal.cause is None and proposal.source in [other.source for other in queued]:
-        proposal = replace(proposal, cause="this config waits for its turn already. Change train.toml.")
-    return replace(proposal, base=base, proposer=proposer.name)
+        answer = proposer.propose(context, setup.is_stopping)
+    if answer.cause is None and answer.source in [other.source for other in queued]:
+        answer = replace(answer, cause="this config waits for its turn already. Change train.toml.")
+    return answer.with_proposal(base=base, proposer=proposer.name)
 
 
-def learn(proposal: Proposal, last: Record, setup: Setup) -> None:
+def learn(answer: Answer, last: Record, setup: Setup) -> None:
     """Write down what a proposer says that the `last` experiment taught, unless that is known."""
-    if proposal.lesson and last.lesson is None:
+    if answer.lesson and last.proposal.lesson is None:
+        proposal = structs.replace(last.proposal, reported_outcome=answer.reported_outcome, lesson=answer.lesson)
         with setup.ledger.lock():
-            setup.ledger.write(replace(last, told_outcome=proposal.told_outcome, lesson=proposal.lesson))
+            setup.ledger.write(structs.replace(last, proposal=proposal))
 
 
-def unpriced(proposer: Proposer, proposal: Proposal, max_cost: float | None) -> str | None:
+def unpriced(proposer: Proposer, answer: Answer, max_cost: float | None) -> str | None:
     """What to tell a person who gave `max_cost` dollars, where it is not known what this proposal cost."""
-    cost = proposal.cost
+    cost = answer.proposal.cost
     if max_cost is None or (cost is not None and cost.is_whole("dollars")):
         return None
     told = f"{proposer.name} told {'no' if cost is None or cost.dollars is None else 'not all'} dollars"
@@ -379,7 +375,7 @@ class Night:
         if (incumbent := setup.campaign(self.state.branch).incumbent) is not None:
             place(incumbent, setup)
 
-    def _not_started(self) -> list[Proposal]:
+    def _not_started(self) -> list[Answer]:
         return not_started(self.state, self._setup.in_flight)
 
     def _why_stop(self) -> Stop | None:
@@ -401,42 +397,42 @@ class Night:
             self._over = Stop(f"the baseline crashed: {failed[-1].judgement.why}", is_planned=False)
             return False
         admit(config := load(self._setup.root / CONFIG_NAME), Request(), self._setup)
-        self._update(pending=(Proposal(config.source, "baseline"),))
+        self._update(pending=(Answer(config.source, Proposal(description="baseline")),))
         return True
 
     def _propose(self, campaign: Campaign, incumbent: Record) -> None:
         """Ask once for the next train.toml; it waits in the state then, or why it was refused does."""
         setup, began = self._setup, self._setup.clock()
-        proposal = ask(self._proposer, self.state, setup, campaign, incumbent, self._not_started())
+        answer = ask(self._proposer, self.state, setup, campaign, incumbent, self._not_started())
         self._proposal_seconds = setup.clock() - began
-        self._pay(proposal)
+        self._pay(answer)
         self._is_stop_new = self._interrupt.has_file and not self._proposer.is_walled
         if self._interrupt.asked:
             return
-        learn(proposal, campaign.decided[-1], setup)
-        proposal = replace(proposal, notes=(*self.state.notes, *proposal.notes))
-        if proposal.source is None or proposal.cause is not None:
-            self._refuse(proposal, proposal.cause or "no edit")
+        learn(answer, campaign.decided[-1], setup)
+        answer = answer.with_proposal(notes=(*self.state.notes, *answer.proposal.notes))
+        if answer.source is None or answer.cause is not None:
+            self._refuse(answer, answer.cause or "no edit")
             return
         try:
-            admit(parse(proposal.source), Request(base=proposal.base), setup)
+            admit(parse(answer.source), Request(Proposal(base=answer.proposal.base)), setup)
         except UsageError as error:
-            self._refuse(proposal, str(error))
+            self._refuse(answer, str(error))
             return
         refusals = self.state.refusals if self._is_given_up else ()  # else what is always lost would have no end
-        self._update(pending=(*self.state.pending, proposal), refusals=refusals, notes=())
+        self._update(pending=(*self.state.pending, answer), refusals=refusals, notes=())
 
     def _is_stopping(self) -> bool:
         """Whether a person wants to. Agents ask all the while they think: so who waits is told of here."""
         self._setup.tell()
         return self._interrupt.asked
 
-    def _pay(self, proposal: Proposal) -> None:
+    def _pay(self, answer: Answer) -> None:
         """Count what was asked for, whether it is taken or not."""
-        if proposal.cost is not None:
+        if answer.proposal.cost is not None:
             night = (self.state.branch, self.state.rules_hash, self.state.started)
-            log_proposal(self._setup.ledger.runs_dir, *night, proposal.cost)
-        if not self._is_unpriced_told and (news := unpriced(self._proposer, proposal, self.state.request.max_cost)):
+            log_proposal(self._setup.ledger.runs_dir, *night, answer.proposal.cost)
+        if not self._is_unpriced_told and (news := unpriced(self._proposer, answer, self.state.request.max_cost)):
             self._is_unpriced_told = True
             self._setup.reporter.note(news)
 
@@ -445,20 +441,20 @@ class Night:
         self._setup.reporter.note(why)
         self._update(pending=(*self.state.pending, repeat_of(record, campaign, why, after, self._setup.ledger)))
 
-    def _refuse(self, proposal: Proposal, cause: str) -> None:
+    def _refuse(self, answer: Answer, cause: str) -> None:
         """Go on without this proposal; the night is over with `cause` when that happens too often in a row."""
         refusals = (*self.state.refusals, cause)
-        notes = (*proposal.notes, f"proposal {len(refusals)} refused: {cause}")
-        left = tuple(other for other in self.state.pending if other is not proposal)
+        notes = (*answer.proposal.notes, f"proposal {len(refusals)} refused: {cause}")
+        left = tuple(other for other in self.state.pending if other is not answer)
         self._is_given_up |= left != self.state.pending
         self._update(pending=left, refusals=refusals, notes=notes)
         self._setup.reporter.note(f"proposal refused: {cause}")
         if len(refusals) >= MAX_REFUSALS:
             self._over = Stop(f"{len(refusals)} proposals in a row were refused, the last one: {cause}", False)
-        elif proposal.source is None:
+        elif answer.source is None:
             self._pause(len(refusals))
 
-    def _start(self, pending: Proposal) -> None:
+    def _start(self, pending: Answer) -> None:
         try:
             record = start(request_of(pending, self._own()), parse(pending.source or b""), self._setup)
         except UsageError as error:

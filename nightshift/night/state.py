@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from nightshift.agents.base import Proposal
+from nightshift.agents.base import Answer
 from nightshift.campaign import standing
 from nightshift.campaign.cost import proposals_cost
 from nightshift.campaign.ledger import STARTED, Ledger
@@ -65,7 +65,7 @@ class NightRequest:
 class NightState:
     """`runs/night.json`. `started` is ISO 8601, UTC; `cause` is set when the night is over, `pid` is the head's.
 
-    `pending`: the proposals that were taken and are not decided yet. `refusals`: why those since the last one were not;
+    `pending`: the answers that were taken and are not decided yet. `refusals`: why those since the last one were not;
     `notes`: what their proposers did besides.
     """
 
@@ -74,12 +74,12 @@ class NightState:
     rules_hash: str
     started: str
     first: int  # number of the night's first experiment
-    pending: tuple[Proposal, ...] = ()
+    pending: tuple[Answer, ...] = ()
     refusals: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cause: str | None = None
     pid: Annotated[int, Meta(ge=0, lt=2**31)] = field(default_factory=os.getpid)
-    version: Literal[2] = 2
+    version: Literal[3] = 3
 
     def __post_init__(self) -> None:
         """ValueError for a start with which nothing can be reckoned: the file lies where agents write."""

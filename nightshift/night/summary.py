@@ -11,7 +11,7 @@ from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Record
-from nightshift.campaign.standing import Counts, expected_then
+from nightshift.campaign.standing import Counts, effect_at_decision
 from nightshift.errors import Interrupted, NightshiftError
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
@@ -55,8 +55,8 @@ def summary(
         f"cost:         {cost}",
     ]
     if campaign.incumbent is not None and campaign.standing is not None:
-        said = clean(campaign.incumbent.description, _MAX_DESCRIPTION)
-        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision.take_back
+        said = clean(campaign.incumbent.proposal.description, _MAX_DESCRIPTION)
+        believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision_rules.take_back
         lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
@@ -81,7 +81,7 @@ def one_line(record: Record, campaign: Campaign) -> str:
     now = expected(campaign, record)
     # A crash that decided nothing is called by its reason.
     verdict = record.failure if record.failure and record.decided is None else record.status
-    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.description, _MAX_DESCRIPTION)}"
+    return f"  {record.number:04d} {verdict:12}{now or ''!s:16}{clean(record.proposal.description, _MAX_DESCRIPTION)}"
 
 
 def next_stop(state: NightState, own: Sequence[Record], now: datetime) -> str:
@@ -109,14 +109,14 @@ def message(event: str, state: NightState, setup: Setup, why: str, record: Recor
         raise
     except (NightshiftError, OSError, ValueError) as error:
         setup.reporter.note(f"a notification without counts: {error}")
-    then = expected_then(record) if record is not None else None
+    then = effect_at_decision(record) if record is not None else None
     return {
         "version": MESSAGE_VERSION,
         "event": event,
         "campaign": state.branch,
         "experiment": None if record is None else record.number,
         "verdict": None if record is None else record.status,
-        "expected_then": None if then is None else then.mean,
+        "effect_at_decision": None if then is None else then.mean,
         "why": clean(why),
         "counts": None if counts is None else {"line": str(counts), **asdict(counts)},
         "page": str((setup.ledger.runs_dir / "report.html").absolute()),

@@ -327,7 +327,7 @@ def _title(e: Experiment, num_shown: int) -> str:
         parts.append(f"score {score(e.record.score)}" + (f" ± {e.spread:.3f}" if e.spread is not None else ""))
     if e.expected is not None:
         parts.append(f"expected {expected(e.expected)} over its parent")
-    return "\n".join([*parts, brief(e.record.description, 80)] if num_shown <= _MANY else parts)
+    return "\n".join([*parts, brief(e.record.proposal.description, 80)] if num_shown <= _MANY else parts)
 
 
 def _steps(

@@ -16,7 +16,7 @@ from nightshift.campaign.cost import campaign_cost
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Cost, Failure, Record, Verdict
-from nightshift.campaign.standing import Z95, Counts, Expected, Standing, expected_then
+from nightshift.campaign.standing import Z95, Counts, Expected, Standing, effect_at_decision
 from nightshift.config.train_toml import Change, changes_of
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import Comparison, read_comparisons
@@ -88,7 +88,7 @@ class Experiment:
     @property
     def idea(self) -> str:
         """What its author said of it; empty where that only lists the change, as searches do."""
-        said = self.record.description
+        said = self.record.proposal.description
         return "" if self.changes and said.partition(": ")[2].startswith(self.changes[0].line) else said
 
     @property
@@ -97,9 +97,9 @@ class Experiment:
         return "back" if self.is_taken_back else self.group
 
     @property
-    def expected_then(self) -> Expected | None:
+    def effect_at_decision(self) -> Expected | None:
         """The same as its verdict had it."""
-        return expected_then(self.record)
+        return effect_at_decision(self.record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_p
         lines += ["| run | verdict | score | strict | expected, pp | hypothesis |", "|---|---|---|---|---|---|"]
         lines += [
             f"| {e.number:04d} | {markdown(verdict(e))} | {score(e.record.score, UNKNOWN)} "
-            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.expected)} | {markdown(e.record.description)} |"
+            f"| {score(e.record.strict_score, UNKNOWN)} | {plus_minus(e.expected)} "
+            f"| {markdown(e.record.proposal.description)} |"
             for e in morning.experiments[-_MAX_ROWS:]
         ]
         lines.append("")

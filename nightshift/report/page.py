@@ -51,7 +51,7 @@ _MAX_TEXTS = 6000  # answers: with 150 experiments those to 40 examples
 _MAX_EXAMPLES = 200
 _MAX_ANSWER, _MAX_PROBLEM = 240, 600  # characters
 _FIRST_LEVEL, _MAX_LEVELS = 48, 79  # a score is a character, from "0" on to "~"
-FIGURES = ("verdict", "score", "strict score", "expected", "expected_then, at its verdict")
+FIGURES = ("verdict", "score", "strict score", "expected", "effect_at_decision")
 
 Keys = frozenset[tuple[str, str]]  # of examples: (package, key)
 
@@ -107,10 +107,10 @@ def _told(row: Row, first: Settings, own: Settings | None) -> dict[str, Any]:
         text.score(e.record.score, text.UNKNOWN),
         text.score(e.record.strict_score, text.UNKNOWN),
         text.expected(e.expected),
-        text.expected(e.expected_then),
+        text.expected(e.effect_at_decision),
     )
     return {
-        "title": text.visible(text.brief(e.record.description, 70)),
+        "title": text.visible(text.brief(e.record.proposal.description, 70)),
         "figures": figures,
         "settings": None if own is None else {key: spelled(v) for key, v in own.items() if v != first.get(key)},
         "curves": [{"steps": run.steps, "values": run.values} for run in row.curves],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.ledger import Ledger
 from tests.browsing import Tab, written
+from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 
@@ -29,7 +29,7 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     assert f"{one.score:.3f}" in text
     assert f"{other.score:.3f}" in text
     assert re.search(r"expected\s+\S?\d+\.\d ± \d+\.\d pp", text)
-    assert "expected_then, at its verdict" in text
+    assert "effect_at_decision" in text
     before, after = (record.evaluations[0].example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))
     broken = sum(b < a for a, b in zip(before, after, strict=True))

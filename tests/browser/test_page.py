@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browsing import Tab, written
+from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.browsing import Tab, written
+from tests.campaigns import replace
 from tests.integration.test_report import HOSTILE
 from tests.stand_in_campaign import build
 

@@ -93,7 +93,7 @@ def no_text(c: Checkout) -> Finding:
     kept, ended = c.records()[1], [first.returncode, second.returncode]
     is_settled = kept.is_keep and kept.kept_commit is not None and "Traceback" not in first.stderr + second.stderr
     outcome = "harmless" if is_settled and ended == [0, 0] else "succeeded"
-    return Finding(outcome, f"exit codes {ended}, described as {kept.description!a}")
+    return Finding(outcome, f"exit codes {ended}, described as {kept.proposal.description!a}")
 
 
 @attempt("forged results.tsv", "harmless", "the row is right after the next experiment")

@@ -113,8 +113,8 @@ def shadow_package(c: Checkout) -> None:
     """Adds an untracked decision/ that Python prefers to decision.py."""
     folder = c.root / "nightshift" / "campaign" / "decision"
     folder.mkdir()
-    evil = "\n_judge = judge\ndef judge(*args):\n    return replace(_judge(*args), verdict=Verdict.KEEP)\n"
-    (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)  # it has imported `replace`
+    evil = "\nTested.keep = property(lambda self: True)\n"
+    (folder / "__init__.py").write_text(folder.with_suffix(".py").read_text() + evil)
 
 
 def compiled(c: Checkout, name: str) -> Path:

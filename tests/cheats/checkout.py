@@ -193,7 +193,7 @@ class Checkout:
 
     def notes(self) -> str:
         """What the night noted of the last proposal, but that it had no wall."""
-        return "; ".join(note for note in self.records()[-1].notes if not note.startswith("no OS wall"))
+        return "; ".join(note for note in self.records()[-1].proposal.notes if not note.startswith("no OS wall"))
 
     def leftovers(self) -> list[Any]:
         """Living processes that work in this folder or name it."""

@@ -68,4 +68,4 @@ def test_a_night_that_is_killed_again_and_again(tmp_path: Path, agent_of: object
     assert problems(root) == []
     assert len(state.decided(ledger.records())) == NUM_EXPERIMENTS
     for record in ledger.records():
-        print(f"{record.number:04d}: {record.notes}", file=sys.stderr)
+        print(f"{record.number:04d}: {record.proposal.notes}", file=sys.stderr)

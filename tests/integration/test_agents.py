@@ -38,7 +38,7 @@ def drive(root: Path, steps: list[list[str]], ending: str = "", **asked: Any) ->
 
 
 def notes(root: Path, number: int) -> str:
-    found = records(root)[number - 1].notes
+    found = records(root)[number - 1].proposal.notes
     assert number == 1 or UNWALLED in found  # whoever reads the record knows what could have been written
     return "\n".join(note for note in found if note != UNWALLED)
 
@@ -53,9 +53,9 @@ def test_an_agent_that_behaves(root: Path) -> None:
     assert problems(root) == []
     assert leftovers(root) == []
     ours = records(root)
-    assert [r.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
-    assert [r.prediction for r in ours[1:]] == ["+1 pp"] * 3
-    assert [r.lesson for r in ours[1:3]] == ["call 1 learnt something", "call 2 learnt something"]
+    assert [r.proposal.description for r in ours[1:]] == [f"call {n} tries another rate" for n in range(3)]
+    assert [r.proposal.prediction for r in ours[1:]] == ["+1 pp"] * 3
+    assert [r.proposal.lesson for r in ours[1:3]] == ["call 1 learnt something", "call 2 learnt something"]
     assert [notes(root, n) for n in range(1, 5)] == [""] * 4
     briefs = [kept_by_agent(root, call, "brief") for call in range(3)]
     assert all(len(brief) <= MAX_CHARACTERS for brief in briefs)
@@ -125,7 +125,7 @@ def test_the_night_goes_on_whatever_the_agent_does_in_its_clone(root: Path) -> N
     assert "left no readable hypothesis.txt: hypothesis.txt cannot be read: it is a symbolic link" in notes(root, 8)
     assert "exit code 1" in notes(root, 8)
     last = records(root)[-1]
-    assert (last.description, last.prediction) == ("; ".join(last.diff), None)
+    assert (last.proposal.description, last.proposal.prediction) == ("; ".join(last.diff), None)
 
 
 def test_what_it_wrote_into_the_checkout_itself_is_put_back_and_named(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_proposals_without_an_edit_stop_the_night_with_the_cause(root: Path) -> 
     assert code == 1
     assert f"stopped:      {MAX_REFUSALS} proposals in a row were refused, the last one: " in stdout
     assert "ended without an edit of train.toml" in stdout
-    assert [r.description for r in records(root)] == ["baseline"]
+    assert [r.proposal.description for r in records(root)] == ["baseline"]
     assert "was refused:\n| " in kept_by_agent(root, 1, "brief")
     assert "401 no credit left" in kept_by_agent(root, 2, "brief")
 

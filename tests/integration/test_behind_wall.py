@@ -309,7 +309,7 @@ def test_a_night_behind_the_wall_is_an_ordinary_one_and_leaves_no_daemon(checkou
     assert problems(root) == []
     assert leftovers(root) == []
     last = records(root)[-1]
-    assert (last.description, last.prediction, last.notes) == ("faster", "+1 pp", ())
+    assert (last.proposal.description, last.proposal.prediction, last.proposal.notes) == ("faster", "+1 pp", ())
 
 
 def test_a_killed_night_leaves_no_process_of_an_agent_behind_its_wall(checkout: Path) -> None:

@@ -42,11 +42,11 @@ def test_a_busy_run_is_repeated_once_and_both_are_believed(root: Path) -> None:
     assert [taken(record) for record in (first, busy, again, last)] == [0.0, 0.6, 0.0, 0.0]
     assert "busy machine: 60% of the processors' time went to other processes" in (busy.health or "")
     assert "0002 again, which was run on a busy machine" in stderr
-    assert again.description == "0002 again, which was run on a busy machine: lr 1e-06"
+    assert again.proposal.description == "0002 again, which was run on a busy machine: lr 1e-06"
     assert (again.config_hash, again.effective_hash) == (busy.config_hash, busy.effective_hash)
     assert seeds(busy) != seeds(again), "another seed"
     assert (root / "runs" / "0003" / "train.toml").read_bytes() == (root / "runs" / "0002" / "train.toml").read_bytes()
-    assert last.description == "lr 6e-06", "the proposer goes on, and nothing is repeated twice"
+    assert last.proposal.description == "lr 6e-06", "the proposer goes on, and nothing is repeated twice"
     campaign = believed(root)
     assert [record.number for record in campaign.decided] == [1, 2, 3, 4]
     assert len(campaign.seeds_of(busy.effective_hash)) == 2
@@ -72,7 +72,7 @@ def test_nothing_is_repeated_while_the_machine_is_busy(root: Path) -> None:
     (root / "stand-in-busy").touch()
     code, _, stderr = whole_night(root, experiments=4, **ASKED)
     assert code == 0, stderr
-    assert [record.description for record in records(root)] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06"]
+    assert [record.proposal.description for record in records(root)] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06"]
     assert "once more" not in stderr
     assert problems(root) == []
 
@@ -86,7 +86,7 @@ def test_a_machine_that_has_become_calm_has_it_repeated_then(root: Path) -> None
     sign.unlink()
     code, _, stderr = finish(night)
     assert code == 0, stderr
-    told = [record.description for record in records(root)]
+    told = [record.proposal.description for record in records(root)]
     assert told[2] == "lr 3e-05"
     assert [line.startswith("0002 again") for line in told].count(True) == 1, told
 
@@ -107,7 +107,7 @@ def test_a_config_that_is_slow_by_itself_is_not_repeated(root: Path) -> None:
     assert taken(slow) == 0.2
     assert (slow.runs[0].training.num_steps or 0) > 30
     assert "busy machine" not in (slow.health or "")
-    assert last.description == "lr 3e-05"
+    assert last.proposal.description == "lr 3e-05"
 
 
 def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(root: Path) -> None:
@@ -133,6 +133,6 @@ def test_a_kill_before_the_repetition_is_decided_leaves_it_to_the_next_start(roo
     assert "going on with the night of" in stderr
     ours = records(root)
     assert [record.failure for record in ours] == [None, None, None]
-    assert ours[2].description.startswith("0002 again")
+    assert ours[2].proposal.description.startswith("0002 again")
     assert state(root)["pending"] == []
     assert problems(root) == []

@@ -46,7 +46,7 @@ def test_a_measured_experiment_prints_its_summary_on_stdout_only(root: Path) -> 
     values = dict(line.split(":", 1) for line in stdout.splitlines()[1:])
     assert values["decision"].strip() == "keep"
     assert values["num_runs"].strip() == "2"
-    assert values["expected_then"].strip() == ""  # a baseline is compared with nothing
+    assert values["effect_at_decision"].strip() == ""  # a baseline is compared with nothing
     assert "training" in stderr
     assert "\x1b" not in stdout + stderr  # plain in a pipe
     assert len((root / "results.tsv").read_text().splitlines()) == 2
@@ -87,7 +87,7 @@ def test_what_a_person_says_is_cleaned_once_for_record_commit_row_and_page(root:
         (root / "train.toml").write_bytes(config)
         code, _, stderr = finish(start(root, "--budget-seconds", "1", "-m", HOSTILE + "x" * 20_000))
         assert (code, "Traceback" in stderr) == (0, False), stderr
-    told = Ledger(root).records()[-1].description
+    told = Ledger(root).records()[-1].proposal.description
     assert told.startswith("lr up evil --- eval_score: 1.0 2J xxx")
     assert told.isprintable()
     assert len(told) == 1000
@@ -192,7 +192,7 @@ def test_other_environments_come_and_go_while_a_campaign_lives(root: Path) -> No
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"4e-6"))
     code, stdout, stderr = finish(start(root))  # the campaign's budget is its first experiment's
     assert code == 0, stderr
-    assert "expected_then:    +" in stdout or "expected_then:    -" in stdout  # compared with the baseline
+    assert "effect_at_decision: +" in stdout or "effect_at_decision: -" in stdout  # compared with the baseline
     (root / "environments" / "arithmetic" / "nightshift_arithmetic" / "extra.py").touch()
     (root / "train.toml").write_bytes(GOOD.replace(b"3e-6", b"5e-6"))
     for expected in ("environments/arithmetic/nightshift_arithmetic/extra.py differ", 'Did you mean "gsm8k"?'):

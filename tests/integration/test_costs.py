@@ -54,9 +54,9 @@ def test_a_night_stops_at_its_dollars_when_what_they_bought_is_run(root: Path) -
     assert code == 0, stderr
     assert problems(root) == []
     first, *others = records(root)
-    assert [record.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
-    assert first.cost is None
-    costs = [record.cost for record in others]
+    assert [record.proposal.description for record in others] == ["call 0", "call 1", "call 3", "call 4"]
+    assert first.proposal.cost is None
+    costs = [record.proposal.cost for record in others]
     assert [(cost.tokens_in, cost.tokens_out, cost.dollars) for cost in costs if cost] == [
         (15_512, 812, 0.4),
         (26_549, 1_590, None),
@@ -91,21 +91,25 @@ def test_a_night_whose_agent_tells_no_dollars_goes_on_and_says_so_once(root: Pat
     assert "stopped:      4 experiments are done" in stdout
     assert stderr.count("--max-cost 0.01: sh told no dollars, so this rule cannot hold") == 1
     for record in records(root)[1:]:
-        assert record.cost is not None
-        assert (record.cost.tokens_in, record.cost.tokens_out, record.cost.dollars) == (None, None, None)
+        assert record.proposal.cost is not None
+        assert (record.proposal.cost.tokens_in, record.proposal.cost.tokens_out, record.proposal.cost.dollars) == (
+            None,
+            None,
+            None,
+        )
     assert "3 proposals: 0.00 h, tokens not reported, dollars not reported" in stdout
 
 
 def test_the_rules_bill_goes_on_after_a_kill(root: Path) -> None:
     asked = {"agent": agent(root, [CLAUDE] * 4), "sandbox": "none", "max_cost": 0.7, "experiments": 20}
     night = start(root, **asked)
-    wait_for(lambda: any(record.cost for record in records(root)))
+    wait_for(lambda: any(record.proposal.cost for record in records(root)))
     night.kill()
     night.communicate()
     code, stdout, stderr = whole_night(root, **asked)
     assert code == 0, stderr
     assert "going on with the night of" in stderr
-    assert [record.cost.dollars for record in records(root) if record.cost] == [0.4, 0.4]
+    assert [record.proposal.cost.dollars for record in records(root) if record.proposal.cost] == [0.4, 0.4]
     assert "stopped:      --max-cost 0.7: its proposals cost $0.80" in stdout
 
 
@@ -118,7 +122,7 @@ def test_a_run_that_the_machinery_lost_is_paid_once(root: Path) -> None:
     _, lost, again = records(root)
     assert (lost.failure, again.failure) == ("machinery", None)
     assert lost.config_hash == again.config_hash
-    assert [record.cost.dollars if record.cost else None for record in (lost, again)] == [0.4, None]
+    assert [record.proposal.cost.dollars if record.proposal.cost else None for record in (lost, again)] == [0.4, None]
     assert "1 proposal: 0.00 h, 15,512 tokens in, 812 out, $0.40\n" in stdout
 
 
@@ -137,11 +141,11 @@ def test_what_one_of_a_team_does_not_tell_is_said_and_no_dollars_of_the_rule(roo
     assert stderr.count("--max-cost 100: team:sh,sh told not all dollars, so this rule cannot hold") == 1
     _, first, second = records(root)
     both = (15_512 + 26_549, 812 + 1_590)
-    assert first.cost is not None
-    assert (first.cost.tokens_in, first.cost.tokens_out, first.cost.dollars) == (*both, 0.4)
-    assert first.cost.at_least == ("dollars",)
-    assert second.cost is not None
-    assert second.cost.dollars == pytest.approx(0.8)  # asked what came of the first, too
+    assert first.proposal.cost is not None
+    assert (first.proposal.cost.tokens_in, first.proposal.cost.tokens_out, first.proposal.cost.dollars) == (*both, 0.4)
+    assert first.proposal.cost.at_least == ("dollars",)
+    assert second.proposal.cost is not None
+    assert second.proposal.cost.dollars == pytest.approx(0.8)  # asked what came of the first, too
     assert "2 proposals: 0.00 h, 99,634 tokens in, 5,616 out, at least $1.20" in stdout.rpartition("cost: ")[2]
     assert "<dd>at least $1.20<small>by their own figures<" in (root / "runs" / "report.html").read_text()
 

@@ -30,7 +30,7 @@ _CERTIFICATE = {
 }  # fmt: skip
 _NIGHT = {
     "request": {"agent": "claude", "hours": 8.0}, "branch": "autoresearch/test", "rules_hash": "0",
-    "started": "2026-11-22T07:00:00+00:00", "first": 1, "pid": 1, "version": 2, "cause": None,
+    "started": "2026-11-22T07:00:00+00:00", "first": 1, "pid": 1, "version": 3, "cause": None,
 }  # fmt: skip
 _ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "answer": "1", "completion": "#### 1"}
 # Those of one line are replaced together: no command reads two of them, or else one that is damaged ends nothing.
@@ -83,7 +83,7 @@ CONTENT: dict[str, tuple[str, dict[str, Any]]] = {
             [_NIGHT | {"pid": 2**62}],
             [_NIGHT | {"pid": -(2**62)}],
             [_NIGHT | {"cause": "\x1b[2J" + "x" * 100_000}],
-            [_NIGHT | {"pending": [{"source": "////", "hypothesis": 1}]}],
+            [_NIGHT | {"pending": [{"source": "////", "proposal": {"description": 1}}]}],
         ],
         "runs/certify/0001/comparison.json": [
             [_CERTIFICATE | {"created": "now"}],

@@ -47,11 +47,11 @@ def test_a_night_measures_the_baseline_then_what_is_proposed(root: Path) -> None
     assert code == 0, stderr
     assert problems(root) == []
     ours = records(root)
-    assert [r.description for r in ours] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06", "lr 2e-06"]
+    assert [r.proposal.description for r in ours] == ["baseline", "lr 1e-06", "lr 3e-05", "lr 6e-06", "lr 2e-06"]
     assert {r.status for r in ours[1:]} == {"keep", "discard"}
-    assert [r.prediction for r in ours] == [None, *["better"] * 4]
-    assert [r.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
-    assert ours[-1].lesson is None  # no brief came any more
+    assert [r.proposal.prediction for r in ours] == [None, *["better"] * 4]
+    assert [r.proposal.lesson for r in ours[:-1]] == ["lesson 1", "lesson 2", "lesson 3", "lesson 4"]
+    assert ours[-1].proposal.lesson is None  # no brief came any more
     assert stdout.count("counted:  ") == 5  # after every experiment, of which the last ends the night
     summary = (root / "runs" / "night.txt").read_text()
     assert stdout.endswith(summary)
@@ -69,12 +69,12 @@ def test_ideas_are_tried_on_sets_that_the_night_draws_and_every_file_is_what_its
     for record in ours:
         config = parse(ledger.source(record.number))
         assert config.hash == record.config_hash
-        if record.base is not None:
-            made_from = combine(campaign, frozenset(record.base), ledger.stored_config)
+        if record.proposal.base is not None:
+            made_from = combine(campaign, frozenset(record.proposal.base), ledger.stored_config)
             assert [change.line for change in diff(made_from, config)] == list(record.diff)
             told = {change.key for change in diff(baseline, config)}
             own = {change.key for change in changes_of(record.diff)}
-            assert told == own.union(*(campaign.ideas[number].keys for number in record.base))
+            assert told == own.union(*(campaign.ideas[number].keys for number in record.proposal.base))
         campaign = campaign.step(record)
         assert campaign.incumbent in ours, "a config that was run"
     assert any(campaign.beside(record) for record in ours), "all ideas were tried on the incumbent"
@@ -88,7 +88,7 @@ def test_a_night_without_a_language_model(root: Path, agent: str) -> None:
     assert problems(root) == []
     ours = records(root)
     assert len([r for r in ours if r.failure is None]) >= 2
-    assert all(r.description.startswith(f"{agent}: ") and r.diff and not r.unused_keys for r in ours[1:])
+    assert all(r.proposal.description.startswith(f"{agent}: ") and r.diff and not r.unused_keys for r in ours[1:])
 
 
 def test_a_night_away_from_a_campaign_makes_its_branch_and_another_day_goes_on_there(root: Path) -> None:
@@ -313,7 +313,15 @@ def told(root: Path) -> list[tuple[object, ...]]:
     places = {r.number: index for index, r in enumerate(decided)}
     return [
         (
-            *(r.config_hash, r.status, places.get(r.parent or 0), r.description, r.prediction, r.lesson, r.diff),
+            *(
+                r.config_hash,
+                r.status,
+                places.get(r.parent or 0),
+                r.proposal.description,
+                r.proposal.prediction,
+                r.proposal.lesson,
+                r.diff,
+            ),
             tuple(run.evaluation.eval_score for run in r.runs if run.evaluation),
         )
         for r in decided

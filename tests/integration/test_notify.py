@@ -162,7 +162,7 @@ def test_a_night_tells_of_its_keeps_and_its_end_and_stores_no_command(root: Path
             "campaign": "autoresearch/test",
             "experiment": record.number,
             "verdict": "keep",
-            "expected_then": record.judgement.delta,
+            "effect_at_decision": record.judgement.delta,
             "why": record.judgement.why,
             "counts": message["counts"],
             "page": str(root / "runs" / "report.html"),
@@ -185,6 +185,6 @@ def test_a_crash_that_repeats_is_told_and_a_failing_command_does_not_stop_the_ni
     assert [record.status for record in records(root)] == ["keep", "crash", "crash", "crash"]
     assert [row[1]["event"] for row in heard(folder)] == ["repeated crash", "end"]
     told = heard(folder)[0][1]
-    assert (told["experiment"], told["verdict"], told["expected_then"]) == (3, "crash", None)
+    assert (told["experiment"], told["verdict"], told["effect_at_decision"]) == (3, "crash", None)
     assert stderr.count("--notify: the notification of repeated crash failed: exit code 1") == 1
     assert left(folder) == []

@@ -17,9 +17,9 @@ from nightshift.campaign.cost import runs_cost
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Record, Verdict
-from nightshift.campaign.standing import Z95, Counts, Expected, expected_then
+from nightshift.campaign.standing import Z95, Counts, Expected, effect_at_decision
 from nightshift.cli.output import summary
-from nightshift.cli.status import experiment_lines, status_lines
+from nightshift.cli.status import Status, experiment_lines
 from nightshift.night.summary import one_line
 from nightshift.report.page import render, view_of, write_report
 from tests.checkouts import commit_all
@@ -62,7 +62,7 @@ class Seen:
 
     @property
     def compared(self) -> list[Record]:
-        return [record for record in self.records if expected_then(record) is not None]
+        return [record for record in self.records if effect_at_decision(record) is not None]
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +81,11 @@ def half(found: Expected) -> float:
 
 def test_what_a_run_says_of_itself_is_what_its_verdict_said(seen: Seen) -> None:
     for record in seen.compared:
-        then = expected_then(record)
+        then = effect_at_decision(record)
         assert then is not None
         lines = dict(line.split(":", 1) for line in summary(record, "").splitlines() if ":" in line)
-        assert float(lines["expected_then"]) == pytest.approx(then.mean, abs=1e-6)
-        assert float(seen.tsv[record.number]["expected_then"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
+        assert float(lines["effect_at_decision"]) == pytest.approx(then.mean, abs=1e-6)
+        assert float(seen.tsv[record.number]["effect_at_decision"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
         row = seen.rows[record.number]
         assert float(row["data-then"]) == pytest.approx(then.mean, rel=1e-4, abs=1e-6)
         assert float(row["data-then-half"]) == pytest.approx(half(then), rel=1e-4, abs=1e-6)
@@ -96,13 +96,13 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
     by_number = {trial.number: trial for each in tried for trial in each.trials}
     moved = 0
     for record in seen.compared:
-        now, then = expected(seen.campaign, record), expected_then(record)
+        now, then = expected(seen.campaign, record), effect_at_decision(record)
         assert now is not None
         moved += now != then
         row = seen.rows[record.number]
         assert float(row["data-expected"]) == pytest.approx(now.mean, rel=1e-4, abs=1e-6)
         assert float(row["data-expected-half"]) == pytest.approx(half(now), rel=1e-4, abs=1e-6)
-        assert by_number[record.number].expected == now
+        assert by_number[record.number].effect == now
         assert f" {now}" in one_line(record, seen.campaign)
         assert f" {now}: " in describe(record, now)
         told = f"{100 * now.mean:+.1f} ± {100 * half(now):.1f}".replace("-", "\N{MINUS SIGN}")
@@ -113,13 +113,16 @@ def test_every_table_says_what_is_believed_now(seen: Seen) -> None:
 
 
 def test_where_both_are_shown_both_have_their_names(seen: Seen) -> None:
-    record = next(r for r in seen.compared if expected(seen.campaign, r) != expected_then(r))
+    record = next(r for r in seen.compared if expected(seen.campaign, r) != effect_at_decision(r))
     shown = "\n".join(experiment_lines(seen.ledger, record))
-    for name, found in (("expected", expected(seen.campaign, record)), ("expected_then", expected_then(record))):
+    for name, found in (
+        ("effect", expected(seen.campaign, record)),
+        ("effect_at_decision", effect_at_decision(record)),
+    ):
         assert found is not None
         assert re.search(rf"^{name}: +{re.escape(f'{found.mean:+.4f} ± {half(found):.4f}')}$", shown, re.M)
     detail = seen.page.partition(f'id="detail-{record.number:04d}"')[2].partition("</tbody>")[0]
-    assert "expected_then" in detail
+    assert "effect_at_decision" in detail
 
 
 def test_no_view_calls_it_anything_else(seen: Seen) -> None:
@@ -134,9 +137,9 @@ def test_experiments_are_counted_one_way(seen: Seen) -> None:
     assert counts.crashed == sum(
         r.status == Verdict.CRASH and r.failure is not Failure.INTERRUPTED for r in seen.records
     )
-    assert f"counted:  {counts}" in status_lines(seen.ledger, NOW)
+    assert f"counted:  {counts}" in Status.of(seen.ledger, NOW).lines()
     assert str(counts).partition(": ")[2] in seen.markdown
-    assert f"cost:     {runs_cost(seen.records)}" in status_lines(seen.ledger, NOW)
+    assert f"cost:     {runs_cost(seen.records)}" in Status.of(seen.ledger, NOW).lines()
     assert f"Spent: {runs_cost(seen.records)}." in seen.page
     assert f"Spent: {runs_cost(seen.records)}." in seen.markdown
     for group, number in (("keep", counts.kept), ("discard", counts.discarded), ("crash", counts.crashed)):
@@ -148,7 +151,7 @@ def test_the_incumbent_has_one_expected_score(seen: Seen) -> None:
     assert standing is not None
     assert f"{standing.baseline:.3f}" in seen.title
     assert f"{standing.incumbent:.3f}" in seen.title
-    best = next(line for line in status_lines(seen.ledger, NOW) if line.startswith("incumbent:"))
+    best = next(line for line in Status.of(seen.ledger, NOW).lines() if line.startswith("incumbent:"))
     assert f"expected score {standing.incumbent:.4f}, baseline {standing.baseline:.4f}" in best
     assert standing.incumbent >= standing.baseline
     assert isinstance(seen.ledger, Ledger)

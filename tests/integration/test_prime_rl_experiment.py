@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.campaign.finish import resume
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Outcome, Record, Request
+from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
@@ -164,9 +164,9 @@ class TwoIdeas:
 
     name, is_walled = "two ideas", True
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         lr = "0.5" if context.number == 2 else "4e-6"
-        return Proposal(context.source.replace(b"3e-6", lr.encode()), f"lr {lr}")
+        return Answer(context.source.replace(b"3e-6", lr.encode()), Proposal(description=f"lr {lr}"))
 
 
 def test_a_night_tries_a_config_once_that_cannot_start(setup: Setup) -> None:
@@ -177,7 +177,7 @@ def test_a_night_tries_a_config_once_that_cannot_start(setup: Setup) -> None:
     assert stop.is_planned, stop
     baseline, bad, good = setup.ledger.records()
     assert (baseline.status, bad.status, bad.failure) == ("keep", "crash", Failure.TRAINING)
-    assert (bad.description, good.description) == ("lr 0.5", "lr 4e-6")
+    assert (bad.proposal.description, good.proposal.description) == ("lr 0.5", "lr 4e-6")
     assert good.status in ("keep", "discard")
     assert living_children() == []
 

@@ -64,7 +64,7 @@ def test_what_is_found_in_it() -> None:
         "uv run nightshift show <number>",
         "uv run run.py --dry-run",
         f"uv run run.py -m {HYPOTHESIS} > run.log 2>&1",
-        "grep -E '^(eval_score|expected_then|p_better|decision|why|health|settled):' run.log",
+        "grep -E '^(eval_score|effect_at_decision|p_better|decision|why|health|settled):' run.log",
         "tail -n 5 run.log",
     ]
     assert commands(waits.partition("| exit code")[0]) == [
@@ -137,7 +137,11 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
     code = agent.run(run.replace(HYPOTHESIS, '"rate five times as high: expect +5 pp, faster"'))
     assert (code, does[code]) == (0, "read the result, go on"), agent.log()
     assert agent.run(read) == 0
-    assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {"eval_score", "expected_then", "decision"}
+    assert {line.partition(":")[0] for line in agent.said.splitlines()} >= {
+        "eval_score",
+        "effect_at_decision",
+        "decision",
+    }
 
     # The second: its trainer breaks down on the config; the log's end says why.
     fault(agent.root, "error")
@@ -166,12 +170,12 @@ def test_three_experiments_by_the_letter(agent: Shell) -> None:
 
     ours = records(agent.root)
     assert [record.status in ("keep", "discard") for record in ours] == [True, True, False, True]
-    assert [record.description for record in ours[1:]] == [
+    assert [record.proposal.description for record in ours[1:]] == [
         "rate five times as high: expect +5 pp, faster",
         "three times as high again: +1 pp",
         "between the two: it is smoother",
     ]
-    assert [record.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
+    assert [record.proposal.prediction for record in ours] == [None, "expect +5 pp, faster", "+1 pp", None]
     (agent.root / "run.log").unlink()  # the real .gitignore has it
     assert problems(agent.root) == []
     assert leftovers(agent.root) == []

@@ -10,7 +10,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,12 +21,12 @@ from msgspec import Raw
 
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.cli import output
 from nightshift.report.markdown import summary
 from nightshift.report.page import render, view_of, write_report
 from nightshift.report.slices import shown_examples
-from tests.campaigns import a_record, a_result, stored
+from tests.campaigns import a_record, a_result, replace, stored
 from tests.conftest import git
 from tests.night_checkout import nightshift
 from tests.stand_in_campaign import BRANCH, RULES_HASH, build
@@ -132,7 +131,7 @@ def test_few_experiments(tmp_path: Path, count: int) -> None:
 
 
 def test_only_crashes(tmp_path: Path) -> None:
-    crash = a_record(judgement=Judgement(Verdict.CRASH, "loss became nan at step 3"))
+    crash = a_record(judgement=Judgement(why="loss became nan at step 3"))
     stored(tmp_path, [replace(crash, status="crash")] * 3)
     page = rendered(tmp_path)
     assert "Nothing has been measured" in page.text
@@ -141,7 +140,7 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
-    keep = Judgement(Verdict.KEEP, "it looked better")
+    keep = Judgement(why="it looked better")
     record = a_record(status="keep", runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",))
     stored(tmp_path, [record])
     text = rendered(tmp_path).text
@@ -229,7 +228,7 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _set("judgement", "why", value=None),
         _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
-        _set("description", value=3),
+        _set("proposal", "description", value=3),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
         *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
@@ -287,7 +286,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
 def test_the_picture_takes_any_text(tmp_path: Path) -> None:
     ledger = build(tmp_path, 5, num_examples=60, with_files=False)
     for record in ledger.records()[1:]:
-        judgement = record.judgement and replace(record.judgement, verdict=Verdict.KEEP, delta=0.01)
+        judgement = record.judgement and replace(record.judgement, delta=0.01)
         hostile = ("a.$\\frac{ \u202e\U0001f600 -> \x00$^$",)
         ledger.write(replace(record, branch="", status="keep", parent=1, diff=hostile, judgement=judgement))
     _, paths = write_report(tmp_path, NOW)
@@ -318,7 +317,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
     view = view_of(ledger, "", NOW)
     for row, record in zip(view.rows, ledger.records(), strict=True):
         delta = record.judgement.delta if record.judgement else None
-        assert (row.experiment.expected_then.mean if row.experiment.expected_then else None) == delta
+        assert (row.experiment.effect_at_decision.mean if row.experiment.effect_at_decision else None) == delta
         assert row.experiment.expected == expected(view.morning.campaign, record)
         scores = [evaluation.eval_score for evaluation in record.evaluations]
         assert row.experiment.record.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
@@ -447,7 +446,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     record = a_record(number=1, decided=1, status="keep", rules_name="tictactoe-trl")
     record = replace(
         record,
-        judgement=Judgement(Verdict.KEEP, "baseline"),
+        judgement=Judgement(why="baseline"),
         runs=(replace(run, evaluation=replace(run.evaluation, figures=figures)),),
     )
     ledger = stored(tmp_path, [record])

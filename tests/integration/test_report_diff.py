@@ -124,20 +124,26 @@ def test_a_branch_without_experiments_is_told(root: Path) -> None:
 
 def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     number = kept(root)[-1]
-    record = Ledger(root).read(number)
+    record = Ledger(root).record(number)
     code, stdout, _ = nightshift(root, "show", str(number))
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]
     assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
-    for wanted in (record.description, *record.diff, record.rules_hash, *(str(run.seed) for run in record.runs)):
+    for wanted in (
+        record.proposal.description,
+        *record.diff,
+        record.rules_hash,
+        *(str(run.seed) for run in record.runs),
+    ):
         assert wanted in stdout
-    assert f"{record.judgement.delta:+.4f} ± " in next(x for x in stdout.splitlines() if x.startswith("expected_then:"))  # type: ignore[union-attr]
+    then = next(line for line in stdout.splitlines() if line.startswith("effect_at_decision:"))
+    assert f"{record.judgement.delta:+.4f} ± " in then  # type: ignore[union-attr]
     assert "scores" not in stdout  # a thousand numbers
 
 
 def test_show_says_what_was_not_measured(root: Path) -> None:
     lines = nightshift(root, "show", "1")[1].splitlines()
-    assert {line.split()[0]: line.split()[-1] for line in lines}["expected_then:"] == "none"
+    assert {line.split()[0]: line.split()[-1] for line in lines}["effect_at_decision:"] == "none"
     assert "parent:                 none" in lines
 
 

@@ -309,7 +309,7 @@ def test_an_agent_s_own_job_is_named_and_behind_the_wall_there_is_none(
     code, _, stderr = finish(start(root, agent=str(agent), experiments=2, slurm=config, sandbox=sandbox))
     assert code == 0, stderr
     names = cluster.ask("squeue", "-h", "-o", "%j").split()
-    notes = " ".join(records(root)[1].notes)
+    notes = " ".join(records(root)[1].proposal.notes)
     assert names == ([] if sandbox == "bwrap" else ["mine"])
     assert ("jobs that are not the night's appeared on the cluster: " in notes) == (sandbox == "none")
 

@@ -69,7 +69,7 @@ def test_an_experiment_is_recorded_whole_whatever_its_streams_take(root: Path) -
     for number, (streams, is_heard) in enumerate(STREAMS.items(), 1):
         code, said = run(root, streams, "--again")
         record = Ledger(root).records()[-1]
-        is_whole = record.number == number and record.settled and record.description == "Δ lr → 3e-6, λ 日本"
+        is_whole = record.number == number and record.settled and record.proposal.description == "Δ lr → 3e-6, λ 日本"
         if code != (ExitCode.MEASURED if is_heard else ExitCode.UNSAID) or "Traceback" in said or not is_whole:
             wrong[streams] = code, said, record.status, record.settled
     assert not wrong

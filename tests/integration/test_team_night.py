@@ -47,16 +47,19 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
     assert found.diff == (f"{TEMPERATURE} 1.0 -> 0.8",)
     assert found.is_keep
     assert "reward_std" not in (ours[0].health or "")  # nothing else tells of it
-    assert found.mechanism is not None
-    assert found.mechanism.startswith("reward_std fell to 0.0")
-    assert (found.prediction, found.refuted_by) == ("+2.0 pp", "reward_std stays where it is")
+    assert found.proposal.mechanism is not None
+    assert found.proposal.mechanism.startswith("reward_std fell to 0.0")
+    assert (found.proposal.prediction, found.proposal.falsifier) == ("+2.0 pp", "reward_std stays where it is")
     assert all(record.diff[0].startswith("trainer.optim.lr ") for record in later)
-    assert {record.proposer for record in ours} == {"", f"team:{Path(sys.executable).name},{Path(sys.executable).name}"}
+    assert {record.proposal.proposer for record in ours} == {
+        "",
+        f"team:{Path(sys.executable).name},{Path(sys.executable).name}",
+    }
     # The lesson comes in a call of its own, when the numbers are there.
-    assert [record.lesson for record in ours] == [None, *(f"what {n:04d} taught" for n in (2, 3, 4)), None]
+    assert [record.proposal.lesson for record in ours] == [None, *(f"what {n:04d} taught" for n in (2, 3, 4)), None]
     measured = found.judgement.delta if found.judgement else None
     assert measured is not None
-    assert found.told_outcome == f"{100 * measured:+.1f} pp"
+    assert found.proposal.reported_outcome == f"{100 * measured:+.1f} pp"
     logs = sorted(path.name for path in (root / "runs" / "agent").iterdir())
     assert logs[:5] == [
         "0002-1-hypothesis.log",
@@ -65,15 +68,15 @@ def test_a_cause_that_only_the_curves_show_is_found(root: Path, sandbox: str) ->
         "0003-1-outcome.log",
         "0003-1.log",
     ]
-    assert not [note for record in later for note in record.notes if "changed files" in note]
+    assert not [note for record in later for note in record.proposal.notes if "changed files" in note]
 
 
 def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
     code, _, stderr = whole_night(root, agent=team("lie"), sandbox="none", experiments=6)
     assert code == 0, stderr
-    lied = [record for record in records(root) if record.told_outcome]
+    lied = [record for record in records(root) if record.proposal.reported_outcome]
     assert len(lied) == 4
-    assert {record.told_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
+    assert {record.proposal.reported_outcome for record in lied} == {"better, +9.0 pp, confirmed"}
     notebook = (root / "runs" / "notebook.md").read_text()
     assert notebook.count("outcome, as told: better, +9.0 pp, confirmed") == 4
     off = [
@@ -84,7 +87,7 @@ def test_what_a_liar_says_is_told_from_what_was_measured(root: Path) -> None:
         and abs(0.09 - (r.judgement.delta or 0)) > 2 * r.judgement.delta_stderr
     ]
     assert off
-    assert notebook.count("  BUT expected_then ") == len(off)
+    assert notebook.count("  BUT effect_at_decision ") == len(off)
     page = (root / "runs" / "report.html").read_text()
     assert "Outcome, as told" in page
     assert page.count("what it says is not what came") == 2 * len(off)  # in its row, and in the notebook

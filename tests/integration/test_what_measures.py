@@ -93,5 +93,5 @@ def test_what_tpe_proposes_in_a_night_is_trained_by_the_real_engine(root: Path) 
     _, record = Ledger(root).records()
     assert (record.failure, record.decided) == (None, 2)
     assert problems(root) == []
-    assert record.description.startswith("tpe: ")
+    assert record.proposal.description.startswith("tpe: ")
     assert record.diff

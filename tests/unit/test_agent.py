@@ -23,15 +23,15 @@ from tests.conftest import git
     ("text", "answer"),
     [
         ("", {}),
-        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", {"hypothesis": "a", "prediction": "b", "lesson": "c"}),
-        ("HYPOTHESIS: a: b PREDICTION: +1 pp", {"hypothesis": "a: b", "prediction": "+1 pp"}),
-        ("**HYPOTHESIS:** a\n- **PREDICTION**: b", {"hypothesis": "a", "prediction": "b"}),
+        ("HYPOTHESIS: a\nPREDICTION: b\nLESSON: c\n", {"description": "a", "prediction": "b", "lesson": "c"}),
+        ("HYPOTHESIS: a: b PREDICTION: +1 pp", {"description": "a: b", "prediction": "+1 pp"}),
+        ("**HYPOTHESIS:** a\n- **PREDICTION**: b", {"description": "a", "prediction": "b"}),
         ("HYPOTHESIS: <what you change>\nPREDICTION: <the effect>", {}),
-        ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", {"hypothesis": "last"}),
+        ("HYPOTHESIS: <form>\n...\nHYPOTHESIS: first\nHYPOTHESIS: last\n", {"description": "last"}),
         ("the HYPOTHESIS was wrong, no PREDICTION", {}),
-        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", {"hypothesis": "red and wide"}),
+        ("HYPOTHESIS: \x1b[31mred\x07\u202e\tand  wide", {"description": "red and wide"}),
         ("HYPOTHESIS:", {}),
-        ("HYPOTHESIS: " + "x" * 1000, {"hypothesis": "x" * 237 + "..."}),
+        ("HYPOTHESIS: " + "x" * 1000, {"description": "x" * 237 + "..."}),
     ],
 )
 def test_the_answer_is_found_in_what_agents_write(text: str, answer: dict[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from nightshift.experiment import baseline
 from nightshift.experiment.baseline import fitting_baseline
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
+from tests.campaigns import replace
 from tests.conftest import git
 from tests.stand_in_setup import furnish, make_setup
 from tests.unit.test_experiment import BAD, GOOD, POOR, RULES, run, write
@@ -59,7 +59,7 @@ def test_the_first_run_on_a_branch_made_after_it_costs_no_training(setup: Setup)
     assert record.settled == "baseline: nothing to commit"
     assert record.judgement is not None
     assert record.judgement.incumbent_score == made.score
-    assert "made on main" in record.description
+    assert "made on main" in record.proposal.description
     assert setup.ledger.attempt_dir(record, 1).is_dir()
     found = verify(setup.ledger)
     assert found.problems == []
@@ -181,8 +181,8 @@ def test_what_was_said_on_main_is_not_said_of_the_campaign(setup: Setup) -> None
     run(setup, description="my own", prediction="+9 pp", notes=("a note",))
     branched(setup)
     record = run(setup, description="the start")
-    assert record.description == "the start: baseline: the runs of 0001, made on main"
-    assert (record.prediction, record.notes) == (None, ())
+    assert record.proposal.description == "the start: baseline: the runs of 0001, made on main"
+    assert (record.proposal.prediction, record.proposal.notes) == (None, ())
 
 
 def test_verify_finds_runs_that_are_not_those_it_names(setup: Setup) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.records import Failure, Load, Record
 from nightshift.campaign.scores import BUSY, extra_variance, remark, taken, to_repeat
-from tests.campaigns import a_record, folded, judged
+from tests.campaigns import a_record, folded, judged, replace
 
-PRIOR_SD = a_record().decision.prior_sd
+PRIOR_SD = a_record().decision_rules.prior_sd
 STORY = [[0.50, 0.50], [0.60], [0.40], [0.58]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from nightshift.campaign.records import Failure, Record, Result, packed
 from nightshift.campaign.scores import run_scores
 from nightshift.campaign.standing import Standing
 from nightshift.config.decision_rules import DecisionRules
+from nightshift.config.train_toml import keys_of
 from nightshift.errors import UsageError
-from tests.campaigns import BRANCH, a_record, judged
+from tests.campaigns import BRANCH, a_record, judged, replace
+from tests.stand_in_campaign import build
 
 HASH = a_record().rules_hash
 # One kind of idea: the joint belief is a Gaussian, so the textbook has it exactly.
@@ -104,6 +105,34 @@ def test_a_keep_that_disappoints_is_no_longer_part_of_the_incumbent() -> None:
     assert told == [None, None, None, None, None, 2, None, None, 2]
 
 
+def test_the_decisions_say_what_the_incumbent_is_made_of_and_what_the_rule_decided_by(tmp_path: Path) -> None:
+    """Also with nothing else at hand: a kept change takes the place of those whose keys it sets, and their keys."""
+    held, known, campaign = set[int](), dict[int, set[str]](), Campaign()
+    records = build(tmp_path, 40, num_examples=200, with_files=False).records()
+    for record in records:
+        judgement = record.judgement
+        assert judgement
+        for each in judgement.decisions if record.parent else ():
+            number = each.change.experiment
+            if each.action == "keep":
+                known[number] = {*each.change.keys}
+                gone = {other for other in held if known[other] & known[number]}
+                known[number] |= {key for other in gone for key in known[other]}
+                held = held - gone | {number}
+            elif each.action in ("adopt", "revert"):
+                held ^= {number}
+        campaign = campaign.step(record) if record.decided else campaign
+        assert campaign.incumbent
+        ideas = [campaign.ideas[number].keys for number in campaign.ideas_of(campaign.incumbent)]
+        assert sorted(sorted(known[number]) for number in held) == sorted(map(sorted, ideas))
+        if judgement.delta is not None:
+            own = judgement.decisions[0]
+            assert (own.effect, own.effect_stderr) == pytest.approx((judgement.delta, judgement.delta_stderr))
+            assert {*own.change.keys} == keys_of(record.diff)
+    assert any(record.judgement and record.judgement.taken_back_to for record in records)
+    assert {record.judgement.decisions for record in records if record.judgement and record.status == "crash"} == {()}
+
+
 def test_the_order_is_that_of_the_decisions() -> None:
     records = judged(STORY)
     shuffled = [
@@ -183,7 +212,7 @@ def test_damaged_scores_are_one_line(number: int, scores: list[tuple[float, ...]
 
 def test_an_experiment_of_other_worlds_is_one_line() -> None:
     records = judged(STORY[:3])
-    records[2] = replace(records[2], decision=replace(records[2].decision, noises=((1.0, 1.0),)))
+    records[2] = replace(records[2], decision_rules=replace(records[2].decision_rules, noises=((1.0, 1.0),)))
     with pytest.raises(UsageError, match=r"^experiment 0003 has other priors and noises .*\. Move runs/0003 out of"):
         folded(records)
 

@@ -20,10 +20,10 @@ from nightshift.experiment.certify import (
     COMPARISON_NAME,
     FIRST_SEED_INDEX,
     PLAN_NAME,
+    Certified,
     Comparison,
     certify,
     read_comparisons,
-    summary,
     tasks,
 )
 from nightshift.experiment.experiment import run_experiment
@@ -174,7 +174,7 @@ def test_a_second_certificate_is_a_second_access_with_other_seeds(kept: Setup, m
     monkeypatch.setattr("secrets.randbelow", lambda number: 1)
     second = certified(kept, num_seeds=1)
     assert (second.access, second.level) == (2, pytest.approx(0.05 / 6))
-    assert "access 2 to the test split by this campaign" in summary([second])
+    assert "access 2 to the test split by this campaign" in str(Certified(plan=(), comparisons=(second,)))
     assert len({name.split("-")[1] for name in run_names(kept)}) == 4
     (task,) = tasks(kept)
     assert task.done() == {}
@@ -249,7 +249,7 @@ def test_the_plan_reads_nothing(kept: Setup, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_certificate_stands_in_the_chain_and_names_its_head(kept: Setup) -> None:
     made = certified(kept, 1)
     assert made.chain
-    assert f"chain:            {made.chain}" in summary([made])
+    assert f"chain:            {made.chain}" in str(Certified(plan=(), comparisons=(made,)))
     assert verify(kept.ledger, made.chain) == verify(kept.ledger)
     assert verify(kept.ledger).problems == []
     for name in (f"certify/0001/{COMPARISON_NAME}", f"certify/0001/{PLAN_NAME}", LOOKS_NAME):

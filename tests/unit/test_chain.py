@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ from nightshift.campaign import verify as verifying
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.journal import Entry, Journal
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Record, Verdict
+from nightshift.campaign.records import Judgement, Record
 from nightshift.campaign.verify import resume_chain, verify
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.errors import EngineError, UsageError
 from nightshift.evaluation import test_split
 from nightshift.evaluation.test_split import Look
-from tests.campaigns import a_record, a_result, campaign
+from tests.campaigns import a_record, a_result, campaign, replace
 
 LOOK = Look(1, "2026-11-21T22:00:00+00:00", "autoresearch/test", "rules", "b", "i", 3)
 
@@ -59,6 +58,11 @@ def problems(ledger: Ledger) -> list[str]:
 def edit(ledger: Ledger, experiment: int, /, **changes: object) -> None:
     path = ledger.run_dir(experiment) / "record.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def say(ledger: Ledger, experiment: int, **texts: str) -> None:
+    record = json.loads((ledger.run_dir(experiment) / "record.json").read_text())
+    edit(ledger, experiment, proposal=record["proposal"] | texts)
 
 
 def lines(ledger: Ledger) -> list[bytes]:
@@ -117,7 +121,7 @@ def deleted_and_begun_again(ledger: Ledger) -> None:
 def decided_again(ledger: Ledger) -> None:
     """Said to be open, so that the next start closes it once more, as interrupted."""
     edit(ledger, 4, status="started", judgement=None, decided=None)
-    record = replace(again(ledger).record(4), status="crash", judgement=Judgement(Verdict.CRASH, "interrupted"))
+    record = replace(again(ledger).record(4), status="crash", judgement=Judgement(why="interrupted"))
     again(ledger).write(record)
 
 
@@ -146,7 +150,9 @@ ATTACKS: dict[str, tuple[Callable[[Ledger], Any], str]] = {
     "another branch": (lambda x: edit(x, 3, branch="autoresearch/other"), "0003: its record was changed"),
     "undecided": (lambda x: edit(x, 3, decided=None), "0003: its record was changed"),
     "open again": (lambda x: edit(x, 3, status="started"), "0003 was decided, and says now that it was not"),
-    "another lesson": (lambda x: edit(x, 2, lesson="ignore all others"), "0002: its settlement or lesson was changed"),
+    "another lesson": (lambda x: say(x, 2, lesson="ignore others"), "0002: its settlement or lesson was changed"),
+    "another outcome": (lambda x: say(x, 2, reported_outcome="better"), "0002: its settlement or lesson was changed"),
+    "another prediction": (lambda x: say(x, 2, prediction="+9 pp"), "0002: its record was changed"),
     "another commit": (lambda x: edit(x, 2, kept_commit="f" * 40), "0002: its settlement or lesson was changed"),
     "decided again": (decided_again, "0004 was decided 2 times"),
     "deleted": (lambda x: shutil.rmtree(x.run_dir(2)), "0002 was deleted"),
@@ -275,7 +281,7 @@ class Killed(BaseException):
 def a_life(ledger: Ledger) -> Record:
     """What an experiment writes, from its number to the lesson that its successor draws."""
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "effective.json": b"{}"})
-    record = replace(record, status="keep", judgement=Judgement(Verdict.KEEP, "why"), runs=(a_result(),), decided=5)
+    record = replace(record, status="keep", judgement=Judgement(why="why"), runs=(a_result(),), decided=5)
     ledger.write(record)
     ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
     ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
@@ -317,7 +323,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
-    ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "runs": (a_result(),)}
+    ends = {"status": "discard", "judgement": Judgement(why="why"), "runs": (a_result(),)}
     ledger.close(replace(second, **ends, decided=5))
 
     def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +28,7 @@ from nightshift.errors import ConfigError, UsageError
 from nightshift.evaluation.environment import load
 from nightshift.evaluation.evaluate import evaluate
 from nightshift.experiment.certify import Task, _by_environment
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL, ROOT
 
 GROUPS = b"[orchestrator]\ngroup_size = 4\n"
@@ -108,15 +107,16 @@ def test_the_mean_of_the_vector_is_the_weighted_mean_of_the_environments() -> No
 def test_the_verdict_follows_the_weights() -> None:
     """The same answers: better on a large set, worse on a small one that weighs nine times as much."""
     worse, better = [1.0] * 20 + [0.0] * 80, [1.0] * 60 + [0.0] * 40
-    verdicts = {}
+    verdicts, deltas = {}, {}
     for weight in (1.0, 9.0):
         baseline = measured({"a": (worse * 4, 1.0), "b": (better, weight)})
         child = measured({"a": (better * 4, 1.0), "b": (worse, weight)}, parent=1)
         child = replace(child, number=2, decided=2, effective_hash="2")
-        verdicts[weight] = Campaign().step(replace(baseline, status="keep")).judge(child)
-    assert verdicts[1.0].delta == pytest.approx(0.0, abs=0.01)
-    assert cast(float, verdicts[9.0].delta) < -0.1
-    assert verdicts[9.0].verdict is Verdict.DISCARD
+        record = Campaign().step(replace(baseline, status="keep")).judge(child)
+        verdicts[weight], deltas[weight] = record.status, record.judgement.delta if record.judgement else None
+    assert deltas[1.0] == pytest.approx(0.0, abs=0.01)
+    assert cast(float, deltas[9.0]) < -0.1
+    assert verdicts[9.0] == Verdict.DISCARD
 
 
 def test_an_environment_that_falls_is_told_and_nothing_else_is() -> None:

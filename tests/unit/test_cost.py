@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from msgspec import json
 
 from nightshift.campaign.cost import PROPOSALS_NAME, campaign_cost, gpus_of, log_proposal, proposals_cost, runs_cost
 from nightshift.campaign.records import NOTHING, Cost, Outcome, Record, Result, Training, together
-from tests.campaigns import BRANCH, a_record
+from tests.campaigns import BRANCH, a_record, replace
 
 
 def record_of(hardware: str, *seconds: float, cost: Cost | None = None) -> Record:
@@ -63,13 +62,13 @@ def test_runs_gpus_and_agents_are_summed() -> None:
 def test_a_record_holds_its_cost_and_an_old_one_is_read_without() -> None:
     record = record_of("cpu", 1.0, cost=Cost(5, 6, 0.25, 7.5))
     data = json.encode(record)
-    assert json.decode(data, type=Record).cost == record.cost
+    assert json.decode(data, type=Record).proposal.cost == record.proposal.cost
     old = json.decode(data)
-    del old["cost"]
-    assert json.decode(json.encode(old), type=Record).cost is None
+    del old["proposal"]["cost"]
+    assert json.decode(json.encode(old), type=Record).proposal.cost is None
     for wrong in ({"dollars": -1.0}, {"tokens_in": -1}, {"dollars": 1e300}, {"seconds": "1"}):
         with pytest.raises(ValueError, match=r"cost"):
-            json.decode(json.encode({**old, "cost": wrong}), type=Record)
+            json.decode(json.encode({**old, "proposal": {"cost": wrong}}), type=Record)
 
 
 def test_what_one_of_a_team_does_not_tell_is_said_as_at_least() -> None:
@@ -86,7 +85,7 @@ def test_what_one_of_a_team_does_not_tell_is_said_as_at_least() -> None:
     assert str(part).endswith("4 tokens in, 6 out, at least $0.50")
     assert str(part + whole).endswith("2 proposals: 0.00 h, 8 tokens in, 12 out, at least $1.25")
     record = record_of("cpu", 1.0, cost=part)
-    assert json.decode(json.encode(record), type=Record).cost == part
+    assert json.decode(json.encode(record), type=Record).proposal.cost == part
 
 
 def test_what_nights_refused_stays_in_the_cost_of_the_campaign(tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from nightshift.campaign import decision
 from nightshift.campaign.posterior import UNUSED, Posterior
-from nightshift.campaign.records import Verdict
 from nightshift.config.decision_rules import DecisionRules
 from tests.recorded_nights import records
 from tests.rules import ONE_WORLD
@@ -138,7 +138,7 @@ def test_a_child_of_another_config_than_the_incumbent_must_beat_both() -> None:
     assert between.delta > 0
     assert decision.settle(between, between.keep, RULES).incumbent == 1, "the parent does not become the incumbent"
     judgement = decision.judge(between, np.ones(4), np.zeros(4), [1, 7], RULES)
-    assert (judgement.verdict, judgement.taken_back_to) == (Verdict.DISCARD, None)
+    assert judgement.taken_back_to is None
     assert judgement.incumbent_score == between.belief.expected[0]
     assert judgement.why == f"expected {100 * between.delta:+.1f} pp over 0001 after 1 run"
 
@@ -290,7 +290,7 @@ def test_the_recorded_judgements_are_made_again(name: str) -> None:
     """Nightshift 0.1.0 wrote them with all digits, by another program."""
     belief, kept, runs_of = None, list[int](), list[Floats]()
     for record in records(name):
-        rules, judged = record.decision, record.judgement
+        rules, judged = record.decision_rules, record.judgement
         assert judged is not None
         runs = np.array([evaluation.example_scores for evaluation in record.evaluations])
         if belief is None:
@@ -303,7 +303,7 @@ def test_the_recorded_judgements_are_made_again(name: str) -> None:
         e2 = decision.pairing(runs[0], runs_of[parent].mean(axis=0), len(runs_of[parent]))
         tested = decision.observe(belief, parent, runs[0].mean(), e2, rules)
         made = decision.judge(tested, runs[0], runs_of[parent], kept, rules)
-        for field, value in asdict(judged).items():
+        for field, value in structs.asdict(judged).items():
             expected = pytest.approx(value, abs=1e-9) if isinstance(value, float | dict) else value
             assert getattr(made, field) == expected, field
         belief = decision.settle(tested, tested.keep, rules)

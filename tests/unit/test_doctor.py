@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.engines.base import Check, PrepareFlags
-from nightshift.engines.doctor import ALL, checks, is_ready, table
+from nightshift.engines.doctor import ALL, Doctor, checks
 from nightshift.engines.prime_rl import installation
 from nightshift.engines.prime_rl.installation import check_machine
 from tests.prime_rl_plans import launch_of, variant
@@ -54,10 +54,10 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
     assert names(found, ALL, ok=True) == ["train.toml"]
     assert names(found, "trl", ok=False) == []
     assert {"GPUs", "checkout"} <= set(names(found, "prime-rl", ok=False))
-    assert is_ready(found, "trl")
-    assert not is_ready(found, "prime-rl")
+    assert Doctor.of(found, ARITHMETIC_TRL).is_ready
+    assert not Doctor.of(found, GSM8K_PRIME_RL).is_ready
     assert [check for check in found if not check.ok and "Run" not in str(check.problem)] == []  # each has its fix
-    lines = table(found, ARITHMETIC_TRL).splitlines()
+    lines = Doctor.of(found, ARITHMETIC_TRL).table().splitlines()
     assert lines[-1] == "ready: --engine trl (arithmetic-trl), which this machine would use"
     assert {line[24:33].strip() for line in lines[:-1]} == {"ok", "PROBLEM"}  # aligned
     assert list(tmp_path.iterdir()) == [root]  # nothing was made
@@ -65,7 +65,7 @@ def test_a_laptop_is_ready_for_the_embedded_engine_and_sees_what_prime_rl_lacks(
 
 def test_the_last_line_is_true_of_an_engine_that_was_asked_for(root: Path, tmp_path: Path) -> None:
     found = checks(root, GSM8K_PRIME_RL, {"XDG_CACHE_HOME": str(tmp_path)}, PrepareFlags(engine="prime-rl"))
-    last = table(found, GSM8K_PRIME_RL, "prime-rl").splitlines()[-1]
+    last = Doctor.of(found, GSM8K_PRIME_RL).table("prime-rl").splitlines()[-1]
     assert last == "not ready: --engine prime-rl (gsm8k-prime-rl), which was asked for"
 
 
@@ -93,7 +93,7 @@ def test_two_gpus_are_described_and_the_installation_is_what_is_missing(
     [checkout] = [check for check in found if check.name == "checkout"]
     fix = "Run: uv run prepare.py --engine prime-rl."
     assert str(checkout.problem) == f"prime-rl is not installed in {tmp_path / 'none'}. {fix}"
-    assert table(found, GSM8K_PRIME_RL).splitlines()[-1].startswith("not ready: --engine prime-rl")
+    assert Doctor.of(found, GSM8K_PRIME_RL).table().splitlines()[-1].startswith("not ready: --engine prime-rl")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_broken_train_toml_concerns_both_engines(root: Path) -> None:
     (root / "train.toml").write_text("trainer.optim.lr = 'fast'\n")
     found = checks(root, ARITHMETIC_TRL, {}, PrepareFlags())
     assert names(found, ALL, ok=False) == ["train.toml"]
-    assert not is_ready(found, "trl")
-    assert "train.toml:1" in table(found, ARITHMETIC_TRL)
+    assert not Doctor.of(found, ARITHMETIC_TRL).is_ready
+    assert "train.toml:1" in Doctor.of(found, ARITHMETIC_TRL).table()
 
 
 @pytest.mark.parametrize(("engine", "code"), [("trl", 0), ("prime-rl", 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 
@@ -11,7 +10,8 @@ import pytest
 from nightshift.campaign.campaign import Campaign, expected, ordered
 from nightshift.campaign.index import last_campaign
 from nightshift.campaign.records import Record
-from nightshift.campaign.standing import Expected, expected_then
+from nightshift.campaign.standing import Expected, effect_at_decision
+from tests.campaigns import replace
 from tests.recorded_nights import records
 
 
@@ -27,7 +27,7 @@ def fold(name: str) -> list[Campaign]:
 def test_right_after_a_verdict_both_are_the_same_unless_that_moved_the_incumbent(name: str) -> None:
     for campaign in fold(name)[1:]:
         record = campaign.decided[-1]
-        then, now = expected_then(record), expected(campaign, record)
+        then, now = effect_at_decision(record), expected(campaign, record)
         assert then is not None
         assert now == pytest.approx(then, abs=1e-6)
 
@@ -49,13 +49,13 @@ def test_what_is_forgotten_keeps_what_was_believed_of_it_last(name: str) -> None
 
 def test_the_baseline_a_crash_and_a_repeat_have_neither() -> None:
     last = fold("tpe-0")[-1]
-    assert expected(last, last.kept[0]) is expected_then(last.kept[0]) is None
+    assert expected(last, last.kept[0]) is effect_at_decision(last.kept[0]) is None
 
 
 def test_later_runs_move_it() -> None:
     last = fold("tpe-0")[-1]
     sixteen: Record = next(r for r in last.decided if r.number == 16)
-    then, now = expected_then(sixteen), expected(last, sixteen)
+    then, now = effect_at_decision(sixteen), expected(last, sixteen)
     assert then is not None
     assert now is not None
     assert then.mean - now.mean > 0.005  # it was lucky: what was tried on it told so

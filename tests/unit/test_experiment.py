@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +13,13 @@ from nightshift.campaign import finish
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Outcome, Record, Request
+from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
 from nightshift.campaign.verify import verify
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
 from nightshift.experiment.setup import Setup
-from tests.campaigns import judged, stored
+from tests.campaigns import judged, replace, stored
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import during, furnish, make_setup
@@ -43,8 +43,8 @@ def write(setup: Setup, lr: str, extra: str = "") -> bytes:
     return source
 
 
-def run(setup: Setup, **request: object) -> Record:
-    return run_experiment(Request(**request), setup)  # type: ignore[arg-type]
+def run(setup: Setup, again: bool = False, **proposal: Any) -> Record:
+    return run_experiment(Request(Proposal(**proposal), again=again), setup)
 
 
 def commit(setup: Setup, lr: str) -> bytes:
@@ -81,7 +81,7 @@ def test_the_baseline_is_run_twice_recorded_as_it_was_and_makes_no_commit(setup:
     assert record.judgement.delta is None
     assert record.settled == "baseline: nothing to commit"
     assert subjects(setup) == ["baseline config", "start"]
-    assert record.prediction == "no change"
+    assert record.proposal.prediction == "no change"
     assert record.health
     evaluation = record.runs[0].evaluation
     lines = (setup.ledger.run_dir(1) / "run-1" / "attempt-0" / "evaluation.jsonl").read_text().splitlines()
@@ -279,7 +279,7 @@ def test_a_keep_that_met_a_held_ref_is_committed_by_a_later_start(setup: Setup, 
     assert run(setup).status == "discard"
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
-    assert subjects(setup)[0] == record.description
+    assert subjects(setup)[0] == record.proposal.description
     assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
     assert verify(Ledger(setup.root)).problems == []
 

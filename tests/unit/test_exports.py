@@ -7,10 +7,8 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import optuna
 import pytest
 from click.testing import CliRunner
@@ -23,11 +21,10 @@ from nightshift.campaign.records import Record
 from nightshift.cli import run
 from nightshift.cli.main import commands
 from nightshift.config.train_toml import parse
-from nightshift.report.experiment_view import outcome_of
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.private import PLACE, SECRET, Private
-from nightshift.report.export.story import Story, as_csv, cell
-from tests.campaigns import a_record
+from nightshift.report.export.story import Story, as_csv, cell, outcome_of
+from tests.campaigns import a_record, replace
 from tests.stand_in_campaign import BRANCH, build
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +58,7 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
         config = parse(story.ledger.source(record.number))
         assert float(row["trainer.optim.lr"]) == config.get("trainer.optim.lr")
         assert int(row["orchestrator.group_size"]) == config.get("orchestrator.group_size")
-        assert row["outcome"] == each.outcome
+        assert row["outcome"] == each["outcome"]
         assert row["eval_score"] == ("" if record.score is None else row["eval_score"])
         assert record.score is None or float(row["eval_score"]) == record.score
         for name, value in row.items():
@@ -69,7 +66,7 @@ def test_a_row_an_experiment_with_its_config_and_nothing_that_a_spreadsheet_comp
             assert not value.startswith(("=", "+", "-", "@", "\t", "\r")) or is_number, (name, value)
             assert value.isprintable()
     assert rows[-1]["description"].startswith("'=HYPERLINK")
-    assert any(row["expected"].startswith("-") for row in rows)  # a number, and no text
+    assert any(row["effect"].startswith("-") for row in rows)  # a number, and no text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +94,7 @@ def test_the_study_is_what_optuna_loads_with_every_state(story: Story, tmp_path:
     for trial, (record, each) in zip(study.trials, story.rows(), strict=True):
         config = parse(story.ledger.source(record.number))
         assert trial.user_attrs["experiment"] == record.number
-        assert trial.state == (TrialState.FAIL if each.outcome == "crashed" else TrialState.COMPLETE)
+        assert trial.state == (TrialState.FAIL if each["outcome"] == "crashed" else TrialState.COMPLETE)
         assert trial.value == (record.score if trial.state is TrialState.COMPLETE else None)
         assert trial.params["trainer.optim.lr"] == config.get("trainer.optim.lr")
         assert trial.params["orchestrator.algo.type"] == config.get("orchestrator.algo.type")
@@ -105,8 +102,8 @@ def test_the_study_is_what_optuna_loads_with_every_state(story: Story, tmp_path:
             assert trial.distributions[key].single() or trial.distributions[key]._contains(
                 trial.distributions[key].to_internal_repr(value)
             )
-        if each.expected is not None:
-            assert trial.user_attrs["expected"] == each.expected
+        if each["effect"] is not None:
+            assert trial.user_attrs["effect"] == each["effect"]
     best = max(record.score or 0.0 for record in story.shown.records)
     assert study.best_value == best
     lr = study.trials[0].distributions["trainer.optim.lr"]
@@ -126,7 +123,7 @@ def test_event_files_are_read_by_tensorboard(story: Story, tmp_path: Path) -> No
     from nightshift.report.export.event_files import write_events
 
     folder = write_events(story, tmp_path / "events")
-    record, _ = next((r, e) for r, e in story.rows() if e.outcome == "kept")
+    record, _ = next((r, e) for r, e in story.rows() if e["outcome"] == "kept")
     found = EventAccumulator(str(folder / f"{record.number:04d}"))
     found.Reload()
     assert found.Scalars("score/eval_score")[0].value == pytest.approx(record.score)
@@ -164,7 +161,7 @@ def test_runs_of_wandb_are_offline_and_hold_config_and_steps(story: Story, tmp_p
     from nightshift.report.export.wandb_runs import write_runs
 
     said = f"as /data/bob/plan.txt says: {SECRET_OF_TEST} @SUM(1)"
-    told = tuple(msgspec.structs.replace(each, description=said) for each in story.experiments[:3])
+    told = tuple(each | {"description": said} for each in story.experiments[:3])
     few = replace(story, shown=story.shown._replace(records=story.shown.records[:3]), experiments=told)
     folder = write_runs(few, tmp_path / "runs", Private(ROOT, {"MY_API_KEY": SECRET_OF_TEST}))
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Completion, Progress, Record, Training, Verdict, Weights
+from nightshift.campaign.records import Completion, Progress, Record, Training, Weights
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.campaign.scores import compare
 from nightshift.campaign.standing import fresh
@@ -26,7 +25,7 @@ from nightshift.report.data import gather
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from nightshift.report.text import headline
-from tests.campaigns import BRANCH, a_record, a_result, stored
+from tests.campaigns import BRANCH, a_record, a_result, replace, stored
 from tests.rules import ARITHMETIC_TRL
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +48,7 @@ def pair(before: Scores, after: Scores) -> list[Record]:
     """A baseline and one change, decided."""
     records, campaign = list[Record](), Campaign()
     for record in (measured(1, before), measured(2, after, parent=1)):
-        judgement = campaign.judge(record)
-        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        records.append(campaign.judge(record))
         campaign = campaign.step(records[-1])
     return records
 
@@ -74,11 +72,12 @@ NOT_AFTER = ((0.40, 0.10, 0.12), (0.50, None, None), None)
 def test_a_gain_in_form_is_told_from_one_in_right_answers(before: Scores, after: Scores, said: str | None) -> None:
     found = compare(measured(2, after), measured(1, before))
     assert (found.conclusion if found else None) == said
-    judgement = pair(before, after)[1].judgement
+    record = pair(before, after)[1]
+    judgement = record.judgement
     assert judgement
-    kept = {Verdict.KEEP: f": {fresh(judgement.p_better or 0)}"}.get(judgement.verdict, "")
+    kept = f": {fresh(judgement.p_better or 0)}" if record.is_keep else ""
     assert judgement.why.endswith(f"after 1 run{kept}; {said}" if said else f"after 1 run{kept}")
-    assert (judgement.verdict is Verdict.KEEP) == (after[0] >= before[0])  # an even one by the prior
+    assert record.is_keep == (after[0] >= before[0])  # an even one by the prior
 
 
 def test_the_parts_of_a_gain_add_up_to_it() -> None:

@@ -20,6 +20,7 @@ from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Judgement, Record, Verdict
+from nightshift.campaign.standing import Expected
 from nightshift.config.toml_edit import ABSENT, set_values
 from nightshift.config.train_toml import Config, parse
 from nightshift.errors import UsageError
@@ -56,7 +57,7 @@ class Story:
             "status": str(verdict),
             "parent": parent,
             "config_hash": self.configs[number].hash,
-            "judgement": Judgement(verdict, "why", delta, stderr),
+            "judgement": Judgement(why="why", delta=delta, delta_stderr=stderr),
             "decided": number,
             "runs": () if verdict is CRASH else (a_result(0.5, 100),),
         }
@@ -88,7 +89,7 @@ def test_a_trial_has_values_what_is_expected_of_it_and_verdict(story: Story) -> 
     story.tell({LR: 1e-5}, DISCARD, -0.021, 0.008)
     [trial] = story.of(LR).trials
     assert (trial.before, trial.after) == ("3e-6", "1e-5")
-    assert (trial.expected, trial.verdict) == ((-0.021, 0.008), DISCARD)
+    assert (trial.effect, trial.verdict) == (Expected(-0.021, 0.008), DISCARD)
     assert trial.others == ()
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from nightshift.errors import EngineError, UsageError
 from nightshift.files import whole_folder
 from nightshift.report.export.optuna_journal import as_journal
 from nightshift.report.export.story import Story, as_csv, scores
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, replace
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
 
@@ -96,10 +95,10 @@ def test_an_environment_called_as_a_column_takes_none_away(ledger: Ledger) -> No
         ledger.write(replace(record, runs=(*evaluated,)))
     story = Story.of(Ledger(ledger.tsv_path.parent), BRANCH, BRANCH)
     first, told = story.shown.records[0], story.experiments[0]
-    assert told.eval_score == first.score
-    assert told.strict_score is None
-    assert scores(told)["eval_score"] == first.score
-    assert "strict_score" not in scores(told)
+    assert told["eval_score"] == first.score
+    assert told["strict_score"] is None
+    assert scores(first, told)["eval_score"] == first.score
+    assert "strict_score" not in scores(first, told)
     assert figures(first)["environment_eval_score"] == 0.0
     row = next(csv.DictReader(io.StringIO(as_csv(story).decode())))
     assert (float(row["eval_score"]), row["strict_score"]) == (first.score, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Evaluation, Record
 from nightshift.campaign.verify import verify
-from tests.campaigns import BRANCH, judged, stored
+from tests.campaigns import BRANCH, judged, replace, stored
 
 STORY = [(0.50, 0.51), (0.54,), (0.40,), (0.58,), (0.57,), (), (0.61,), (0.30,), (0.60,), (0.62,)]
 

@@ -7,25 +7,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nightshift.campaign.finish import keep_model
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Judgement, Record, Verdict
+from nightshift.campaign.records import ATTEMPT, Judgement, Record
 from nightshift.campaign.results import COLUMNS, figures, row
 from nightshift.errors import NightshiftError, UsageError
 from nightshift.files import remove_tree
-from tests.campaigns import a_record, a_result
+from tests.campaigns import a_record, a_result, replace
 
 A_RUN = replace(a_result(), curve=(0.5, None))
 
 
 def closed(ledger: Ledger, **changes: object) -> Record:
     record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n"})
-    judgement = Judgement(Verdict.KEEP, "why", delta=0.01, p_better=0.8, incumbent_score=0.49)
+    judgement = Judgement(why="why", delta=0.01, p_better=0.8, incumbent_score=0.49)
     record = replace(record, status="keep", judgement=judgement, runs=(A_RUN,), total_seconds=80.0)
     record = replace(record, **changes)  # type: ignore[arg-type]
     ledger.close(record)
@@ -49,13 +48,13 @@ def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
 
 
 def test_not_measured_is_an_empty_cell(ledger: Ledger) -> None:
-    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    judgement = Judgement(why="loss is nan")
     closed(ledger, status="crash", judgement=judgement, runs=())
     cells = table(ledger)[0]
     for column in (
         "eval_score",
         "eval_stderr",
-        "expected_then",
+        "effect_at_decision",
         "p_better",
         "memory_gb",
         "reward_mean",
@@ -77,7 +76,7 @@ def test_commit_is_empty_unless_kept_and_the_first_five_columns_are_the_formats(
 def test_hostile_descriptions_stay_in_their_cell(ledger: Ledger) -> None:
     closed(ledger, description="a\tb\nc\r\x1b[31m\u2028d\x00")
     assert len(ledger.tsv_path.read_text().splitlines()) == 2
-    assert table(ledger)[0]["description"] == "a b c [31m d"
+    assert table(ledger)[0]["description"] == "a b c d"
 
 
 @pytest.mark.parametrize("damage", ["delete", "tear", "drop a row", "a better score", "wrong header", "binary"])
@@ -141,11 +140,11 @@ def test_what_is_settled_is_read_once_by_a_process_and_anew_by_the_next(ledger: 
     assert ledger.read(1) is ledger.read(1)
     Ledger(ledger.tsv_path.parent).write(replace(record, description="changed by another process"))
     assert ledger.records() == [record]
-    assert Ledger(ledger.tsv_path.parent).records()[0].description == "changed by another process"
+    assert Ledger(ledger.tsv_path.parent).records()[0].proposal.description == "changed by another process"
     ledger.run_dir(1).rename(ledger.tsv_path.parent / "moved-out")
     assert ledger.records() == []
     assert closed(ledger, description="another one").number == 1
-    assert ledger.records()[0].description == "another one"
+    assert ledger.records()[0].proposal.description == "another one"
 
 
 def test_who_looks_between_the_verdict_and_what_it_does_to_the_branch_sees_both(ledger: Ledger) -> None:
@@ -183,7 +182,7 @@ def test_what_a_killed_writer_left_goes_with_the_end_of_its_experiment_whichever
     attempt = ledger.run_dir(first.number, 1) / ATTEMPT
     attempt.mkdir(parents=True)
     (attempt / f".progress.json.{os.getppid()}.0123456789abcdef.tmp").touch()
-    ledger.close(replace(first, status="crash", judgement=Judgement(Verdict.CRASH, "killed")))
+    ledger.close(replace(first, status="crash", judgement=Judgement(why="killed")))
     assert [*attempt.iterdir()] == []
 
 
@@ -216,22 +215,22 @@ def test_a_damaged_record_is_named(ledger: Ledger, how: str) -> None:
         Ledger(ledger.tsv_path.parent).records()
 
 
-def test_a_record_of_nightshift_0_1_is_refused_in_one_line_that_says_so(ledger: Ledger) -> None:
-    closed(ledger)
-    number = closed(ledger).number
-    path = ledger.run_dir(number) / "record.json"
-    data = json.loads(path.read_text())
-    for name in ("decided", "decision", "harness_tree"):  # 0.1 wrote none of them
-        del data[name]
-    path.write_text(json.dumps(data | {"version": 1}))
-    again = Ledger(ledger.tsv_path.parent)
-    expected = f"{path} was made by Nightshift 0.1; Nightshift 0.2.0 shows it"
-    with pytest.raises(UsageError) as refused:
-        again.records()
-    assert refused.value.cause == expected
-    assert "out of runs/ to go on without it" in str(refused.value)
-    records, damaged = again.readable()
-    assert ([record.number for record in records], damaged) == ([1], [expected])
+@pytest.mark.parametrize("version", [1, 2])
+def test_runs_of_an_earlier_version_are_refused_in_one_line_that_says_where_to(ledger: Ledger, version: int) -> None:
+    paths = [ledger.run_dir(closed(ledger).number) / "record.json" for _ in range(2)]
+    today = [path.read_text() for path in paths]
+    for path, text in zip(paths, today, strict=True):
+        record = json.loads(text)
+        del record["proposal"], record["decision_rules"]
+        path.write_text(json.dumps(record | {"version": version, "description": "as 0.2 wrote it"}))
+    cause = f"runs/ was written by Nightshift 0.{version} (runs/0001/record.json)"
+    for read in (Ledger(ledger.tsv_path.parent).records, Ledger(ledger.tsv_path.parent).readable):
+        with pytest.raises(UsageError) as refused:
+            read()
+        assert str(refused.value) == f"{cause}. Move it: mv runs runs-0.{version}"
+    paths[1].write_text(today[1])
+    records, damaged = Ledger(ledger.tsv_path.parent).readable()
+    assert ([record.number for record in records], damaged) == ([2], [cause]), "the other experiments are shown"
 
 
 def test_scores_of_several_runs() -> None:

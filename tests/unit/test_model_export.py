@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from nightshift.experiment.estimate import Estimate
 from nightshift.report.export.model import copy_model
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Story
-from tests.campaigns import BRANCH, campaign, certificate_for, with_certificate
+from tests.campaigns import BRANCH, campaign, certificate_for, replace, with_certificate
 from tests.rules import ARITHMETIC_TRL
 
 BASE = Path(__file__).parents[2] / "models" / "arithmetic-base"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.campaign.records import Result
 from nightshift.errors import EngineError, Interrupted, UsageError
 from nightshift.experiment.setup import Setup
@@ -50,10 +50,10 @@ class Acting:
     def __init__(self, act: Callable[[], object]) -> None:
         self._act, self.is_stopping = act, lambda: False
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         self.is_stopping = is_stopping
         self._act()
-        return Proposal(None)
+        return Answer(None)
 
 
 @pytest.fixture

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from nightshift.agents.base import Proposal
+from nightshift.agents.base import Answer
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import NOTHING, Cost, Failure, Judgement, Record, Verdict
-from nightshift.cli.status import status_lines
+from nightshift.campaign.records import NOTHING, Cost, Failure, Judgement, Proposal, Record
+from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.night import state as states
 from nightshift.night.notify import event_of
 from nightshift.night.state import NightRequest, NightState, stop_rule
 from nightshift.night.summary import summary
-from tests.campaigns import BRANCH, campaign
+from tests.campaigns import BRANCH, campaign, replace
 
 NOW = datetime(2026, 11, 21, 22, 0, tzinfo=UTC)
 
@@ -36,7 +35,7 @@ def records(tmp_path: Path) -> list[Record]:
 def crash(record: Record, failure: Failure) -> Record:
     """As experiment.py closes it: only a config's own crash is a decision."""
     decided = record.decided if failure is Failure.TRAINING else None
-    judgement = Judgement(Verdict.CRASH, f"{failure} it was")
+    judgement = Judgement(why=f"{failure} it was")
     return replace(record, status="crash", failure=failure, judgement=judgement, decided=decided)
 
 
@@ -76,7 +75,7 @@ def test_dollars_are_a_rule_where_they_are_told_and_what_they_bought_is_run_firs
     stop = stop_rule(asked, records, NOW, 75, Cost(dollars=2.25))
     assert stop is not None
     assert stop.cause == "--max-cost 2: its proposals cost $2.25"
-    assert stop_rule(replace(asked, pending=(Proposal(b"lr = 1\n"),)), records, NOW, 75, cost) is None
+    assert stop_rule(replace(asked, pending=(Answer(b"lr = 1\n"),)), records, NOW, 75, cost) is None
     assert "at $2.00 of the agents' own figures" in summary(asked, [], Campaign.of(records, BRANCH, "rules"), NOW, "")
     assert stop_rule(state_of(), records, NOW, 75, cost) is None
 
@@ -85,7 +84,7 @@ def test_a_keep_and_the_second_crash_of_one_cause_are_told(records: list[Record]
     def crashed(why: str, after: int, failure: Failure = Failure.TRAINING) -> Record:
         started = (NOW + timedelta(hours=after)).isoformat()
         made = crash(replace(records[-1], number=10 + after, started=started), failure)
-        return replace(made, judgement=Judgement(Verdict.CRASH, why))
+        return replace(made, judgement=Judgement(why=why))
 
     baseline, keep, *discards = records
     assert event_of(keep, records) == "keep"
@@ -120,7 +119,10 @@ def test_the_state_survives_its_file_and_a_damaged_file_is_one_line(tmp_path: Pa
     assert states.load(ledger) is None
     state = replace(
         state_of(hours=8.0, gpus="2,3"),
-        pending=(Proposal(b"lr = 1\n", "why", "+1 pp", notes=("a note",), repeats=2), Proposal(b"lr = 2\n")),
+        pending=(
+            Answer(b"lr = 1\n", Proposal(description="why", prediction="+1 pp", notes=("a note",)), repeats=2),
+            Answer(b"lr = 2\n"),
+        ),
         refusals=("no edit", "locked"),
     )
     states.save(ledger, state)
@@ -153,7 +155,7 @@ def test_status_of_a_night_that_was_cut_off_and_of_one_that_is_over(tmp_path: Pa
     ledger, rules = Ledger(tmp_path), records[0].rules_hash
 
     def told() -> list[str]:
-        return [line for line in status_lines(ledger, NOW) if line.startswith(("night:", "stops:", "left:"))]
+        return [line for line in Status.of(ledger, NOW).lines() if line.startswith(("night:", "stops:", "left:"))]
 
     assert told() == []
     states.save(ledger, state_of())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import agreement
 import seeds
 
 from nightshift.campaign.records import packed
-from tests.campaigns import a_record, a_result, judged
+from tests.campaigns import a_record, a_result, judged, replace
 
 
 def scores_of(common: float, num_seeds: int) -> list[dict[int, float]]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nightshift.agents.base import Context, Proposal
+from nightshift.agents.base import Answer, Context
 from nightshift.campaign import finish
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.git import Repo
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Failure, Job, Outcome, Record, Request, Result, Training
+from nightshift.campaign.records import ATTEMPT, Failure, Job, Outcome, Proposal, Record, Request, Result, Training
 from nightshift.config.toml_edit import set_values
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.slots import Slot, divide, layout, num_slots_of
@@ -24,7 +23,7 @@ from nightshift.experiment.setup import Setup
 from nightshift.night import loop
 from nightshift.night.loop import MAX_REFUSALS, Night
 from nightshift.night.state import STOP_NAME, NightRequest, NightState
-from tests.campaigns import a_result
+from tests.campaigns import a_result, replace
 from tests.conftest import CAMPAIGN, git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_pool import StandInExecutor
@@ -94,11 +93,11 @@ class Rates:
         self._rng = random.Random(seed)
         self.in_flight, self.waiting = list[int](), list[int]()
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         self.in_flight.append(len(context.in_flight))
         self.waiting.append(len(context.waiting))
         rate = self._rng.choice([1e-6, 3e-6, 3e-5, *(self._rng.uniform(1e-6, 1e-5) for _ in range(8))])
-        return Proposal(set_values(context.source, {LR: rate}), f"lr {rate:g}")
+        return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate:g}"))
 
 
 @pytest.fixture
@@ -121,10 +120,10 @@ def night(
 class EverySecond(Rates):
     """A stand-in proposer: of any two proposals the second repeats what is waiting or in flight."""
 
-    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Proposal:
+    def propose(self, context: Context, is_stopping: Callable[[], bool]) -> Answer:
         rate = 1e-6 + 1e-8 * (context.number + len(context.waiting) - bool(self.waiting and not context.refusals))
         self.waiting.append(len(context.refusals))
-        return Proposal(set_values(context.source, {LR: rate}), f"lr {rate:g}")
+        return Answer(set_values(context.source, {LR: rate}), Proposal(description=f"lr {rate:g}"))
 
 
 def test_refusals_are_counted_in_a_row_however_many_slots_are_filled_meanwhile(setup: Setup) -> None:
@@ -277,7 +276,7 @@ def test_a_slow_proposer_leaves_idle_slots_to_the_incumbent(setup: Setup) -> Non
     clock = iter(range(0, 10**9, 40))  # whoever looks finds 40 s later: a proposal takes as much
     slow = replace(setup, clock=lambda: float(next(clock)), reporter=SilentReporter())
     ours, _ = night(slow, AnyOrder(num_slots=4, seed=3), num_experiments=8)
-    again = [r for r in ours if "again, in an idle slot" in r.description]
+    again = [r for r in ours if "again, in an idle slot" in r.proposal.description]
     assert again
     assert all(r.effective_hash in {k.effective_hash for k in ours if k.is_keep} for r in again)
 

@@ -6,12 +6,11 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.cli.main import commands
 from nightshift.cli.output import summary
 from nightshift.cli.shell import in_one_line
@@ -19,7 +18,7 @@ from nightshift.cli.status import TIMED_OUT
 from nightshift.config.allowlist import variants
 from nightshift.errors import ExitCode
 from nightshift.experiment import health
-from tests.campaigns import a_record
+from tests.campaigns import a_record, replace
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "program.md").read_text()
@@ -77,11 +76,20 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 
 def test_keys_of_the_summary_exist() -> None:
-    record = a_record(number=1, status="discard", judgement=Judgement(Verdict.DISCARD, "why"), health="time: 1 steps")
+    record = a_record(number=1, status="discard", judgement=Judgement(why="why"), health="time: 1 steps")
     printed = set(re.findall(r"^(\w+):", summary(record, "abc"), re.MULTILINE))
     [pattern] = re.findall(r"grep -E '\^\(([\w|]+)\):'", TEXT)
     assert set(pattern.split("|")) <= printed
-    known = {"eval_score", "expected_then", "p_better", "why", "unused_keys", "settled", "total_seconds", "num_steps"}
+    known = {
+        "eval_score",
+        "effect_at_decision",
+        "p_better",
+        "why",
+        "unused_keys",
+        "settled",
+        "total_seconds",
+        "num_steps",
+    }
     assert known <= printed
     told = replace(record, scaled=("trainer.optim.lr 3e-6 x 50 = 0.00015 on this model",), unused_keys=("a", "b"))
     text = summary(told, "abc")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from nightshift.agents.base import Context, Proposer
 from nightshift.agents.search import SearchProposer, scores, space_of
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Judgement, Verdict
+from nightshift.campaign.records import Judgement
 from nightshift.config.train_toml import diff, parse
 from nightshift.engines.base import used_keys
 from nightshift.engines.trl.engine import TrlEngine
 from tests import campaigns
-from tests.campaigns import BASELINE
+from tests.campaigns import BASELINE, replace
 from tests.rules import ARITHMETIC_TRL
 
 USED = frozenset({"trainer.optim.lr", "orchestrator.group_size", "orchestrator.train.sampling.temperature"})
@@ -59,13 +58,13 @@ def test_a_proposal_is_a_valid_train_toml_within_the_space_and_says_what_it_chan
         assert b"# poor" in proposal.source  # comments stay
         changes = diff(parse(context.source), changed)
         assert {change.key for change in changes} <= USED
-        assert proposal.hypothesis == f"{name}: {'; '.join(change.line for change in changes)}"
+        assert proposal.proposal.description == f"{name}: {'; '.join(change.line for change in changes)}"
 
 
 def test_scores_are_posterior_means_and_a_crash_counts_as_the_worst(tmp_path: Path) -> None:
     context = context_of(tmp_path, ["3e-6", "1e-5"])
     *others, last = context.campaign.decided
-    crash = replace(last, status="crash", judgement=Judgement(Verdict.CRASH, "nan"))
+    crash = replace(last, status="crash", judgement=Judgement(why="nan"))
     found = scores(replace(context, campaign=Campaign((*others, crash))))
     assert [round(score, 6) for _, score in found] == [0.35, 0.60, 0.35]
     assert found[1][0].get("trainer.optim.lr") == 3e-6
@@ -83,7 +82,7 @@ def test_tpe_learns_where_the_learning_rate_is_good_and_random_does_not(tmp_path
         for record in context.campaign.decided:
             rate = parse(ledger.source(record.number)).get("trainer.optim.lr")
             distance = abs(config_log(rate) - config_log(3e-6))
-            judgement = Judgement(Verdict.DISCARD, "made up", delta=-distance, incumbent_score=0.9)
+            judgement = Judgement(why="made up", delta=-distance, incumbent_score=0.9)
             records.append(replace(record, judgement=judgement))
         context = replace(context, campaign=Campaign(tuple(records)), used_keys=frozenset({"trainer.optim.lr"}))
         proposed = [propose(SearchProposer(name, seed), context) for seed in range(12)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nightshift.config.train_toml import Config, diff, parse
 from nightshift.errors import UsageError
 from nightshift.night.loop import repeat_of
 from nightshift.night.state import NightRequest, NightState, used
-from tests.campaigns import BASELINE, BRANCH, a_record, a_result
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result, replace
 from tests.rules import ARITHMETIC_TRL
 
 RULES = ARITHMETIC_TRL.decision
@@ -79,8 +79,7 @@ class Told:
             runs=runs,
         )
         self.ledger.reserve(record, {"train.toml": candidate.source})
-        judgement = self.campaign.judge(record)
-        record = replace(record, status=judgement.verdict, judgement=judgement, decided=number)
+        record = replace(self.campaign.judge(record), decided=number)
         self.ledger.close(record)
         self.campaign = self.campaign.step(record)
         return record
@@ -118,9 +117,9 @@ def test_a_set_is_a_file_with_the_keys_of_its_ideas_and_no_others(told: Told) ->
 def test_a_baseline_that_is_run_once_more_is_of_no_idea_whoever_is_the_incumbent_by_then(told: Told) -> None:
     """Its repeat may have waited, in a night that was cut off."""
     again = repeat_of(told.campaign.kept[0], told.campaign, "0001 again, in an idle slot", 4, told.ledger)
-    assert (again.base, again.source) == ((), BASELINE)
+    assert (again.proposal.base, again.source) == ((), BASELINE)
     kept = told.campaign.kept[1]
-    assert repeat_of(kept, told.campaign, "0002 again, in an idle slot", 4, told.ledger).base == (2,)
+    assert repeat_of(kept, told.campaign, "0002 again, in an idle slot", 4, told.ledger).proposal.base == (2,)
 
 
 def test_an_idea_takes_over_those_whose_keys_it_sets(told: Told) -> None:
@@ -165,6 +164,37 @@ def test_a_discarded_idea_comes_back_in_other_company_and_the_best_that_was_run_
     assert told.campaign.lineage == (told.campaign.decided[0], told.campaign.decided[1], record)
 
 
+def decided(record: Record) -> list[tuple[str, int, dict[str, str | None]]]:
+    assert record.judgement
+    return [(each.action, each.change.experiment, each.change.keys) for each in record.judgement.decisions]
+
+
+def test_each_change_that_a_run_measured_or_moved_has_a_decision(told: Told) -> None:
+    assert [decided(record) for record in told.campaign.decided] == [
+        [("keep", 1, {})],
+        [("keep", 2, {LR: "3e-6"})],
+        [("discard", 3, {GROUP: "8"})],
+        [("discard", 4, {BATCH: "64", CLIP: "0.5"})],
+    ]
+    changes = {LR: "4e-6", CLIP: "2.0"}
+    both = told.tell({LR: 4e-6, CLIP: 2.0}, 0.66, base=[2, 3])
+    assert decided(both) == [("keep", 5, changes), ("adopt", 3, {GROUP: "8"})], "2 was overwritten"
+    assert decided(told.tell({CLIP: 0.9}, 0.40, base=[3])) == [("discard", 6, {CLIP: "0.9"})]
+    again = told.tell({LR: 3e-6, BATCH: ABSENT}, 0.90, base=[])
+    assert decided(again) == [
+        ("keep", 7, {LR: "3e-6", BATCH: None}), ("revert", 3, {GROUP: "8"}), ("revert", 5, changes)
+    ], "None: the key was taken out"  # fmt: skip
+    assert decided(told.tell({LR: 4e-6, CLIP: 2.0}, 0.10))[0] == ("discard", 5, changes), "first proposed by 0005"
+    back = told.tell({BATCH: 128}, 0.30)  # the default: one more run of 0007
+    assert back.judgement
+    assert back.judgement.taken_back_to == 5
+    assert decided(back) == [
+        ("adopt", 3, {GROUP: "8"}),
+        ("adopt", 5, changes),
+        ("revert", 7, {LR: "3e-6", BATCH: None}),
+    ]
+
+
 def test_one_more_run_of_a_config_is_told_by_its_ideas(told: Told) -> None:
     """As a night repeats what ran on a busy machine: no idea is new, and what is believed of the old ones moves."""
     before, discarded = told.campaign, told.campaign.decided[2]
@@ -179,6 +209,7 @@ def test_one_more_run_of_a_config_is_told_by_its_ideas(told: Told) -> None:
     place = before.belief.ideas.tolist().index(3)
     assert after.belief.effects[place] > before.belief.effects[place] + 0.02
     assert again.is_keep, "what was discarded, run again and better"
+    assert decided(again) == [("revert", 2, {LR: "3e-6"}), ("adopt", 3, {GROUP: "8"})]
     assert told.held == {3}
 
 

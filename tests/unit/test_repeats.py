@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from nightshift.night.summary import one_line
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
 from tests import rules as known_rules
-from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, stored
+from tests.campaigns import BASELINE, BRANCH, a_record, a_result, folded, replace, stored
 from tests.conftest import git
 from tests.rules import ARITHMETIC_TRL
 from tests.stand_in_setup import furnish, make_setup
@@ -43,10 +42,9 @@ def told(story: Story, rules: DecisionRules = RULES, num_examples: int = NUM) ->
     for number, (settings, scores) in enumerate(story, 1):
         runs = tuple(a_result(score, num_examples, 1000 + index) for index, score in enumerate(scores))
         parent = campaign.incumbent.number if campaign.incumbent else None
-        changes = {"config_hash": f"{number}", "decision": rules, "runs": runs}
+        changes = {"config_hash": f"{number}", "decision_rules": rules, "runs": runs}
         record = a_record(number=number, decided=number, parent=parent, **changes, effective_hash=settings)
-        judgement = campaign.judge(record)
-        records.append(replace(record, status=judgement.verdict, judgement=judgement))
+        records.append(campaign.judge(record))
         campaign = campaign.step(records[-1])
     return records
 
@@ -110,9 +108,9 @@ def test_all_that_shows_records_shows_a_repeat_without_numbers_it_does_not_have(
     again = told([("a", [0.50, 0.50]), ("a", [0.80]), ("b", [0.65])])
     ledger = stored(tmp_path, again)
     cells = dict(zip(COLUMNS, row(again[1]).split("\t"), strict=True))
-    assert (cells["status"], cells["expected_then"], cells["p_better"]) == ("discard", "", "")
+    assert (cells["status"], cells["effect_at_decision"], cells["p_better"]) == ("discard", "", "")
     lines = summary(again[1], "").splitlines()
-    assert {"expected_then:", "p_better:", "decision:         discard"} <= set(lines)
+    assert {"effect_at_decision:", "p_better:", "decision:         discard"} <= set(lines)
     assert "why:              the settings of 0001: one more run of it" in lines
     assert one_line(again[1], folded(again)).split()[:2] == ["0002", "discard"]
     assert describe(again[1]).startswith("0002 discard (the settings of 0001: one more run of it): ")

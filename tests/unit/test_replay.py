@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Record
-from tests.campaigns import a_record, judged, stored
+from tests.campaigns import a_record, judged, replace, stored
 from tests.recorded_nights import records
 from tests.rules import ARITHMETIC_TRL
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from nightshift.campaign.campaign import Campaign
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import Step
-from nightshift.campaign.records import Failure, Judgement, Record, Verdict
-from nightshift.cli.status import status_lines
+from nightshift.campaign.records import Failure, Judgement, Record
+from nightshift.cli.status import Status
 from nightshift.errors import UsageError
 from nightshift.experiment.certify import COMPARISON_NAME
 from nightshift.report.charts import CHARACTER_WIDTH, Dot, Label, Size, key_panels, place, short_names
@@ -24,7 +23,7 @@ from nightshift.report.diff import kept_chain
 from nightshift.report.markdown import markdown, markdown_code
 from nightshift.report.text import certificate_line, duration, elsewhere_lines, headline, points, score, visible
 from nightshift.report.timing import NIGHT_GAP, Use, nights, split_experiment, split_run
-from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, stored, with_certificate
+from tests.campaigns import BRANCH, a_record, a_result, certificate_for, judged, replace, stored, with_certificate
 
 # A baseline of two runs, then what came of each change: discarded, kept, discarded, kept, discarded.
 STORY = [[0.50, 0.53], [0.48], [0.56], [0.53], [0.60], [0.55]]
@@ -35,7 +34,7 @@ def morning(root: Path, records: list[Record], branch: str | None = None) -> Mor
 
 
 def crash(number: int, failure: Failure = Failure.TRAINING) -> Record:
-    judgement = Judgement(Verdict.CRASH, "loss is nan")
+    judgement = Judgement(why="loss is nan")
     decided = number if failure is Failure.TRAINING else None
     return a_record(number=number, status="crash", failure=failure, judgement=judgement, decided=decided)
 
@@ -93,7 +92,7 @@ def test_scores_that_fit_no_campaign_are_not_counted_and_said(tmp_path: Path) ->
     found = morning(tmp_path, records)
     assert [e.number for e in found.experiments] == [1, 2, 4, 5, 6]
     assert "Not counted: experiment 0003 has 3 scores, its parent 400." in found.notes
-    told = status_lines(Ledger(tmp_path), datetime.now(UTC))
+    told = Status.of(Ledger(tmp_path), datetime.now(UTC)).lines()
     assert f"counted:  {found.counts}" in told
     assert f"cost:     {found.cost}" in told
     without = [record for record in records if record.number != 3]

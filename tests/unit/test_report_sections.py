@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from nightshift.report.rows import detailed, rows
 from nightshift.report.slices import shown_examples
 from nightshift.report.timing import timeline
 from tests.browsing import NOW
-from tests.campaigns import BRANCH, certificate_for, judged, stored, with_certificate
+from tests.campaigns import BRANCH, certificate_for, judged, replace, stored, with_certificate
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import build
 from tests.unit.test_report_data import STORY, crash

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from nightshift.campaign.standing import DECIDED, Support, fresh
 from nightshift.config.train_toml import parse
 from nightshift.report.markdown import summary as markdown
 from nightshift.report.page import render, view_of
-from tests.campaigns import BASELINE, BRANCH, a_record, context_of, folded, judged, stored
+from tests.campaigns import BASELINE, BRANCH, a_record, context_of, folded, judged, replace, stored
 
 FIRST = [[0.50, 0.50], [0.60]]  # a keep that is believed
 BACK = [[0.50, 0.50], [0.53], *[[0.47]] * 3]  # what was built on it disappoints

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import json, structs
 
-from nightshift.campaign.records import Request
+from nightshift.campaign.records import Proposal
 from nightshift.errors import UsageError
 from nightshift.text import clean
 
@@ -35,9 +36,16 @@ def test_whatever_it_is(text: str) -> None:
     assert clean(cleaned, 50) == cleaned
 
 
-def test_a_request_and_an_error_hold_clean_text_only() -> None:
-    request = Request("a\x1b[2J\nb" + "x" * 20_000, prediction="\udcff+1 pp\n", notes=("n\u202e1", "\n"))
-    assert (request.description[:4], len(request.description)) == ("a bx", 1000)
-    assert (request.prediction, request.notes) == ("+1 pp", ("n1", ""))
-    assert Request().prediction is None
+def test_a_proposal_and_an_error_hold_clean_text_only() -> None:
+    hostile = {
+        "description": "a\x1b[2J\nb" + "x" * 20_000,
+        "prediction": "\ud7ff\u202e+1 pp\n",
+        "notes": ["n\u202e1", "\n"],
+    }
+    said = Proposal(**hostile | {"notes": tuple(hostile["notes"])})  # type: ignore[arg-type]
+    for proposal in (said, json.decode(json.encode(hostile), type=Proposal), structs.replace(Proposal(), **hostile)):
+        assert (proposal.description[:4], len(proposal.description)) == ("a bx", 1000)
+        assert (proposal.prediction, proposal.notes) == ("+1 pp", ("n1", ""))
+    assert Proposal(prediction="\udcff+1 pp").prediction == "+1 pp"
+    assert Proposal().prediction is None
     assert str(UsageError("a\x1b[31m\udcff\nb", "Fix\u202e it.")) == "a b. Fix it."

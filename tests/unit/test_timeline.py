@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from nightshift.campaign.records import Load, Record, Result
 from nightshift.report.timing import LANE_HEIGHT, LEFT, WIDTH, Use, nights, num_at_once, split_experiment, timeline
-from tests.campaigns import a_result, judged
+from tests.campaigns import a_result, judged, replace
 
 NIGHT = datetime(2026, 11, 21, 22, tzinfo=UTC)
 

@@ -11,8 +11,7 @@ from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
 from nightshift.files import whole_folder
 from nightshift.report.data import span
-from nightshift.report.experiment_view import Experiment
-from nightshift.report.export.story import Story, measured, scores
+from nightshift.report.export.story import Row, Story, measured, scores
 
 FIX = "Install the extra: uv run --extra tensorboard nightshift export --to tensorboard."
 EVENTS_NAME = "events.out.tfevents.0.nightshift"
@@ -38,19 +37,19 @@ def write_events(story: Story, folder: Path, *, is_mine: bool = False) -> Path:
     return folder
 
 
-def _events(story: Story, record: Record, each: Experiment) -> dict[str, list[Any]]:
+def _events(story: Story, record: Record, each: Row) -> dict[str, list[Any]]:
     """By the name of a folder."""
     from tensorboard.compat.proto.event_pb2 import Event
 
-    ran = span(each.started, each.total_seconds)
+    ran = span(each["started"], each["total_seconds"])
     began, ended = (moment.timestamp() for moment in ran) if ran else (0.0, 0.0)
     first = [Event(wall_time=began, file_version="brain.Event:2"), *_hparams(story, each, began, ended)]
-    first += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(each).items()]
-    found = {f"{each.number:04d}": first}
+    first += [_scalar(f"score/{name}", value, 0, ended) for name, value in scores(record, each).items()]
+    found = {f"{each['number']:04d}": first}
     for index, steps in story.steps(record).items():
         events = first
         if index > 1:
-            events = found[f"{each.number:04d}/run-{index}"] = [Event(wall_time=began, file_version="brain.Event:2")]
+            events = found[f"{each['number']:04d}/run-{index}"] = [Event(wall_time=began, file_version="brain.Event:2")]
         for step in steps:
             at = began + (step.time or 0.0)
             events += [_scalar(f"training/{name}", value, step.step, at) for name, value in measured(step).items()]
@@ -64,16 +63,16 @@ def _scalar(tag: str, value: float, step: int, at: float) -> Any:
     return Event(wall_time=at, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
 
 
-def _hparams(story: Story, each: Experiment, began: float, ended: float) -> Iterator[Any]:
+def _hparams(story: Story, each: Row, began: float, ended: float) -> Iterator[Any]:
     """The config of an experiment, for the tab HPARAMS, and how it ended, if it has; the plugin's own `summary` wants
     TensorFlow for it."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-    config = story.configs.get(each.number)
+    config = story.configs.get(each["number"])
     resolved = config.resolved if config else {}
-    start = plugin_data_pb2.SessionStartInfo(group_name=f"{each.number:04d}", start_time_secs=began)
+    start = plugin_data_pb2.SessionStartInfo(group_name=f"{each['number']:04d}", start_time_secs=began)
     for path in {path for config in story.configs.values() for path in config.values} & resolved.keys():
         value = resolved[path]
         if isinstance(value, bool):
@@ -82,11 +81,11 @@ def _hparams(story: Story, each: Experiment, began: float, ended: float) -> Iter
             start.hparams[path].number_value = value
         else:
             start.hparams[path].string_value = spelled(value)
-    has_failed = each.outcome in ("crashed", "interrupted")
+    has_failed = each["outcome"] in ("crashed", "interrupted")
     status = api_pb2.STATUS_FAILURE if has_failed else api_pb2.STATUS_SUCCESS
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended)
     told: list[tuple[str, float, Any]] = [(metadata.SESSION_START_INFO_TAG, began, {"session_start_info": start})]
-    if each.outcome != "undecided":
+    if each["outcome"] != "undecided":
         told.append((metadata.SESSION_END_INFO_TAG, ended, {"session_end_info": end}))
     for tag, at, info in told:
         content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **info)

@@ -20,9 +20,8 @@ from nightshift.campaign.records import Record
 from nightshift.errors import EngineError, UsageError, listed
 from nightshift.experiment.certify import read_comparisons
 from nightshift.files import open_regular, read_file, whole_folder, write_atomically
-from nightshift.report.experiment_view import Experiment
 from nightshift.report.export.private import Private
-from nightshift.report.export.story import Story
+from nightshift.report.export.story import Row, Story
 from nightshift.report.markdown import markdown
 from nightshift.text import clean
 
@@ -57,7 +56,7 @@ def copy_model(story: Story, number: int | None, target: Path, private: Private,
     return target
 
 
-def _chosen(story: Story, number: int | None) -> tuple[Record, Experiment]:
+def _chosen(story: Story, number: int | None) -> tuple[Record, Row]:
     best = story.shown.campaign.incumbent
     if number is None and best is None:
         raise UsageError("the campaign has no incumbent yet", "Run its baseline: uv run run.py.")
@@ -188,12 +187,13 @@ def _others(config: Any, base: Any) -> list[tuple[str, bool]]:
     return [(key, key in config and key in base) for key in keys]
 
 
-def card(story: Story, record: Record, each: Experiment, unverified: list[str], private: Private) -> str:
+def card(story: Story, record: Record, each: Row, unverified: list[str], private: Private) -> str:
     """The model card, Markdown. `unverified`: files beside the weights that may be others than those of the run."""
     rules, evaluated = story.rules(record), next(run for run in record.runs if run.evaluation)
     weights = evaluated.evaluation.weights if evaluated.evaluation else None
     base = clean(private.text(rules.model), 200) if rules else ""
     revision = clean(rules.model_revision or "", 60) if rules else ""
+    outcome, said = each["outcome"], record.proposal.description
     front = [f"base_model: {base}"] if revision and _HUB_NAME.fullmatch(base) else []
     seconds = f"{record.budget_seconds:g} s of training" if record.budget_seconds else "not recorded"
     budget = f"{rules.budget_text} of training" if rules else seconds
@@ -208,7 +208,7 @@ def card(story: Story, record: Record, each: Experiment, unverified: list[str], 
         ("budget", budget),
         ("hardware", record.hardware),
         ("weights, sha256", weights.sha256 if weights else "not recorded"),
-        ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {each.outcome}: {each.description}"),
+        ("experiment", f"{record.number:04d} of {record.branch or 'no branch'}, {outcome}: {said}"),
         ("code", f"commit {commit}" if commit else "not recorded"),
     ]  # fmt: skip
     seed = next((run.evaluation for run in record.runs if run.evaluation), None)

@@ -25,8 +25,7 @@ from nightshift.campaign.records import Record
 from nightshift.config.train_toml import spelled
 from nightshift.config.values import Value
 from nightshift.report.data import Span, span
-from nightshift.report.experiment_view import Experiment
-from nightshift.report.export.story import Story, scores
+from nightshift.report.export.story import Row, Story, scores
 from nightshift.text import clean
 
 _STATES = {"crashed": TrialState.FAIL, "interrupted": TrialState.FAIL, "undecided": TrialState.RUNNING}
@@ -49,19 +48,19 @@ def as_journal(story: Story) -> bytes:
         return path.read_bytes()
 
 
-def _trial(story: Story, record: Record, each: Experiment, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    config = story.configs.get(each.number)
+def _trial(story: Story, record: Record, each: Row, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    config = story.configs.get(each["number"])
     resolved = config.resolved if config else {}
     params = {path: _param(distributions[path], resolved[path]) for path in distributions if path in resolved}
     began, ended = (moment.astimezone().replace(tzinfo=None) for moment in _span(each))  # Optuna's are local and naive
-    state = _STATES.get(each.outcome, TrialState.COMPLETE)
-    value = each.eval_score if state is TrialState.COMPLETE else None
+    state = _STATES.get(each["outcome"], TrialState.COMPLETE)
+    value = each["eval_score"] if state is TrialState.COMPLETE else None
     if state is TrialState.COMPLETE and value is None:
         state = TrialState.FAIL
     curve = record.runs[-1].curve if record.runs else ()
-    texts = {"description": each.description, "why": each.why, "outcome": each.outcome, "since": each.since}
-    texts |= {"failure": each.failure, "proposer": each.proposer, "changes": "; ".join(c.line for c in each.changes)}
-    attributes: dict[str, Any] = {"experiment": each.number, "parent": each.parent, **scores(each)}
+    texts = {"description": each["description"], "why": each["why"], "outcome": each["outcome"], "since": each["since"]}
+    texts |= {"failure": each["failure"], "proposer": each["proposer"], "changes": each["changes"]}
+    attributes: dict[str, Any] = {"experiment": each["number"], "parent": each["parent"], **scores(record, each)}
     return FrozenTrial(
         number=0,
         trial_id=0,
@@ -77,9 +76,9 @@ def _trial(story: Story, record: Record, each: Experiment, distributions: dict[s
     )
 
 
-def _span(each: Experiment) -> Span:
+def _span(each: Row) -> Span:
     """When it ran; at the epoch where its record does not tell."""
-    return span(each.started, each.total_seconds) or (datetime.fromtimestamp(0, UTC),) * 2
+    return span(each["started"], each["total_seconds"]) or (datetime.fromtimestamp(0, UTC),) * 2
 
 
 def _distributions(story: Story) -> dict[str, BaseDistribution]:

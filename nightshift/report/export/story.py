@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,25 +18,71 @@ from typing import Any
 import msgspec
 
 from nightshift.agents.history import load_configs
+from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.git import CAMPAIGN_PREFIX
 from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Record
-from nightshift.campaign.results import column_of
+from nightshift.campaign.records import Failure, Record, Verdict
+from nightshift.campaign.results import column_of, figures
+from nightshift.campaign.standing import effect_at_decision
 from nightshift.config.rules import Rules
-from nightshift.config.train_toml import Config, spelled
+from nightshift.config.train_toml import Config, changes_of, spelled
 from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
 from nightshift.executors.base import Submitted, job_of
 from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
-from nightshift.report.experiment_view import Experiment, told
 from nightshift.text import clean
 
 # What a spreadsheet computes where a cell begins so, in half and full width; where it takes a ; for the end of a cell,
 # as those of half of Europe do, also after one, and a quotation mark there begins a cell as nothing would.
 _FORMULA = re.compile(r"(?:^|(?<=;))(?=[\s\"]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
-_TOGETHER = ("changes", "environment_scores")
+_OUTCOMES = {Verdict.KEEP: "kept", Verdict.DISCARD: "discarded", Verdict.CRASH: "crashed"}
+
+Row = dict[str, Any]  # one experiment as every export tells it, by the names of results.tsv; None: not measured
+
+
+def outcome_of(record: Record, taken_back: Collection[int]) -> str:
+    """In the words that experiments are counted by (campaign.standing.Counts)."""
+    if record.is_keep and record.parent is None:
+        return "baseline"
+    if record.failure is Failure.INTERRUPTED:
+        return "interrupted"
+    if record.is_keep and record.number in taken_back:
+        return "taken_back"
+    return _OUTCOMES.get(Verdict(record.status), "undecided") if record.status in {*Verdict} else "undecided"
+
+
+def rows_of(records: Iterable[Record], campaign: Campaign) -> tuple[Row, ...]:
+    """A row for each of these records of one campaign. `effect` is what is believed now of candidate less parent."""
+    taken_back, since = {record.number for record in campaign.taken_back}, campaign.since
+    return tuple(_row(record, campaign, outcome_of(record, taken_back), since.get(record.number)) for record in records)
+
+
+def _row(record: Record, campaign: Campaign, outcome: str, since: str | None) -> Row:
+    known, now, then = figures(record), expected(campaign, record), effect_at_decision(record)
+    return {
+        "number": record.number,
+        "outcome": outcome,
+        "since": since,
+        "parent": record.parent,
+        "branch": record.branch,
+        **{name: known[name] for name in ("rules", "started", "description")},
+        "proposer": record.proposal.proposer or None,
+        **{name: known[name] for name in ("eval_score", "eval_stderr", "strict_score", "incumbent_score")},
+        "effect": now and now.mean,
+        "effect_stderr": now and now.stderr,
+        "effect_at_decision": then and then.mean,
+        "effect_at_decision_stderr": then and then.stderr,
+        "p_better": known["p_better"],
+        "why": known["why"],
+        "failure": record.failure,
+        **{name: known[name] for name in ("num_runs", "num_steps", "reward_mean", "training_seconds", "total_seconds")},
+        "memory_gb": known["memory_gb"],
+        "kept_commit": record.kept_commit,
+        **{column_of(name): score for name, score in record.environment_scores.items()},
+        "changes": "; ".join(change.line for change in changes_of(record.diff)),
+    }
 
 
 def as_csv(story: Story) -> bytes:
@@ -44,15 +90,13 @@ def as_csv(story: Story) -> bytes:
 
     Numbers stand as numbers; a text that a spreadsheet would compute is preceded by an apostrophe.
     """
-    environments = dict.fromkeys(name for each in story.experiments for name in each.environment_scores)
+    environments = dict.fromkeys(column_of(name) for r in story.shown.records for name in r.environment_scores)
     keys = dict.fromkeys(path for config in story.configs.values() for path in config.resolved)
     rows = []
     for each in story.experiments:
-        fields: dict[str, Any] = msgspec.to_builtins(each)
-        config = story.configs.get(each.number)
-        row = {name: value for name, value in fields.items() if name not in _TOGETHER}
-        row |= {column_of(name): each.environment_scores.get(name) for name in environments}
-        row["changes"] = "; ".join(change.line for change in each.changes)
+        config, changes = story.configs.get(each["number"]), each["changes"]
+        row = {name: value for name, value in each.items() if name not in environments and name != "changes"}
+        row |= {name: each.get(name) for name in environments} | {"changes": changes}
         row |= {path: _key(config.resolved[path]) if config and path in config.resolved else "" for path in keys}
         rows.append(row)
     file = io.StringIO()
@@ -84,8 +128,8 @@ def cell(value: str | float | bool | None) -> str:
 
 
 _SCORES = (
-    *("eval_score", "eval_stderr", "strict_score", "expected", "expected_stderr", "expected_then", "p_better"),
-    *("expected_then_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
+    *("eval_score", "eval_stderr", "strict_score", "effect", "effect_stderr", "effect_at_decision", "p_better"),
+    *("effect_at_decision_stderr", "num_steps", "reward_mean", "training_seconds", "total_seconds", "memory_gb"),
 )
 
 
@@ -95,7 +139,7 @@ class Story:
 
     ledger: Ledger
     shown: Shown
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[Row, ...]
     configs: Mapping[int, Config]
 
     @classmethod
@@ -104,7 +148,7 @@ class Story:
         shown = shown_campaign(ledger, branch, head_branch)
         if not shown.records:
             raise UsageError("no experiment was run here yet", "Start one: uv run run.py.")
-        experiments = told(shown.records, shown.campaign)
+        experiments = rows_of(shown.records, shown.campaign)
         return cls(ledger, shown, experiments, load_configs(ledger, shown.records))
 
     @property
@@ -113,7 +157,7 @@ class Story:
         name = self.shown.branch.removeprefix(CAMPAIGN_PREFIX) or "detached"
         return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip(".-") or "campaign"
 
-    def rows(self) -> Iterator[tuple[Record, Experiment]]:
+    def rows(self) -> Iterator[tuple[Record, Row]]:
         """Record and what is told of it."""
         return zip(self.shown.records, self.experiments, strict=True)
 
@@ -141,8 +185,8 @@ def measured(step: Step) -> dict[str, float]:
     return {name: value for name, value in {**fields, **rewards}.items() if value is not None and math.isfinite(value)}
 
 
-def scores(experiment: Experiment) -> dict[str, float]:
+def scores(record: Record, row: Row) -> dict[str, float]:
     """The numbers that an experiment came to, without those that were not measured."""
-    found = {name: value for name in _SCORES if (value := getattr(experiment, name)) is not None}
-    found |= {column_of(name): value for name, value in experiment.environment_scores.items()}
+    names = (*_SCORES, *map(column_of, record.environment_scores))
+    found = {name: value for name in names if (value := row[name]) is not None}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}

@@ -9,9 +9,8 @@ from nightshift.campaign.records import Record
 from nightshift.config.train_toml import spelled
 from nightshift.errors import EngineError
 from nightshift.files import remove_tree, whole_folder
-from nightshift.report.experiment_view import Experiment
 from nightshift.report.export.private import Private
-from nightshift.report.export.story import Story, measured, scores
+from nightshift.report.export.story import Row, Story, measured, scores
 from nightshift.text import clean
 
 FIX = "Install the extra: uv run --extra wandb nightshift export --to wandb."
@@ -49,15 +48,15 @@ def write_runs(story: Story, folder: Path, private: Private, *, is_mine: bool = 
 
 
 def _write_run(
-    wandb: Any, settings: Any, story: Story, record: Record, each: Experiment, private: Private, folder: Path
+    wandb: Any, settings: Any, story: Story, record: Record, each: Row, private: Private, folder: Path
 ) -> None:
     with wandb.init(
         project=f"nightshift-{story.tag}",
-        id=f"{story.tag}-{each.number:04d}",
-        name=f"{each.number:04d} {each.outcome}",
+        id=f"{story.tag}-{each['number']:04d}",
+        name=f"{each['number']:04d} {each['outcome']}",
         group=story.tag,
-        tags=[each.outcome],
-        notes=private.text(clean(each.description)),
+        tags=[each["outcome"]],
+        notes=private.text(clean(each["description"])),
         dir=folder,
         config=_config(story, each),
         settings=settings,
@@ -70,11 +69,11 @@ def _write_run(
             for step in steps:
                 found = {f"{prefix}{name}": value for name, value in measured(step).items()}
                 run.log(found | {step_name: step.step})
-        run.summary.update({"outcome": each.outcome, "experiment": each.number, **scores(each)})
+        run.summary.update({"outcome": each["outcome"], "experiment": each["number"], **scores(record, each)})
 
 
-def _config(story: Story, each: Experiment) -> dict[str, Any]:
-    config = story.configs.get(each.number)
+def _config(story: Story, each: Row) -> dict[str, Any]:
+    config = story.configs.get(each["number"])
     values = config.resolved if config else {}
     plain = {path: value if isinstance(value, bool | int | float) else spelled(value) for path, value in values.items()}
-    return plain | {"rules": clean(each.rules), "parent": each.parent}
+    return plain | {"rules": clean(each["rules"]), "parent": each["parent"]}

@@ -93,7 +93,7 @@ const startTable = (state, data) => {
 
   const rows = () => {
     const heads = ["run", "verdict", "since", "hypothesis", "changes", "score", "strict score", "expected, pp", "± pp",
-      "expected_then, pp", "± pp", "P better", "runs", "seconds"];
+      "effect_at_decision, pp", "± pp", "P better", "runs", "seconds"];
     const points = (text) => (number(text) === null ? null : Number((100 * number(text)).toPrecision(6)));
     return [heads, ...bodies.filter((body) => !body.hidden).map((body) => {
       const { dataset } = body;

@@ -1,13 +1,11 @@
-"""--json: every answer is one object of the shape that docs/schemas says, of a recorded campaign and of a made-up one
-with crashes, take-backs and runs side by side."""
+"""--json: one object on stdout with a kind and a version, for a recorded campaign and for a made-up one with crashes,
+take-backs and runs side by side. docs/schemas has the shapes of an experiment and of status."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,13 @@ from click.testing import CliRunner, Result
 from nightshift.campaign.campaign import expected
 from nightshift.campaign.index import fold, last_campaign
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import Failure, Judgement, Verdict
-from nightshift.campaign.standing import Counts
+from nightshift.campaign.records import Failure, Judgement
+from nightshift.campaign.standing import Counts, effect_at_decision
 from nightshift.cli import run as command
 from nightshift.cli.main import commands
-from nightshift.cli.views import compared
-from nightshift.report.views import encoded
-from tests.campaigns import COMPARISON, a_record
+from nightshift.cli.output import print_json
+from nightshift.experiment.certify import Certified
+from tests.campaigns import COMPARISON, a_record, replace
 from tests.checkouts import commit_all
 from tests.recorded_nights import stored_night
 from tests.stand_in_campaign import BRANCH, build
@@ -62,11 +60,11 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ledger = build(root, 40, num_examples=200, with_files=False)
     for record in ledger.records():
         runs = tuple(replace(run, place=f"slot {record.number % 2}") for run in record.runs)
-        ledger.write(replace(record, runs=runs, description=f"{record.description} \u202e\ud83d \x1b[31m"))
+        ledger.write(replace(record, runs=runs, description=f"{record.proposal.description} \u202e\ud83d \x1b[31m"))
     cut = ledger.reserve(
         a_record(branch=BRANCH, rules_hash=record.rules_hash, parent=1, description="cut off"), {"train.toml": b""}
     )
-    judgement = Judgement(Verdict.CRASH, "interrupted: Ctrl-C")
+    judgement = Judgement(why="interrupted: Ctrl-C")
     ledger.write(replace(cut, status="crash", failure=Failure.INTERRUPTED, judgement=judgement))
     return furnished(root, BRANCH)
 
@@ -83,7 +81,7 @@ def invoked(*words: str) -> Result:
 
 
 def answer(*words: str, code: int = 0) -> dict[str, Any]:
-    """What a command says on stdout: one object, of the shape that its schema says, and nothing else."""
+    """What a command says on stdout: one object, of the shape of its schema if it has one, and nothing else."""
     done = invoked(*words)
     assert done.exit_code == code, (words, done.output)
     return checked(done.stdout)
@@ -93,9 +91,11 @@ def checked(text: str) -> dict[str, Any]:
     assert text.isascii()
     [line] = text.splitlines()
     found: dict[str, Any] = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{found['kind']}.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(found)
-    assert found["version"] == 1
+    path = ROOT / "docs" / "schemas" / f"{found['kind']}.json"
+    if found["kind"] in ("experiment", "status"):
+        jsonschema.Draft202012Validator(json.loads(path.read_text())).validate(found)
+    assert [*found][:2] == ["kind", "version"]
+    assert found["version"] == 3
     return found
 
 
@@ -118,7 +118,8 @@ def test_status_counts_as_everything_else_does(root: Path) -> None:
     assert campaign.incumbent is not None
     assert campaign.standing is not None
     assert found["incumbent"]["number"] == campaign.incumbent.number
-    assert found["incumbent_score"] == pytest.approx(campaign.standing.incumbent)
+    assert found["incumbent"]["score"] == pytest.approx(campaign.standing.incumbent)
+    assert found["incumbent"]["gain"] == pytest.approx(campaign.standing.difference)
     assert (found["is_running"], found["running"], found["night"], found["damaged"]) == (False, [], None, [])
 
 
@@ -127,6 +128,7 @@ def test_a_name_that_is_added_breaks_nobody_who_validates(recorded: Path, monkey
     monkeypatch.setattr(command, "process_root", lambda: recorded)
     found = answer("status")
     checked(json.dumps(found | {"new": 1, "incumbent": found["incumbent"] | {"new": 1}}))
+    checked(json.dumps(answer("show", "2") | {"new": 1}))
 
 
 def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -136,47 +138,55 @@ def test_an_experiment_in_flight_is_told(made_up: Path, monkeypatch: pytest.Monk
     number = ledger.reserve(a_record(branch=BRANCH), {"train.toml": b""}).number
     with ledger.controller():
         found = answer("status")
-    assert [(each["number"], each["runs"]) for each in found["running"]] == [(number, [None])]
-    assert found["running"][0]["seconds"] > 0
+    [running] = found["running"]
+    assert (running["number"], running["runs"]) == (number, [None])
+    assert running["phases"] == ["run 1: waiting to start, 0 s"]
+    assert running["seconds"] > 0
 
 
-def test_history_has_every_experiment_with_its_two_numbers(root: Path) -> None:
+def test_history_has_every_trial_with_what_is_believed_now(root: Path) -> None:
     ledger = Ledger(root)
     campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
     found = answer("history")
-    by_number = {each["number"]: each for each in found["experiments"]}
-    assert [*by_number] == [record.number for record in campaign.decided]
+    by_number = {record.number: record for record in campaign.decided}
+    trials = [trial for key in found["keys"] for trial in key["trials"]]
+    assert {trial["number"] for trial in trials} == {n for n, record in by_number.items() if record.diff}
     moved = 0
-    for record in campaign.decided:
-        told, now = by_number[record.number], expected(campaign, record)
-        assert told["eval_score"] == record.score
-        assert (told["expected"], told["expected_stderr"]) == (tuple(now) if now else (None, None))
-        assert told["expected_then"] == (record.judgement.delta if record.judgement else None)
-        moved += told["expected"] != told["expected_then"]
+    for trial in trials:
+        record = by_number[trial["number"]]
+        now, then = expected(campaign, record), effect_at_decision(record)
+        assert trial["effect"] == (None if now is None else {"mean": now.mean, "stderr": now.stderr})
+        assert trial["verdict"] == record.status
+        moved += now != then
     assert moved
-    outcomes = Counter(told["outcome"] for told in by_number.values())
-    assert outcomes["baseline"] == 1
-    assert outcomes["taken_back"] == len(campaign.taken_back) > 0
-    assert outcomes["kept"] + outcomes["taken_back"] == len(campaign.kept) - 1
-    for key in found["keys"]:
-        assert all(trial["outcome"] == by_number[trial["number"]]["outcome"] for trial in key["trials"])
+    since = {trial["number"]: trial["since"] for trial in trials}
+    taken_back = {record.number for record in campaign.taken_back}
+    assert {number for number, words in since.items() if words == "taken back"} == taken_back != set()
+    assert {key["key"] for key in found["keys"]} >= set(found["dead_ends"])
+    assert {by_number[number].status for number in found["near_misses"]} <= {"discard"}
 
 
-def test_show_has_the_record_and_what_was_not_measured_is_null(root: Path) -> None:
-    outcomes = set()
-    for number in Ledger(root).numbers():
+def test_show_is_the_record_and_what_is_believed_now(root: Path) -> None:
+    ledger, seen = Ledger(root), set()
+    campaign = fold(ledger, records := ledger.records(), *last_campaign(records))
+    assert campaign.incumbent
+    assert campaign.standing
+    for number in ledger.numbers():
         found = answer("show", str(number))
+        now, gain = found.pop("effect"), found.pop("gain")
+        seen.add(since := found.pop("since"))
+        assert found.pop("files") == f"runs/{number:04d}"
         record = json.loads((root / "runs" / f"{number:04d}" / "record.json").read_bytes())
-        told = found["experiment"]
-        outcomes.add(told["outcome"])
-        assert (told["number"], found["record"]["status"]) == (number, record["status"])
-        assert (told["eval_score"] is None) == (record["status"] == "crash")
-        assert found["files"] == f"runs/{number:04d}"
-        if told["outcome"] == "baseline":
-            assert (told["expected"], told["expected_then"], told["p_better"], told["parent"]) == (None,) * 4
-    assert outcomes >= {"baseline", "kept", "taken_back", "discarded"}
-    if (root / "runs" / "0041").is_dir():
-        assert outcomes >= {"crashed", "interrupted"}
+        assert found == checked(json.dumps(record)), "record.json has the shape, too"
+        believed = expected(campaign, ledger.record(number))
+        assert now == (None if believed is None else {"mean": believed.mean, "stderr": believed.stderr})
+        assert since == campaign.since.get(number)
+        assert (gain is not None) == (number == campaign.incumbent.number)
+        if gain:
+            assert gain["mean"] == campaign.standing.difference
+        if record["status"] == "crash":
+            assert (now, record["judgement"]["delta"], record["judgement"]["decisions"]) == (None, None, [])
+    assert seen >= {None, "taken back"}
 
 
 def test_differences(root: Path) -> None:
@@ -185,7 +195,8 @@ def test_differences(root: Path) -> None:
     assert not found["is_same_file"]
     assert answer("diff", "1", "1")["changes"] == []
     chain = answer("diff", "--chain")["experiments"]
-    assert chain[0]["outcome"] == "baseline"
+    assert [link["score"] is None for link in chain] == [False, *[True] * (len(chain) - 1)]
+    assert [link["effect"] is None for link in chain] == [True, *[False] * (len(chain) - 1)]
     assert chain[-1]["changes"]
 
 
@@ -198,16 +209,12 @@ def test_verify_and_doctor(root: Path) -> None:
     assert found["is_ready"] == all(e["problem"] is None for e in found["checks"] if e["engine"] in ("all", "trl"))
 
 
-def test_comparisons_have_their_shapes() -> None:
-    found = checked(encoded(compared.Certified(comparisons=(COMPARISON,))))
-    assert (found["kind"], found["comparisons"][0]["verdict"]) == ("certify", "better")
-    assert checked(encoded(compared.Planned(command="certify", lines=("time: 1 min",))))["kind"] == "plan"
-
-
-def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm() -> None:
-    no_number = replace(COMPARISON, level=float("nan"), model="\udc80")
-    plain = json.loads(encoded(compared.Certified(comparisons=(no_number,))))
-    assert plain["comparisons"][0]["level"] is None
+def test_what_is_no_number_is_null_and_a_lone_surrogate_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    comparison = replace(COMPARISON, level=float("nan"), model="\udc80")
+    print_json(Certified(plan=("time: 1 min",), comparisons=(comparison,)))
+    found = checked(capsys.readouterr().out)
+    assert (found["kind"], found["plan"]) == ("certify", ["time: 1 min"])
+    assert (found["comparisons"][0]["verdict"], found["comparisons"][0]["level"]) == ("better", None)
 
 
 def test_a_narrow_terminal_gets_the_same_line(recorded: Path) -> None:
@@ -216,7 +223,7 @@ def test_a_narrow_terminal_gets_the_same_line(recorded: Path) -> None:
     terminal = Terminal([sys.executable, "-c", program], recorded, PYTHONPATH=str(ROOT))
     assert terminal.finish() == 0
     [line] = [line for line in terminal.lines if line.startswith("{")]
-    assert checked(line)["experiment"]["number"] == 2
+    assert checked(line)["number"] == 2
 
 
 def test_an_error_is_one_line_on_stderr_and_nothing_on_stdout(root: Path) -> None:
