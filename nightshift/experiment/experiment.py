@@ -39,7 +39,7 @@ _LONGEST = 200  # characters of a list in a refusal, which is one line
 def run_experiment(request: Request, setup: Setup) -> Record:
     """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
 
-    Call as the head (Ledger.head). Raises ConfigError or UsageError before anything is recorded, EngineError when the
+    Call as the head (Ledger.controller). Raises ConfigError or UsageError before anything is recorded, EngineError when the
     machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
     """
     try:

@@ -239,7 +239,7 @@ PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of machinery in a row, 
 
 
 class Night:
-    """A night under way. Run it as the head (Ledger.head). `state`: what it remembers beside the ledger."""
+    """A night under way. Run it as the head (Ledger.controller). `state`: what it remembers beside the ledger."""
 
     def __init__(
         self,

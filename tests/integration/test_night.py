@@ -253,7 +253,7 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
     for other in (start(root, agent="lr", proposer="lr", experiments=9), start_run(root, "--engine", "trl")):
         code, stdout, stderr = finish(other)
         assert (code, stdout) == (2, "")
-        assert stderr.startswith("another experiment is running in this checkout. ")
+        assert stderr.startswith("another controller works in this checkout: process ")
         assert len(stderr.splitlines()) == 1
     status = status_of(root)
     assert "night:    lr since " in status
