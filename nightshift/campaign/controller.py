@@ -1,7 +1,7 @@
 """The lock of the one process that works in a checkout: run.py, a night, certify.
 
-The lock is held on the folder runs/ itself: to delete a file lets no second controller in. `runs/.controller` only names
-the process that holds the lock. The kernel drops the lock when that process dies, however it dies.
+The lock is held on the folder runs/ itself, so deleting a file lets no second controller in. `runs/.controller` only
+names the process that holds the lock. The kernel drops the lock when that process dies, however it dies.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ class Holder:
         return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {started:{clock}}"
 
 
+_held: dict[Path, int] = {}  # descriptors of the folders whose lock this process holds
+
+
 class ControllerLock:
     """The lock of one folder runs/, held by this process or looked at from outside."""
 
     def __init__(self, runs_dir: Path) -> None:
-        self.runs_dir = runs_dir
+        self.runs_dir = runs_dir.absolute()
         self._path = runs_dir / HOLDER_NAME
-        self._folder: int | None = None  # descriptor of the folder whose lock this object holds
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -70,12 +72,10 @@ class ControllerLock:
         file = None
         try:
             file = self._acquire(folder)
-            self._folder = folder
+            _held[self.runs_dir] = folder
             yield
         finally:
-            is_ours = self._folder is not None and self._is_in_place(folder)
-            self._folder = None
-            if is_ours:
+            if _held.pop(self.runs_dir, None) == folder and self._is_in_place(folder):
                 self._path.unlink(missing_ok=True)
             for descriptor in (file, folder):
                 if descriptor is not None:
@@ -110,13 +110,14 @@ class ControllerLock:
 
     def require_in_place(self) -> None:
         """Raise UsageError if this process holds the lock and somebody moved runs/ away."""
-        if self._folder is not None and not self._is_in_place(self._folder):
+        folder = _held.get(self.runs_dir)
+        if folder is not None and not self._is_in_place(folder):
             cause = f"{self.runs_dir} was moved away or replaced while this process worked in it"
             raise UsageError(cause, "Put the folder back, then repeat the command.")
 
     def _is_in_place(self, folder: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(folder), os.stat(self.runs_dir))
+            return os.path.samestat(os.fstat(folder), self.runs_dir.stat())
         except OSError:
             return False
 

@@ -80,10 +80,14 @@ class Ledger:
         """Whether a controller works in this checkout. Writes nothing."""
         return self._controller.is_held()
 
+    def require_in_place(self) -> None:
+        """Raise UsageError if this process is the controller and somebody moved runs/ away."""
+        self._controller.require_in_place()
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
-        self._controller.require_in_place()
+        self.require_in_place()
         path = self.runs_dir / ".lock"
         lock = FileLock(path, timeout=_WRITE_SECONDS)
         try:
@@ -189,7 +193,7 @@ class Ledger:
         """One record. EngineError when there is none."""
         record = None if self.run_dir(number).is_symlink() else self.read(number)
         if record is None:
-            self._controller.require_in_place()
+            self.require_in_place()
             last = max(self.numbers(), default=0)
             raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record

@@ -506,7 +506,8 @@ class Night:
                 try:
                     write()
                 except (NightshiftError, OSError) as error:
-                    self._setup.reporter.note(f"the night's last traces are not whole: {error}")
+                    if str(error) != cause:  # which is told already
+                        self._setup.reporter.note(f"the night's last traces are not whole: {error}")
             if cause is not None:
                 self._send_end(cause)
 

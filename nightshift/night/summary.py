@@ -25,9 +25,10 @@ _MAX_DESCRIPTION = 160
 
 
 def write_summary(state: NightState, setup: Setup) -> str:
-    """The night's summary, written beside the morning page."""
+    """The night's summary, written beside the morning page. UsageError if runs/ was moved away."""
     from nightshift.report.page import write_report
 
+    setup.ledger.require_in_place()
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)
     text = summary(state, own, campaign, setup.now(), setup.ledger.journal.head, cost)

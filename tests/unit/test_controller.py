@@ -18,7 +18,7 @@ from nightshift.campaign.ledger import Ledger
 from nightshift.errors import NightshiftError, UsageError
 
 HOLD = """
-import errno, fcntl, os, stat, sys, time
+import errno, fcntl, os, stat, sys
 from pathlib import Path
 from nightshift.campaign.ledger import Ledger
 flock = fcntl.flock
@@ -26,7 +26,7 @@ def on_nfs(descriptor, kind):
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     flock(descriptor, kind)
-if sys.argv[2] == "nfs":
+if sys.argv[1] == "nfs":
     fcntl.flock = on_nfs
 sys.argv = ["/somewhere/nightshift", "night", "--agent", "tpe"]
 with Ledger(Path(os.environ["ROOT"])).controller():
@@ -38,7 +38,7 @@ with Ledger(Path(os.environ["ROOT"])).controller():
 @contextmanager
 def another_controller(root: Path, file_system: str = "local") -> Iterator[subprocess.Popen[bytes]]:
     """A process that holds the lock until the end of the block."""
-    command = [sys.executable, "-c", HOLD, str(root), file_system]
+    command = [sys.executable, "-c", HOLD, file_system]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "ROOT": str(root)}) as process:
         try:
@@ -61,7 +61,7 @@ def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
     flock: Callable[[int, int], None] = fcntl.flock
 
     def stand_in(descriptor: int, kind: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        if Path(f"/proc/self/fd/{descriptor}").is_dir():
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(descriptor, kind)
 
@@ -150,12 +150,11 @@ def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: py
 
 
 def test_a_controller_does_not_write_into_another_runs_folder(tmp_path: Path) -> None:
-    ledger, runs = Ledger(tmp_path), tmp_path / "runs"
-    with ledger.controller():
+    runs = tmp_path / "runs"
+    with Ledger(tmp_path).controller():
         runs.rename(tmp_path / "aside")
         for make in (lambda: None, runs.mkdir):
             make()
-            with pytest.raises(UsageError, match="runs was moved away or replaced while this process worked in it"):
-                with ledger.lock():
-                    pass
+            with pytest.raises(UsageError, match="runs was moved away or replaced"), Ledger(tmp_path).lock():
+                pass
     assert list(runs.iterdir()) == []
