@@ -10,6 +10,7 @@ from typing import Any
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import runs_cost
+from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.records import NOTHING, Cost, Record
 from nightshift.campaign.standing import Counts, expected_then
 from nightshift.errors import Interrupted, NightshiftError
@@ -59,6 +60,8 @@ def summary(
         said = clean(campaign.incumbent.description, _MAX_DESCRIPTION)
         believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision.take_back
         lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
+    if missing := uncommitted(campaign):
+        lines.append(f"git:          {clean(missing, 400)}; the next start tries again")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )

@@ -39,7 +39,7 @@ def test_runs_that_is_moved_away_ends_the_controller_in_one_line(root: Path, wha
     if make_anew:
         (root / "runs").mkdir()
     (root / "stand-in.json").unlink()
-    code, stdout, stderr = finish(first)
+    code, _, stderr = finish(first)
     assert code == 2
     told = [line for line in stderr.splitlines() if not line.startswith(("comparing", "experiment 0001", "0001"))]
     assert len(told) == 1, stderr

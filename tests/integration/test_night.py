@@ -318,3 +318,24 @@ def told(root: Path) -> list[tuple[object, ...]]:
         )
         for r in decided
     ]
+
+
+def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
+    lock = root / ".git" / "index.lock"
+    lock.touch()
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3)
+    assert code == 1, stderr
+    kept, last = records(root)[1:]
+    assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
+    line = f"0002 is kept and not committed: git could not write: its lock file {lock} was "
+    assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
+    assert "\nstopped:      3 experiments are done\n" in stdout
+    for name in ("report.md", "report.html"):
+        assert "Not in git: 0002 is kept and not committed" in (root / "runs" / name).read_text()
+    lock.unlink()
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
+    assert code == 0, stderr
+    assert "experiment 0002 was decided but not settled; now: committed " in stderr
+    assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
+    assert "Not in git" not in (root / "runs" / "report.md").read_text()
+    assert problems(root) == []
