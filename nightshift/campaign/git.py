@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
+from nightshift.signals import unblocked
 from nightshift.waiting import waiting
 
 FOLDER, SUBMODULE = "40000", "160000"  # modes of what is no file in a tree
@@ -329,15 +330,17 @@ class Repo:
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
-            with subprocess.Popen(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                cwd=self.root,
-                env=clean if is_personal else clean | _NO_CONFIGURATION,
-                start_new_session=True,
-            ) as process:
+            with unblocked():
+                process = subprocess.Popen(
+                    command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    cwd=self.root,
+                    env=clean if is_personal else clean | _NO_CONFIGURATION,
+                    start_new_session=True,
+                )
+            with process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
                 finally:  # with whatever it started, should there be a way for it to

@@ -11,6 +11,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nightshift.campaign.campaign import Campaign
@@ -35,9 +36,11 @@ from tests.night_checkout import (
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
+KILLED = f"stopped by SIGINT from process {os.getpid()} ({psutil.Process().name()})"
+
 
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
-    """Once, while a run is in flight; returns when the night has taken note."""
+    """As another process does it: once, while a run is in flight; returns when the night has taken note."""
     night.send_signal(signal.SIGINT)
     assert any("once more to stop now" in line for line in night.stderr)
 
@@ -201,7 +204,7 @@ def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path)
     (root / "stand-in.json").unlink()
     code, stdout, stderr = finish(night)
     assert code == 0, stderr
-    assert "stopped:      stopped by Ctrl-C" in stdout
+    assert f"stopped:      {KILLED}" in stdout
     (record,) = records(root)
     assert (record.status, len(record.runs)) == ("keep", 1)  # a baseline has two runs, were it not for the Ctrl-C
     assert problems(root) == []
@@ -220,10 +223,11 @@ def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None
     code, stdout, stderr = finish(night)
     assert code == 130
     assert "Traceback" not in stderr
-    assert "stopped:      stopped by SIGINT" in stdout
+    assert f"stopped:      {KILLED}" in stdout
+    assert records(root)[0].judgement.why == f"interrupted: {KILLED}"
     assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
     assert leftovers(root) == []
-    assert state(root)["cause"] == "stopped by SIGINT"
+    assert state(root)["cause"] == KILLED
 
 
 def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
