@@ -84,7 +84,8 @@ def uncommitted(campaign: Campaign) -> str | None:
     for record in (campaign.incumbent, last):
         if record is not None and (record.is_keep or record is last) and _is_unsettled(record) and record.settled:
             verdict = "kept and not committed" if record.is_keep else "discarded, but the branch may still hold it"
-            return f"{record.number:04d} is {verdict}: {record.settled.removeprefix(_FAILED)}"
+            cause = record.settled.removeprefix(_FAILED).rstrip(".")
+            return f"{record.number:04d} is {verdict}: {cause}. Each later experiment and start tries again."
     return None
 
 

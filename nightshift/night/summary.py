@@ -61,7 +61,7 @@ def summary(
         believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision.take_back
         lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
     if missing := uncommitted(campaign):
-        lines.append(f"git:          {clean(missing, 400)}; the next start tries again")
+        lines.append(f"git:          {clean(missing, 500)}")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )
