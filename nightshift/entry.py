@@ -7,6 +7,7 @@ It imports nothing before it is isolated: PYTHONPATH is the caller's, and the ca
 """
 
 import os
+import signal
 import sys
 
 # Of the loader's variables only this one is heeded: on many machines libcuda.so is found through nothing else.
@@ -55,6 +56,10 @@ if __name__ == "__main__":
     import runpy
 
     sys.argv = sys.argv[1:]
+    if sys.argv[0] == _COMMAND or sys.argv[0].rpartition("/")[2] == "run.py":
+        # Libraries start threads when they are imported. These inherit the mask and receive no stop signal, so that
+        # signals.py can find out who sent it. in_one_line unblocks the signals.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     if sys.argv[0] == _COMMAND:
         runpy.run_module("nightshift.cli.main", run_name="__main__")
     else:

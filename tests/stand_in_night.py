@@ -12,6 +12,7 @@ the flag.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # as entry.py
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 

@@ -107,10 +107,12 @@ def _put_into(module: ModuleType, kind: str) -> None:
 
 
 def install(kind: str) -> None:
-    """Have this process, as the head, and its workers use the stand-in."""
+    """Have this process, as the controller, and its workers use the stand-in. It does not wait long for git's locks."""
+    from nightshift.campaign import git
     from nightshift.executors import local, slurm
     from nightshift.experiment import setup
 
+    git.LOCK_SECONDS = 1.0
     if kind != "real":
         _put_into(setup, kind)
         setup.Surroundings = lambda root: Surroundings(root, path=())  # type: ignore[misc, assignment]

@@ -27,6 +27,7 @@ from nightshift.agents import sandbox_entry
 from nightshift.agents.clone import EVIDENCE_NAME, Clone
 from nightshift.errors import UsageError
 from nightshift.files import read_file, write_atomically
+from nightshift.signals import unblocked
 
 MAX_BYTES = 1_000_000  # of a file that is copied: they have some thousand
 
@@ -336,9 +337,15 @@ class Sandbox:
             names = [name for top in readable for name in islice(top.iterdir(), _MAX_LOOKED_FOR)]
             looked = [str(name) for name in names if not any(place.is_relative_to(name) for place in places)]
             tried = [*argv[: -len(words)], "/bin/sh", "-c", _LOOK, "sh", *looked]
-            done = subprocess.run(
-                tried, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_TRIAL_SECONDS
-            )
+            with unblocked():
+                done = subprocess.run(
+                    tried,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    timeout=_TRIAL_SECONDS,
+                )
         except subprocess.TimeoutExpired:
             return f"no end after {_TRIAL_SECONDS:g} s"
         finally:

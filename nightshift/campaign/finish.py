@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from nightshift.campaign.git import Head, Repo
+from nightshift.campaign.campaign import Campaign
+from nightshift.campaign.git import GitLockedError, Head, Repo
 from nightshift.campaign.index import fold
 from nightshift.campaign.ledger import STARTED, Ledger
 from nightshift.campaign.records import Failure, Judgement, Record, Verdict
@@ -73,7 +74,20 @@ def _settle(record: Record, ledger: Ledger, repo: Repo) -> Record:
         restore = f"Restore the incumbent after experiment {record.number:04d}\n\n{message}"
         return replace(record, settled=repo.discard(head, candidate, incumbent, restore, before))
     except (EngineError, UsageError, OSError, ValueError) as error:
+        if isinstance(error, GitLockedError) and error.is_known and record.settled:
+            return record  # the same lock file as before: the record says so
         return replace(record, settled=f"{_FAILED}{error}")
+
+
+def uncommitted(campaign: Campaign) -> str | None:
+    """What git did not take of the campaign's standing verdicts, in one line; None if nothing is missing."""
+    last = campaign.decided[-1] if campaign.decided else None
+    for record in (campaign.incumbent, last):
+        if record is not None and (record.is_keep or record is last) and _is_unsettled(record) and record.settled:
+            verdict = "kept and not committed" if record.is_keep else "discarded, but the branch may still hold it"
+            cause = record.settled.removeprefix(_FAILED).rstrip(".")
+            return f"{record.number:04d} is {verdict}: {cause}. Each later experiment and start tries again."
+    return None
 
 
 def _is_unsettled(record: Record) -> bool:
@@ -99,7 +113,8 @@ def resume(ledger: Ledger, repo: Repo, note: Callable[[str], None], in_flight: C
             note(f"experiment {record.number:04d} was interrupted; recorded as crash")
         elif record.number in due:
             settled = close(record, ledger, repo).settled
-            note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
+            if settled != record.settled:
+                note(f"experiment {record.number:04d} was decided but not settled; now: {settled}")
     for number in (number for number in reversed(ledger.numbers()) if number not in in_flight):
         if (last := ledger.read(number)) is not None:
             keep_model(ledger, last)  # what a full disk would not let go of

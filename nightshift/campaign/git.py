@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from typing import NamedTuple
 
 from nightshift.errors import EngineError, UsageError
 from nightshift.files import write_atomically
+from nightshift.signals import unblocked
+from nightshift.waiting import waiting
 
 FOLDER, SUBMODULE = "40000", "160000"  # modes of what is no file in a tree
 
@@ -55,6 +59,9 @@ def entries_of(tree: bytes, width: int) -> dict[str, Blob]:
 CAMPAIGN_PREFIX = "autoresearch/"
 CONFIG_NAME = "train.toml"
 _TIMEOUT_SECONDS = 60.0
+LOCK_SECONDS = 60.0  # a git that works holds its lock files for less
+_LOCK_POLL_SECONDS = 0.2
+_LOCK_FILE = re.compile(rb"Unable to create '(.+\.lock)': File exists")
 _CLONE_AGAIN = "Clone the repository again from a place that you trust."
 _SAFE_OPTIONS = (
     *("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false"),
@@ -83,11 +90,24 @@ class Head:
         return self.branch.startswith(CAMPAIGN_PREFIX)
 
 
+class GitLockedError(EngineError):
+    """A lock file of git did not go away. `is_known`: this process had waited for the same file before."""
+
+    def __init__(self, path: Path, is_known: bool) -> None:
+        cause = f"git could not write: its lock file {path} was {_age(path)} old and still there"
+        super().__init__(cause, "End the git that holds it; if none runs, delete the file.")
+        self.is_known = is_known
+
+
 class Repo:
-    """The git repository whose top is `root`; works, and knows nothing, where there is no git at all."""
+    """The git repository whose top is `root`; works, and knows nothing, where there is no git at all.
+
+    A git that meets a lock file is started again for LOCK_SECONDS, once for each lock file; then GitLockedError.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._waited_for = set[tuple[Path, int]]()  # lock files, with their times
 
     def head(self) -> Head:
         """Branch and commit now; ("", None) outside a git checkout."""
@@ -222,7 +242,7 @@ class Repo:
         return now.commit
 
     def _commit(self, branch: str, parent: str, config: bytes, message: str) -> str:
-        """One commit on top of `parent` that changes train.toml only, then the same in the index.
+        """One commit on top of `parent` that changes train.toml only, and the same in the index.
 
         Built from a tree, without an index: a temporary index would outlive a harness that is killed here.
         """
@@ -233,10 +253,11 @@ class Repo:
         tree = self._git("mktree", "-z", stdin=os.fsencode("".join(listed))).strip()
         options = (*self._identity(), "commit-tree", tree, "-p", parent, "-F", "-")
         commit = self._git(*options, stdin=message.encode()).strip()
+        # First the index: with an older one, the user's next commit would take the change back. What else than a lock
+        # is wrong with an index is not worth failing a verdict.
+        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{CONFIG_NAME}")
         # Compare-and-swap: a commit that somebody made this instant is not lost.
         self._git("update-ref", "-m", "nightshift", f"refs/heads/{branch}", commit, parent)
-        # A locked index leaves the commit right and only `git status` behind: not worth failing a verdict.
-        self._run("update-index", "--add", "--cacheinfo", f"100644,{blob},{CONFIG_NAME}")
         return commit
 
     def _identity(self) -> list[str]:
@@ -284,19 +305,42 @@ class Repo:
     def _run(
         self, *arguments: str, stdin: bytes = b"", is_personal: bool = False
     ) -> subprocess.CompletedProcess[bytes]:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            result = self._run_once(*arguments, stdin=stdin, is_personal=is_personal)
+            met = _LOCK_FILE.search(result.stderr) if result.returncode else None
+            if met is None:
+                return result
+            self._wait_for_lock(self.root / os.fsdecode(met[1]), deadline)
+
+    def _wait_for_lock(self, path: Path, deadline: float) -> None:
+        """Return when the lock file is gone or another one. GitLockedError at the deadline on the monotonic clock."""
+        lock = path, _modified(path)
+        is_known = lock in self._waited_for
+        self._waited_for.add(lock)  # before the wait: after Ctrl-C nobody waits again
+        with waiting(lambda: f"waiting for git's lock file {path} ({_age(path)} old)", LOCK_SECONDS):
+            while not is_known and time.monotonic() < deadline:
+                time.sleep(_LOCK_POLL_SECONDS)
+                if _modified(path) != lock[1]:
+                    return
+        raise GitLockedError(path, is_known)
+
+    def _run_once(self, *arguments: str, stdin: bytes, is_personal: bool) -> subprocess.CompletedProcess[bytes]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         clean |= {"GIT_TERMINAL_PROMPT": "0", "GIT_EDITOR": "true", "LC_ALL": "C"}
         command = [_program() or "git", "--no-optional-locks", "--no-replace-objects", *_SAFE_OPTIONS, *arguments]
         try:
-            with subprocess.Popen(
-                command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                cwd=self.root,
-                env=clean if is_personal else clean | _NO_CONFIGURATION,
-                start_new_session=True,
-            ) as process:
+            with unblocked():
+                process = subprocess.Popen(
+                    command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    cwd=self.root,
+                    env=clean if is_personal else clean | _NO_CONFIGURATION,
+                    start_new_session=True,
+                )
+            with process:
                 try:
                     output = process.communicate(stdin, _TIMEOUT_SECONDS)
                 finally:  # with whatever it started, should there be a way for it to
@@ -308,6 +352,23 @@ class Repo:
         except (OSError, ValueError) as error:  # a NUL in an argument, which a record brought
             reason = error.strerror if isinstance(error, OSError) else error
             raise EngineError(f"git {arguments[0]} cannot be started: {reason}") from None
+
+
+def _modified(path: Path) -> int:
+    """When a file was changed last, in nanoseconds since 1970; 0 if it is gone."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _age(path: Path) -> str:
+    """How long ago a file was changed last: `34 s`, `12 min`, `5 h`, `3 days`."""
+    seconds = max(time.time() - _modified(path) / 1e9, 0.0)
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _program() -> str | None:

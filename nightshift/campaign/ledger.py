@@ -19,6 +19,7 @@ import msgspec
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
+from nightshift.campaign.controller import ControllerLock
 from nightshift.campaign.git import CONFIG_NAME, Head
 from nightshift.campaign.journal import Journal, digests, sha256
 from nightshift.campaign.metrics import PROGRESS_NAME
@@ -56,6 +57,7 @@ class Ledger:
         self.runs_dir = runs_dir or root / "runs"
         self.tsv_path = root / "results.tsv"
         self.journal = Journal(self.runs_dir)
+        self._controller = ControllerLock(self.runs_dir)
         self.folded: dict[tuple[str, str], Campaign] = {}  # by branch and rules hash: index.py's
         self._columns: tuple[str, ...] = COLUMNS
         self._rows = dict[int, tuple[Record, str]]()  # of results.tsv
@@ -71,38 +73,28 @@ class Ledger:
         return self.run_dir(record.baseline or record.number, index) / f"attempt-{record.runs[index - 1].attempt}"
 
     def controller(self) -> AbstractContextManager[None]:
-        """Be the one process of this checkout that works, for as long as it does. UsageError while another is.
-
-        The kernel drops the lock when its holder dies, however it dies. The second of patience outlasts
-        `is_running` of a `nightshift status` beside it.
-        """
-        fix = "Wait for it (uv run nightshift wait), or use one clone each."
-        return self._locked(".head", 1.0, "another experiment is running in this checkout", fix)
+        """Be the controller of this checkout. UsageError while another process is."""
+        return self._controller.held()
 
     def is_running(self) -> bool:
-        """True while an experiment, a night or a certificate is at work in this checkout."""
-        if not self.runs_dir.is_dir():
-            return False
-        try:
-            with self._locked(".head", 0, "", ""):
-                return False
-        except UsageError:
-            return True
+        """Whether a controller works in this checkout. Writes nothing."""
+        return self._controller.is_held()
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
-        cause = f"{self.runs_dir / '.lock'} is held by a process that hangs"
-        return self._locked(".lock", _WRITE_SECONDS, cause, "End it, then repeat.")
+    def require_in_place(self) -> None:
+        """Raise UsageError if this process is the controller and somebody moved runs/ away."""
+        self._controller.require_in_place()
 
     @contextmanager
-    def _locked(self, name: str, timeout_seconds: float, cause: str, fix: str) -> Iterator[None]:
-        path = self.runs_dir / name
-        lock = FileLock(path, timeout=timeout_seconds)
+    def lock(self) -> Iterator[None]:
+        """Write to runs/ and results.tsv, and to nothing else meanwhile: held for milliseconds."""
+        self.require_in_place()
+        path = self.runs_dir / ".lock"
+        lock = FileLock(path, timeout=_WRITE_SECONDS)
         try:
             self.runs_dir.mkdir(exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise UsageError(cause, fix) from None
+            raise UsageError(f"{path} is held by a process that hangs", "End it, then repeat.") from None
         except OSError as error:
             raise disk_error(error, path) from None
         try:
@@ -205,6 +197,7 @@ class Ledger:
         """One record. EngineError when there is none."""
         record = None if self.run_dir(number).is_symlink() else self.read(number)
         if record is None:
+            self.require_in_place()
             last = max(self.numbers(), default=0)
             raise EngineError(f"there is no record of experiment {number:04d}", f"The last one is {last:04d}.")
         return record

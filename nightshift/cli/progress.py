@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nightshift.campaign.records import Phase, Progress
 from nightshift.cli import output
+from nightshift.signals import blocked
 from nightshift.waiting import Wait, innermost, news
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class TerminalReporter:
         while not news.empty():  # of an earlier one
             news.get()
         self._ticker = threading.Thread(target=self._tick, name="live line", daemon=True)
-        self._ticker.start()
+        with blocked():
+            self._ticker.start()
 
     def note(self, text: str) -> None:
         """One line of news on stderr."""
@@ -131,5 +133,6 @@ def at_work(what: str) -> Iterator[None]:
     """For a command that takes its time and says nothing meanwhile: the live line says it."""
     from nightshift.executors.process import interruptible
 
-    with closing(TerminalReporter(what)), interruptible("it only looked; nothing was changed"):
+    told = "it only looked; nothing was changed"
+    with closing(TerminalReporter(what)), interruptible(told, names_sender=True):
         yield

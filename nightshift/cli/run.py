@@ -44,7 +44,7 @@ def run(root: Path, request: Request) -> int:
         return detach(root)
     from nightshift.executors.process import interruptible
 
-    with closing(TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
         from nightshift.executors.leftovers import end_leftovers
         from nightshift.executors.survivors import end_jobs
         from nightshift.experiment.experiment import require_ready, run_experiment
@@ -129,7 +129,7 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
     from nightshift.executors.process import interruptible
 
     began = time.monotonic()
-    with closing(TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
         rules = rules_here(root, flags.engine_meant, num_gpus(os.environ))
         if flags.rebuild_base:
             from nightshift.engines.trl import base_model
@@ -149,7 +149,7 @@ def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> Certif
     from nightshift.experiment.certify import Certified, certify, tasks
     from nightshift.experiment.setup import open_setup
 
-    with closing(TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
         setup = open_setup(process_root(), request, reporter)
         questions = tasks(setup, *options)  # a wrong question is refused before anything is ended
         plan = tuple(line for task in questions for line in task.describe())
@@ -193,7 +193,7 @@ def probe(root: Path, request: Request) -> None:
     from nightshift.experiment.runs import job_of
     from nightshift.experiment.setup import open_setup
 
-    with closing(TerminalReporter()) as reporter, interruptible():
+    with closing(TerminalReporter()) as reporter, interruptible(names_sender=True):
         setup = open_setup(root, request, reporter)
         assert isinstance(setup.executor, SlurmExecutor)
         reporter.note("one job is submitted; it may have to wait for its turn (Ctrl-C cancels it)")

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
@@ -17,6 +18,7 @@ import click
 
 from nightshift.cli.output import print_error, print_text, told
 from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftError
+from nightshift.signals import STOP_SIGNALS
 
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -75,6 +77,7 @@ def in_one_line(command: Callable[P, int | None]) -> Callable[P, int]:
     @wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by entry.py
             while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
                 pass  # a standard stream that is closed: its number would go to the next file that is opened
             os.close(descriptor)

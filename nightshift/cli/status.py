@@ -123,7 +123,7 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
 
     ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-    with closing(TerminalReporter(f"waiting for {_SOMETHING}")) as reporter, interruptible(told):
+    with closing(TerminalReporter(f"waiting for {_SOMETHING}")) as reporter, interruptible(told, names_sender=True):
         while ledger.is_running():
             if deadline is not None and time.monotonic() >= deadline:
                 print_lines(Status.of(ledger, datetime.now(UTC)).lines())

@@ -34,6 +34,7 @@ from nightshift.errors import EngineError, Interrupted
 from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree, Watchdog, become_subreaper, marker_of, session_of
 from nightshift.files import open_regular
+from nightshift.signals import STOP_SIGNALS, origin_of, unblocked, watching
 from nightshift.text import ANSI, clean
 from nightshift.waiting import news
 
@@ -78,7 +79,6 @@ def tail(log_path: Path, num_lines: int, line_length: int = TAIL_LINE_LENGTH, nu
 
 
 STOPPING = "stopping: what runs here is ended, in a minute at most; another one is ignored, Ctrl-\\ does not wait"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What an engine child may inherit; a new variable of the user's shell stays out until it is named here.
 # Of the loader's variables only the search path: on many machines libcuda.so is found through nothing else.
@@ -105,7 +105,7 @@ def engine_environment(base: Mapping[str, str], extra: Mapping[str, str]) -> dic
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
     """Have `handler` take the stop signals meanwhile; one that the caller ignores (nohup) stays ignored.
 
     Main thread only, like signal.signal.
@@ -113,30 +113,41 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     previous = {number: signal.signal(number, handler) for number in handled}
     try:
-        yield
+        yield handled
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
 
 
 @contextmanager
-def interruptible(told: str = STOPPING, is_noted: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
+def interruptible(
+    told: str = STOPPING,
+    is_noted: Callable[[int, str], bool] = lambda number, origin: False,
+    *,
+    names_sender: bool = False,
+) -> Iterator[None]:
     """Raise Interrupted in the main thread on the first SIGINT, SIGTERM or SIGHUP; ignore the next ones.
 
-    `told`: what follows from it, said at once. A signal that `is_noted` by the caller is not the first.
+    `told`: what follows from it, said at once. A signal that `is_noted` by the caller, which gets its number and
+    origin, is not the first. `names_sender`: find out which process sent a signal.
     So a second Ctrl-C cannot cut short the clean-up that the first one caused, which is bounded by the
     grace. Who cannot wait uses SIGQUIT or SIGKILL: then the watchdog does the rest.
     """
     caught: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if not caught and not is_noted(number):
+        origin = origin_of(number)
+        if not caught and not is_noted(number, origin):
             caught.append(number)
-            news.put(f"{'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}: {told}")
-            raise Interrupted(f"stopped by {signal.Signals(number).name}")
+            news.put(f"{origin}: {told}")
+            raise Interrupted(f"stopped by {origin}")
 
-    with handling(interrupt):
-        yield
+    with handling(interrupt) as handled:
+        if not names_sender:
+            yield
+            return
+        with watching(handled):
+            yield
 
 
 @contextmanager
@@ -153,7 +164,8 @@ def _signals_deferred() -> Iterator[None]:
             yield
     finally:
         if caught:
-            signal.raise_signal(caught[0])
+            with unblocked():
+                signal.raise_signal(caught[0])
 
 
 class ProcessGroup:
@@ -195,7 +207,7 @@ class ProcessGroup:
             _open_groups.add(self)
             try:
                 _keep_watchdog()
-                with open_regular(log_path, "ab") as log:
+                with open_regular(log_path, "ab") as log, unblocked():
                     child = Child(
                         [os.fspath(word) for word in argv],
                         stdin=subprocess.DEVNULL if stdin is None else stdin,
@@ -315,7 +327,8 @@ def _keep_watchdog() -> None:
         _dismiss_watchdog()
         atexit.unregister(_stop_open_groups)
         atexit.register(_stop_open_groups, os.getpid())
-        _watchdog = Watchdog(engine_environment(os.environ, {}))
+        with unblocked():
+            _watchdog = Watchdog(engine_environment(os.environ, {}))
         if _ends_at is not None:
             _watchdog.limit(_ends_at - time.monotonic())
     for group in _open_groups:

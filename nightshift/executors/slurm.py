@@ -34,6 +34,7 @@ from nightshift.executors.base import Submitted, announce, verified
 from nightshift.executors.process import engine_environment
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, read_json
+from nightshift.signals import unblocked
 from nightshift.waiting import waiting
 
 Positive = Annotated[int, Meta(ge=1, le=100_000)]
@@ -287,6 +288,7 @@ def cancel_jobs(names: Collection[str]) -> None:
         _ask(["scancel", f"--name={name}"])
 
 
+@unblocked()
 def _ask(command: list[str], stdin: bytes = b"") -> str:
     """What a command of SLURM says. EngineError with its last line where it fails, or does not answer."""
     try:

@@ -40,8 +40,9 @@ _LONGEST = 200  # characters of a list in a refusal, which is one line
 def run_experiment(request: Request, setup: Setup) -> Record:
     """Train, evaluate, decide, record, settle; returns the closed record of one experiment.
 
-    Call as the head (Ledger.head). Raises ConfigError or UsageError before anything is recorded, EngineError when the
-    machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run is a record.
+    Call as the controller (Ledger.controller). Raises ConfigError or UsageError before anything is recorded,
+    EngineError when the machinery is missing, Interrupted (after closing the record) on Ctrl-C or SIGTERM. A failed run
+    is a record.
     """
     try:
         record = start(request, load(setup.root / CONFIG_NAME), setup)  # steps 2 to 5 of docs/architecture.md

@@ -38,7 +38,7 @@ _OF_GIT = re.compile(
     r"(worktrees/[^/]+/)?(objects/(?!info/)|logs/|refs/|.*\.lock$|(index|config|HEAD|packed-refs|\w+_HEAD|\w+_EDITMSG)$)"
 )
 # In runs/: locks, logs of agents, and what `nightshift report` writes whenever a person asks for it.
-_OF_RUNS = re.compile(r"(agent(/|$)|(\.head|\.lock|report\.html|report\.md|progress\.png)$)")
+_OF_RUNS = re.compile(r"(agent(/|$)|(\.controller|\.lock|report\.html|report\.md|progress\.png)$)")
 _STATE_OF_THE_NIGHT = "runs/night.json"
 
 

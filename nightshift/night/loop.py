@@ -202,10 +202,11 @@ def place(incumbent: Record, setup: Setup) -> None:
 
 
 class Interrupt:
-    """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started. A `stop_file` says the same."""
+    """Two-stage Ctrl-C. `asked`: the first one came, so nothing new is to be started; `origin`: from where. A
+    `stop_file` says the same."""
 
     def __init__(self, stop_file: Path) -> None:
-        self.asked, self._stop_file = False, stop_file
+        self.asked, self.origin, self._stop_file = False, "", stop_file
 
     @property
     def has_file(self) -> bool:
@@ -219,13 +220,13 @@ class Interrupt:
 
     def installed(self) -> AbstractContextManager[None]:
         """The second SIGINT, or the first of the other signals that stop, raises Interrupted in the main thread."""
-        return interruptible(is_noted=self._is_first)
+        return interruptible(is_noted=self._is_first, names_sender=True)
 
-    def _is_first(self, number: int) -> bool:
+    def _is_first(self, number: int, origin: str) -> bool:
         is_first = number == signal.SIGINT and not self.asked
-        self.asked |= is_first
         if is_first:
-            news.put("Ctrl-C: nothing new is begun, and what is in flight is finished; once more to stop now")
+            self.asked, self.origin = True, origin
+            news.put(f"{origin}: nothing new is begun, and what is in flight is finished; once more to stop now")
         return is_first
 
 
@@ -235,7 +236,7 @@ PAUSES = (60.0, 600.0, 600.0)  # seconds, after failures of machinery in a row, 
 
 
 class Night:
-    """A night under way. Run it as the head (Ledger.head). `state`: what it remembers beside the ledger."""
+    """A night under way. Run it as the head (Ledger.controller). `state`: what it remembers beside the ledger."""
 
     def __init__(
         self,
@@ -381,7 +382,7 @@ class Night:
     def _why_stop(self) -> Stop | None:
         """Why nothing new is to be begun; what is in flight is waited for."""
         if self._over or self._interrupt.asked:
-            return self._over or Stop("stopped by Ctrl-C")
+            return self._over or Stop(f"stopped by {self._interrupt.origin}")
         if self._interrupt.has_file:
             by = f"appeared while {self._proposer.name} was at work, and may be its own"
             return Stop(f"file {STOP_NAME} {by if self._is_stop_new else 'found'}", is_planned=not self._is_stop_new)
@@ -502,7 +503,8 @@ class Night:
                 try:
                     write()
                 except (NightshiftError, OSError) as error:
-                    self._setup.reporter.note(f"the night's last traces are not whole: {error}")
+                    if str(error) != cause:  # which is told already
+                        self._setup.reporter.note(f"the night's last traces are not whole: {error}")
             if cause is not None:
                 self._send_end(cause)
 

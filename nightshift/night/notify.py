@@ -31,6 +31,7 @@ from nightshift.executors import leftovers
 from nightshift.executors.watchdog import MARKER_NAME, ProcessTree
 from nightshift.files import as_json
 from nightshift.night.state import by_end
+from nightshift.signals import blocked
 from nightshift.text import clean
 from nightshift.waiting import waiting
 
@@ -72,7 +73,8 @@ class Notifier:
         self._queue.put((event, as_json(message)))
 
     def __enter__(self) -> Notifier:
-        self._thread.start()
+        with blocked():
+            self._thread.start()
         return self
 
     def __exit__(

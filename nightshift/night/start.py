@@ -13,7 +13,7 @@ from nightshift.agents.base import Proposer
 from nightshift.agents.clone import Clone
 from nightshift.agents.presets import SEARCHES
 from nightshift.agents.team import PREFIX, TeamProposer, members
-from nightshift.campaign.finish import resume
+from nightshift.campaign.finish import resume, uncommitted
 from nightshift.campaign.git import CAMPAIGN_PREFIX, CONFIG_NAME, Head, Repo
 from nightshift.campaign.ledger import Ledger
 from nightshift.config.toml_text import read_source
@@ -36,8 +36,8 @@ def night(
     every experiment, `reporter` the news. `notify`: --notify, which is no part of the request: that is stored where
     agents write.
 
-    0: a stop rule or a person ended it; 1: it could not go on. NightshiftError where it could not begin, and
-    Interrupted where it was stopped now.
+    0: a stop rule or a person ended it; 1: it could not go on, or a kept change could not be committed. NightshiftError
+    where it could not begin, and Interrupted where it was stopped now.
     """
     ledger = Ledger(root)
     with Notifier(notify, reporter.note) as notifier, ledger.controller():
@@ -58,7 +58,8 @@ def night(
             end_jobs(ledger)
         end_leftovers(root, reporter.note, adopted)
         stop = Night(state, setup, proposer, tell, notifier=notifier).run()
-    return ExitCode.MEASURED if stop.is_planned else ExitCode.CRASH
+        missing = uncommitted(setup.campaign(state.branch))
+    return ExitCode.MEASURED if stop.is_planned and missing is None else ExitCode.CRASH
 
 
 def stop_night(root: Path) -> str:

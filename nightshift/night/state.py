@@ -114,7 +114,8 @@ class Stop:
 
 
 def save(ledger: Ledger, state: NightState) -> None:
-    """Write night.json: whole or not at all."""
+    """Write night.json: whole or not at all. UsageError if runs/ was moved away."""
+    ledger.require_in_place()
     ledger.runs_dir.mkdir(exist_ok=True)
     write_json(ledger.runs_dir / STATE_NAME, state)
 

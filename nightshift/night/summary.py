@@ -10,6 +10,7 @@ from typing import Any
 from nightshift.agents.notebook import NOTEBOOK_NAME, notebook
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import runs_cost
+from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.records import NOTHING, Cost, Record
 from nightshift.campaign.standing import Counts, effect_at_decision
 from nightshift.errors import Interrupted, NightshiftError
@@ -25,9 +26,10 @@ _MAX_DESCRIPTION = 160
 
 
 def write_summary(state: NightState, setup: Setup) -> str:
-    """The night's summary, written beside the morning page."""
+    """The night's summary, written beside the morning page. UsageError if runs/ was moved away."""
     from nightshift.report.page import write_report
 
+    setup.ledger.require_in_place()
     own, campaign = state.own(setup.ledger.records()), setup.campaign(state.branch)
     cost = night_cost(state, setup.ledger) + runs_cost(own)
     text = summary(state, own, campaign, setup.now(), setup.ledger.journal.head, cost)
@@ -58,6 +60,8 @@ def summary(
         said = clean(campaign.incumbent.proposal.description, _MAX_DESCRIPTION)
         believed = campaign.standing.incumbent, campaign.standing.baseline, campaign.incumbent.decision_rules.take_back
         lines.append(f"incumbent:    {standing_text(campaign.incumbent.number, *believed)}  {said}")
+    if missing := uncommitted(campaign):
+        lines.append(f"git:          {clean(missing, 500)}")
     lines.append(
         f"stopped:      {clean(state.cause, 400)}" if state.cause else f"next stop:    {next_stop(state, own, now)}"
     )

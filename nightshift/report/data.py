@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from nightshift.campaign.campaign import Campaign, expected
 from nightshift.campaign.cost import campaign_cost
+from nightshift.campaign.finish import uncommitted
 from nightshift.campaign.index import fold_sound
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Cost, Failure, Record, Verdict
@@ -139,6 +140,11 @@ class Morning:
     def counts(self) -> Counts:
         """How many came to what, as everywhere."""
         return Counts.of((e.record for e in self.experiments), {e.number for e in self.taken_back})
+
+    @property
+    def uncommitted(self) -> str | None:
+        """What git did not take of the last verdicts, in one line; None if nothing is missing."""
+        return uncommitted(self.campaign)
 
     @property
     def crash_causes(self) -> Counter[str]:

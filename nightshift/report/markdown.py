@@ -28,7 +28,8 @@ _MARKDOWN = re.compile(r"([\\`*\[\]<#|~$&!@]|(?<!\w)_|_(?!\w)|(?<=:)/|(?<=www)\.
 def summary(morning: Morning, headline: Headline, nights: Sequence[Night], has_picture: bool) -> str:
     """The whole file."""
     lines = [f"# {markdown(headline.title)}", "", markdown(headline.sentence, 1000), ""]
-    for line in (certificate_line(morning), *elsewhere_lines(morning)):
+    missing = [f"Not in git: {morning.uncommitted}"] if morning.uncommitted else []
+    for line in (certificate_line(morning), *missing, *elsewhere_lines(morning)):
         lines += [markdown(line, 2000), ""]
     if morning.experiments:
         seconds = sum(night.length_seconds for night in nights) or None

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -176,27 +178,38 @@ def write_report(
 
     Raises UsageError for a branch without experiments, EngineError when the disk refuses.
     """
+    ledger = Ledger(root)
+    folder = output or ledger.runs_dir
+    with _writable(folder):
+        if folder.is_dir():
+            tempfile.TemporaryFile(dir=folder).close()  # refused before the page is drawn
     from nightshift.report.png import draw
 
-    ledger = Ledger(root)
     view = view_of(ledger, Repo(root).head().branch, now, branch)
-    folder = output or ledger.runs_dir
     files = {
         "report.html": render(view).encode(),
         "report.md": summary(view.morning, view.headline, view.nights, bool(view.charts)).encode(),
     }
     if view.charts:
         files[PICTURE_NAME] = draw(view.charts[0], view.headline.title)
-    try:
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             write_atomically(folder / name, data)
         if not view.charts:
             (folder / PICTURE_NAME).unlink(missing_ok=True)  # one of another campaign would lie beside this page
+    return view.headline, [folder / name for name in files]
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Raise EngineError, which says where else to write, when the disk refuses to write into `folder`."""
+    try:
+        yield
     except OSError as error:
         cause = f"cannot write {folder}: {error.strerror or error}"
-        raise EngineError(cause, "Free disk space, or give --output.") from None
-    return view.headline, [folder / name for name in files]
+        fix = "Free disk space, or write elsewhere: uv run nightshift report --output FOLDER."
+        raise EngineError(cause, fix) from None
 
 
 def view_of(ledger: Ledger, head_branch: str, now: datetime, branch: str | None = None) -> View:

@@ -65,7 +65,8 @@ def undo(fault: Fault, root: Path) -> None:
         case "git state changed":
             restore_git(root, fault.failure)
         case _:
-            for path in (root / "train.toml", root / "results.tsv", root / "runs" / ".lock", root / "runs" / ".head"):
+            for name in ("train.toml", "results.tsv", "runs/.lock", "runs/.controller"):
+                path = root / name
                 if path.is_symlink():
                     path.unlink()
                 elif path.is_dir():

@@ -47,7 +47,7 @@ RECORDED = ("results.tsv", "runs/LAST/record.json", "runs/LAST/train.toml", "run
             "runs/0001/train.toml", "runs/LAST", "train.toml")  # fmt: skip
 # LAST is the last experiment; a file of a run is looked for by its name, however deep it lies.
 IN_FLIGHT = (
-    *RECORDED, "runs/.lock", "runs/.head",
+    *RECORDED, "runs/.lock", "runs/.controller",
     *(f"runs/LAST/run-1/{name}" for name in (
         "", "attempt-0", "job.json", "submitted.json", "attempt-0/result.json", "worker.log",
         "attempt-0/trainer.log", "attempt-0/spec.json", "attempt-0/weights", "attempt-0/metrics.jsonl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -107,10 +108,11 @@ def test_a_signal_closes_the_record_and_leaves_no_process(root: Path, number: si
     process.send_signal(number)
     code, stdout, stderr = finish(process)
     assert (code, stdout) == (130, "")
-    assert number.name in stderr
+    assert f"stopped by {number.name} from process {os.getpid()} (" in stderr
     assert "Traceback" not in stderr
     no_process_left(root)
-    assert [r.status for r in Ledger(root).records()] == ["crash"]
+    (record,) = Ledger(root).records()
+    assert record.judgement.why.startswith(f"interrupted: stopped by {number.name} from process {os.getpid()} (")
     assert len((root / "results.tsv").read_text().splitlines()) == 2
 
 

@@ -37,7 +37,7 @@ _ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "an
 FILES = (
     ["runs/0002/record.json"],
     ["runs/0002/train.toml"],
-    ["runs/.lock", "runs/.head", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
+    ["runs/.lock", "runs/.controller", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
     [
         *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/attempt-0/result.json")),
         *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),

@@ -81,7 +81,7 @@ def test_a_run_ticks_while_it_trains_and_ctrl_c_is_answered_at_once(root: Path, 
     assert terminal.finish() == ExitCode.INTERRUPTED
     is_plain(terminal)
     left = "train.toml still holds what was tried; git checkout train.toml puts the incumbent's back"
-    assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by SIGINT")
+    assert " ".join(" ".join(terminal.screen).split()).endswith(f"does not wait {left} stopped by Ctrl-C")
     assert git(root, "checkout", "train.toml") == ""
     assert b"3e-6" in (root / "train.toml").read_bytes()
 

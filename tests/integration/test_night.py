@@ -35,9 +35,11 @@ from tests.night_checkout import (
 from tests.stand_ins import fault
 from tests.waiting import wait_for
 
+KILLED = f"stopped by SIGINT from process {os.getpid()} ("
+
 
 def press_ctrl_c(night: subprocess.Popen[str]) -> None:
-    """Once, while a run is in flight; returns when the night has taken note."""
+    """As another process does it: once, while a run is in flight; returns when the night has taken note."""
     night.send_signal(signal.SIGINT)
     assert any("once more to stop now" in line for line in night.stderr)
 
@@ -201,7 +203,7 @@ def test_one_ctrl_c_finishes_the_run_in_flight_and_the_night_is_over(root: Path)
     (root / "stand-in.json").unlink()
     code, stdout, stderr = finish(night)
     assert code == 0, stderr
-    assert "stopped:      stopped by Ctrl-C" in stdout
+    assert f"stopped:      {KILLED}" in stdout
     (record,) = records(root)
     assert (record.status, len(record.runs)) == ("keep", 1)  # a baseline has two runs, were it not for the Ctrl-C
     assert problems(root) == []
@@ -220,10 +222,11 @@ def test_two_ctrl_c_stop_now_and_the_record_says_interrupted(root: Path) -> None
     code, stdout, stderr = finish(night)
     assert code == 130
     assert "Traceback" not in stderr
-    assert "stopped:      stopped by SIGINT" in stdout
+    assert f"stopped:      {KILLED}" in stdout
+    assert records(root)[0].judgement.why.startswith(f"interrupted: {KILLED}")
     assert [(r.status, r.failure) for r in records(root)] == [("crash", "interrupted")]
     assert leftovers(root) == []
-    assert state(root)["cause"] == "stopped by SIGINT"
+    assert state(root)["cause"].startswith(KILLED)
 
 
 def test_sigterm_stops_now_and_the_same_command_goes_on_with_the_same_proposal(root: Path) -> None:
@@ -253,7 +256,7 @@ def test_what_starts_beside_a_night_is_refused_and_status_tells_of_the_night(roo
     for other in (start(root, agent="lr", proposer="lr", experiments=9), start_run(root, "--engine", "trl")):
         code, stdout, stderr = finish(other)
         assert (code, stdout) == (2, "")
-        assert stderr.startswith("another experiment is running in this checkout. ")
+        assert stderr.startswith("another controller works in this checkout: process ")
         assert len(stderr.splitlines()) == 1
     status = status_of(root)
     assert "night:    lr since " in status
@@ -326,3 +329,24 @@ def told(root: Path) -> list[tuple[object, ...]]:
         )
         for r in decided
     ]
+
+
+def test_a_night_that_cannot_commit_a_keep_says_so_and_the_next_start_commits_it(root: Path) -> None:
+    lock = root / ".git" / "index.lock"
+    lock.touch()
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=3)
+    assert code == 1, stderr
+    kept, last = records(root)[1:]
+    assert (kept.status, kept.kept_commit, last.number) == ("keep", None, 3)
+    line = f"0002 is kept and not committed: git could not write: its lock file {lock} was "
+    assert f"\ngit:          {line}" in (root / "runs" / "night.txt").read_text()
+    assert "\nstopped:      3 experiments are done\n" in stdout
+    for name in ("report.md", "report.html"):
+        assert "Not in git: 0002 is kept and not committed" in (root / "runs" / name).read_text()
+    lock.unlink()
+    code, stdout, stderr = whole_night(root, agent="lr", proposer="lr", experiments=1)
+    assert code == 0, stderr
+    assert "experiment 0002 was decided but not settled; now: committed " in stderr
+    assert "\ngit: " not in (root / "runs" / "night.txt").read_text()
+    assert "Not in git" not in (root / "runs" / "report.md").read_text()
+    assert problems(root) == []

@@ -95,7 +95,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     night.send_signal(signal.SIGINT)
     code, stdout, _ = finish(night)
     assert code == 130
-    assert "stopped:      stopped by SIGINT" in stdout
+    assert "stopped:      stopped by SIGINT from process " in stdout
     assert [r.failure for r in records(root) if r.number in numbers] == [Failure.INTERRUPTED] * 2
     assert problems(root) == []
     assert leftovers(root) == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nightshift.campaign import finish
-from nightshift.campaign.finish import keep_model
+from nightshift.campaign import git as git_module
+from nightshift.campaign.finish import keep_model, uncommitted
 from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Proposal, Record, Request
@@ -256,20 +257,20 @@ def test_a_verdict_whose_commit_was_lost_is_settled_by_the_next_start(setup: Set
     assert len(setup.ledger.tsv_path.read_text().splitlines()) == 4
 
 
-def held(setup: Setup) -> Path:
-    """What git leaves of the branch's lock when it is killed, or holds while somebody else commits."""
-    path = setup.root / ".git" / "refs" / "heads" / f"{setup.repo.head().branch}.lock"
-    path.touch()
-    return path
-
-
+@pytest.mark.parametrize("name", ["index.lock", "refs/heads/{branch}.lock"])
 @pytest.mark.parametrize("num_between", [0, 1])
-def test_a_keep_that_met_a_held_ref_is_committed_by_a_later_start(setup: Setup, num_between: int) -> None:
+def test_a_keep_that_met_a_lock_of_git_is_committed_by_a_later_start(
+    setup: Setup, num_between: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git leaves such a file when it is killed, and holds it while somebody else commits."""
+    monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.2)
     baseline(setup, POOR)
-    good, lock = write(setup, GOOD), held(setup)
+    good, lock = write(setup, GOOD), setup.root / ".git" / name.format(branch=setup.repo.head().branch)
+    lock.touch()
     record = run(setup)
     assert (record.status, record.kept_commit) == ("keep", None)
-    assert record.settled.startswith("not settled: git update-ref failed")
+    assert record.settled.startswith(f"not settled: git could not write: its lock file {lock} was ")
+    assert uncommitted(setup.campaign(record.branch)).startswith("0002 is kept and not committed: git could not write")
     for rate in ("4e-5", "5e-5")[:num_between]:  # discarded while the lock is still held
         write(setup, rate)
         assert run(setup).status == "discard"
@@ -279,6 +280,7 @@ def test_a_keep_that_met_a_held_ref_is_committed_by_a_later_start(setup: Setup, 
     assert run(setup).status == "discard"
     settled = setup.ledger.read(record.number)
     assert setup.repo.config_at("HEAD") == setup.repo.config_at(settled.kept_commit) == good
+    assert uncommitted(setup.campaign(record.branch)) is None
     assert subjects(setup)[0] == record.proposal.description
     assert verify(Ledger(setup.root)) == verify(Ledger(setup.root), setup.ledger.journal.head)
     assert verify(Ledger(setup.root)).problems == []

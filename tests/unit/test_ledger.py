@@ -240,29 +240,22 @@ def test_scores_of_several_runs() -> None:
     assert told["eval_stderr"] == pytest.approx(0.01 / 2**0.5)
 
 
-@pytest.mark.parametrize(("lock", "refusal"), [("controller", "another experiment is running"), ("lock", None)])
-def test_a_lock_dies_with_its_holder_and_only_the_head_is_running(
-    ledger: Ledger, lock: str, refusal: str | None
-) -> None:
+def test_a_write_lock_dies_with_its_holder_and_is_no_controller(ledger: Ledger) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nightshift.campaign.ledger import Ledger\n"
-        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).{lock}(): print('held', flush=True); time.sleep(600)"
+        "import time; from pathlib import Path; from nightshift.campaign.ledger import Ledger\n"
+        f"with Ledger(Path({str(ledger.tsv_path.parent)!r})).lock(): print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
-        assert ledger.is_running() == (lock == "controller")
-        if refusal:
-            with pytest.raises(UsageError, match=refusal), ledger.controller():
-                pass
-            with ledger.lock():  # which is free: a head writes now and then
-                assert ledger.is_running()
+        assert not ledger.is_running()
+        with ledger.controller():
+            assert ledger.is_running()
     finally:
         holder.kill()
         holder.communicate()
-    assert not ledger.is_running()
-    with ledger.controller():
-        assert ledger.is_running()
+    with ledger.lock():
+        pass
 
 
 def test_models_are_kept_whatever_else_lies_in_runs(ledger: Ledger) -> None:

@@ -167,7 +167,7 @@ def test_a_signal_is_told_by_the_thread_which_takes_none(pipe: Pipe) -> None:
         assert blocked >> (signal.SIGINT - 1) & 1
         with pytest.raises(Interrupted, match="stopped by SIGINT"), interruptible("this is all"):
             signal.raise_signal(signal.SIGINT)
-        wait_for(lambda: "Ctrl-C: this is all\n" in pipe.said)
+        wait_for(lambda: "SIGINT: this is all\n" in pipe.said)
 
 
 def test_all_that_is_printed_is_made_printable(capsys: pytest.CaptureFixture[str]) -> None:

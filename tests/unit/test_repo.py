@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
-from nightshift.campaign.git import Head, Repo
-from nightshift.errors import EngineError, UsageError
+from nightshift.campaign import git as git_module
+from nightshift.campaign.git import CAMPAIGN_PREFIX, GitLockedError, Head, Repo
+from nightshift.errors import EngineError, Interrupted, UsageError
+from nightshift.executors.process import interruptible
 from tests.conftest import CAMPAIGN, git
 
 CANDIDATE, INCUMBENT = b"lr = 2\n", b"lr = 1\n"
@@ -141,10 +147,63 @@ def test_an_object_is_believed_only_if_its_bytes_have_its_name(repo: Repo, what:
         read(agreed)
 
 
-def test_a_locked_index_does_not_stop_a_keep(repo: Repo) -> None:
-    (repo.root / ".git" / "index.lock").touch()
-    repo.keep(repo.head(), CANDIDATE, MESSAGE)
+LOCK_FILES = ("index.lock", "HEAD.lock", f"refs/heads/{CAMPAIGN}.lock")
+
+
+@pytest.mark.parametrize("name", LOCK_FILES)
+def test_a_lock_that_stays_is_named_with_its_age_and_nothing_is_committed(
+    repo: Repo, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
+    lock, before = repo.root / ".git" / name, repo.head()
+    lock.touch()
+    os.utime(lock, (time.time() - 720, time.time() - 720))
+    cause = f"git could not write: its lock file {lock} was 12 min old and still there. End the git that holds it"
+    for is_known in (False, True):
+        began = time.monotonic()
+        with pytest.raises(GitLockedError, match=f"^{re.escape(cause)}") as refused:
+            repo.keep(before, CANDIDATE, MESSAGE)
+        assert refused.value.is_known is is_known
+        assert is_known or time.monotonic() - began >= 0.3
+    assert repo.head() == before
+    lock.unlink()
+    commit, _ = repo.keep(before, CANDIDATE, MESSAGE)
+    assert repo.config_at(commit) == CANDIDATE
+    assert git(repo.root, "diff", "--cached", "--name-only") == ""  # else the user's next commit would take it back
+
+
+@pytest.mark.parametrize("name", LOCK_FILES)
+def test_a_lock_that_goes_in_time_only_delays_a_keep(repo: Repo, name: str) -> None:
+    lock = repo.root / ".git" / name
+    lock.touch()
+    Timer(0.5, lock.unlink).start()
+    commit, _ = repo.keep(repo.head(), CANDIDATE, MESSAGE)
     assert repo.config_at("HEAD") == CANDIDATE
+    assert repo.head().commit == commit
+    assert git(repo.root, "diff", "--cached", "--name-only") == ""
+
+
+def test_a_wait_that_ctrl_c_cut_short_is_not_begun_again(repo: Repo) -> None:
+    """The clean-up after Ctrl-C settles the record, too."""
+    (repo.root / ".git" / "index.lock").touch()
+    Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(Interrupted), interruptible():
+        repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    began = time.monotonic()
+    with pytest.raises(GitLockedError):
+        repo.keep(repo.head(), CANDIDATE, MESSAGE)
+    assert time.monotonic() - began < 10
+
+
+def test_a_campaign_waits_for_a_lock_when_it_switches_its_branch(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = repo.root / ".git" / "HEAD.lock"
+    lock.touch()
+    Timer(0.5, lock.unlink).start()
+    assert repo.start_campaign("new").branch == repo.head().branch == f"{CAMPAIGN_PREFIX}new"
+    lock.touch()
+    monkeypatch.setattr(git_module, "LOCK_SECONDS", 0.3)
+    with pytest.raises(GitLockedError, match=r"HEAD\.lock was \d s old and still there"):
+        repo.start_campaign("newer")
 
 
 def test_a_checkout_below_the_top_of_its_repository_is_refused(tmp_path: Path) -> None:

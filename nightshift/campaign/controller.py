@@ -1,0 +1,194 @@
+"""The lock of the one process that works in a checkout: run.py, a night, certify.
+
+The lock is held on the folder runs/ itself, so deleting a file lets no second controller in. `runs/.controller` only
+names the process that holds the lock. The kernel drops the lock when that process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from nightshift.errors import UsageError
+from nightshift.files import as_json, disk_error, read_file, write_atomically
+from nightshift.text import clean
+
+HOLDER_NAME = ".controller"
+_PATIENCE_SECONDS = 1.0  # `is_held` takes the lock for an instant, for example in `nightshift status`
+_POLL_SECONDS = 0.01
+_MAX_COMMAND = 200  # characters that are shown
+# Linux emulates flock on NFS by locks on byte ranges, which a descriptor opened for reading cannot have (EBADF), and
+# some file systems lock no folders at all.
+_NO_FOLDER_LOCK = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds the lock. `since` is ISO 8601, UTC: when the process started."""
+
+    pid: int
+    command: str
+    since: str
+    host: str
+
+    def __str__(self) -> str:
+        started = datetime.fromisoformat(self.since).astimezone()
+        clock = "%H:%M" if started.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M"
+        where = "" if self.host == socket.gethostname() else f" on {clean(self.host)}"
+        return f"process {self.pid}{where} ({clean(self.command, _MAX_COMMAND)}), since {started:{clock}}"
+
+
+_held: dict[Path, int] = {}  # descriptors of the folders whose lock this process holds
+
+
+class ControllerLock:
+    """The lock of one folder runs/, held by this process or looked at from outside."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self.runs_dir = runs_dir.absolute()
+        self._path = runs_dir / HOLDER_NAME
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock. UsageError, which names the holder, while another process holds it."""
+        try:
+            self.runs_dir.mkdir(exist_ok=True)
+            folder = _open_folder(self.runs_dir)
+        except OSError as error:
+            raise disk_error(error, self._path) from None
+        file = None
+        try:
+            file = self._acquire(folder)
+            _held[self.runs_dir] = folder
+            yield
+        finally:
+            if _held.pop(self.runs_dir, None) == folder and self._is_in_place(folder):
+                self._path.unlink(missing_ok=True)
+            for descriptor in (file, folder):
+                if descriptor is not None:
+                    os.close(descriptor)
+
+    def is_held(self) -> bool:
+        """Whether a process holds the lock. Writes nothing, so a checkout without write permission is enough."""
+        try:
+            folder = _open_folder(self.runs_dir)
+        except OSError:
+            return False
+        try:
+            return not _flock(folder, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_LOCK:
+                raise
+            return self._is_file_held()
+        finally:
+            os.close(folder)
+
+    def _is_file_held(self) -> bool:
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            return not _flock(file, fcntl.LOCK_SH)
+        except OSError:  # a file system without any lock, where no controller can start
+            return False
+        finally:
+            os.close(file)
+
+    def require_in_place(self) -> None:
+        """Raise UsageError if this process holds the lock and somebody moved runs/ away."""
+        folder = _held.get(self.runs_dir)
+        if folder is not None and not self._is_in_place(folder):
+            cause = f"{self.runs_dir} was moved away or replaced while this process worked in it"
+            raise UsageError(cause, "Put the folder back, then repeat the command.")
+
+    def _is_in_place(self, folder: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(folder), self.runs_dir.stat())
+        except OSError:
+            return False
+
+    def _acquire(self, folder: int) -> int | None:
+        """Lock the folder and have `.controller` name this process.
+
+        Returns: the descriptor of `.controller` where the file system locks files only, else None.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                try:
+                    if _flock(folder, fcntl.LOCK_EX):
+                        break
+                except OSError as error:
+                    if error.errno not in _NO_FOLDER_LOCK:
+                        raise
+                    if (file := self._lock_file()) is not None:
+                        return file
+            except OSError as error:
+                raise disk_error(error, self._path) from None
+            if time.monotonic() >= deadline:
+                cause = f"another controller works in this checkout{self._holder()}"
+                raise UsageError(cause, "Wait for it (uv run nightshift wait), or use one clone each.")
+            time.sleep(_POLL_SECONDS)
+        try:
+            write_atomically(self._path, _this_process(), sync=False)
+        except OSError as error:
+            raise disk_error(error, self._path) from None
+        return None
+
+    def _lock_file(self) -> int | None:
+        """Lock `.controller` itself, and write into it. None while another process holds the lock."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        is_ours = False
+        try:
+            # Somebody may have removed or replaced the file before this process locked it.
+            is_ours = _flock(file, fcntl.LOCK_EX) and os.path.samestat(os.fstat(file), os.lstat(self._path))
+            if is_ours:
+                os.ftruncate(file, 0)
+                os.pwrite(file, _this_process(), 0)
+        except FileNotFoundError:
+            pass
+        finally:
+            if not is_ours:
+                os.close(file)
+        return file if is_ours else None
+
+    def _holder(self) -> str:
+        """`: process 4711 (uv run run.py), since 22:04`; empty if the file does not tell."""
+        with suppress(OSError, ValueError, OverflowError, RecursionError):
+            return f": {msgspec.json.decode(read_file(self._path, 64 * 1024), type=Holder)}"
+        return ""
+
+
+def _open_folder(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    """Try to lock; False if another process holds the lock."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _this_process() -> bytes:
+    """This process as the content of `.controller`."""
+    program, *arguments = sys.argv or [""]
+    since = datetime.fromtimestamp(psutil.Process().create_time(), UTC).isoformat(timespec="seconds")
+    command = shlex.join(["uv", "run", Path(program).name, *arguments])
+    return as_json(Holder(os.getpid(), command, since, socket.gethostname())) + b"\n"

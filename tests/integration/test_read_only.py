@@ -1,0 +1,89 @@
+"""What only reads works where nothing can be written: on a read-only mount, and without write permission."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.night_checkout import finish, is_running, start, whole_night
+from tests.stand_ins import fault
+from tests.waiting import wait_for
+
+COMMANDS = ("status", "history", "show 1", "verify")
+BWRAP = ("bwrap", "--dev-bind", "/", "/")
+
+
+def on_a_read_only_mount(root: Path) -> list[str]:
+    return [*BWRAP, "--ro-bind", str(root), str(root), "--"]
+
+
+def where_everything_is_read_only(root: Path) -> list[str]:
+    return ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--"]
+
+
+def without_permission(root: Path) -> list[str]:
+    """As root, whom permissions do not stop, but without the capability to override them."""
+    for path in (root, *root.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o222)
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner", "--"]
+
+
+def nightshift(before: list[str], root: Path, *words: str) -> tuple[int, str, str]:
+    """The command line in a checkout that can only be read: exit code, stdout, stderr."""
+    command = [*before, str(Path(sys.executable).with_name("nightshift")), *words]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def state_of(root: Path) -> dict[str, tuple[int, int]]:
+    """All that lies in a checkout, with its size and the time of its last change."""
+    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in (root, *root.rglob("*"))}
+
+
+@pytest.mark.parametrize("how", [on_a_read_only_mount, where_everything_is_read_only, without_permission])
+def test_what_only_reads_works_where_nothing_can_be_written(
+    root: Path, how: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    assert whole_night(root, agent="lr", proposer="lr", experiments=2)[0] == 0
+    before = how(root)
+    probe = subprocess.run([*before, "touch", str(root / "runs" / "x")], capture_output=True, text=True, check=False)
+    if "Read-only file system" not in probe.stderr and "Permission denied" not in probe.stderr:
+        pytest.skip(f"nothing is read-only here: {probe.stderr or 'touch succeeded'}")
+    there = state_of(root)
+    for command in COMMANDS:
+        code, stdout, stderr = nightshift(before, root, *command.split())
+        assert (code, stderr) == (0, "")
+        assert len(stdout) > 10
+        code, stdout, stderr = nightshift(before, root, *command.split(), "--json")
+        assert (code, stderr) == (0, "")
+        assert json.loads(stdout)["kind"] == command.split()[0]
+    code, stdout, stderr = nightshift(before, root, "report")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(f"cannot write {root}/runs: ")
+    assert stderr.endswith("write elsewhere: uv run nightshift report --output FOLDER.\n")
+    assert len(stderr.splitlines()) == 1
+    assert state_of(root) == there
+    if how is not where_everything_is_read_only:
+        assert nightshift(before, root, "report", "--output", str(tmp_path / "page"))[0] == 0
+        assert (tmp_path / "page" / "report.html").exists()
+        assert state_of(root) == there
+
+
+def test_a_night_is_seen_at_work_on_a_read_only_mount(root: Path) -> None:
+    before = on_a_read_only_mount(root)
+    if subprocess.run([*before, "true"], check=False).returncode != 0:
+        pytest.skip("bubblewrap does not work here")
+    fault(root, "hold", once=False)
+    night = start(root, agent="lr", proposer="lr", experiments=1)
+    wait_for(lambda: is_running(root, 1))
+    code, stdout, stderr = nightshift(before, root, "status")
+    assert (code, stderr) == (0, "")
+    assert stdout.startswith("running:  0001 for ")
+    (root / "stand-in.json").unlink()
+    assert finish(night)[0] == 0

@@ -1,0 +1,160 @@
+"""Two controllers never work in one checkout, whatever becomes of the file that names the first."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nightshift.campaign.controller import HOLDER_NAME
+from nightshift.campaign.ledger import Ledger
+from nightshift.errors import NightshiftError, UsageError
+
+HOLD = """
+import errno, fcntl, os, stat, sys
+from pathlib import Path
+from nightshift.campaign.ledger import Ledger
+flock = fcntl.flock
+def on_nfs(descriptor, kind):
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    flock(descriptor, kind)
+if sys.argv[1] == "nfs":
+    fcntl.flock = on_nfs
+sys.argv = ["/somewhere/nightshift", "night", "--agent", "tpe"]
+with Ledger(Path(os.environ["ROOT"])).controller():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_controller(root: Path, file_system: str = "local") -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock until the end of the block."""
+    command = [sys.executable, "-c", HOLD, file_system]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "ROOT": str(root)}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def refusal(root: Path) -> str:
+    with pytest.raises(UsageError) as refused, Ledger(root).controller():
+        pass
+    return str(refused.value)
+
+
+@pytest.fixture
+def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for flock on NFS, which refuses LOCK_EX on a descriptor that is open for reading only."""
+    flock: Callable[[int, int], None] = fcntl.flock
+
+    def stand_in(descriptor: int, kind: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").is_dir():
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", stand_in)
+
+
+def test_a_second_controller_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+    with another_controller(tmp_path) as first:
+        line = refusal(tmp_path)
+        assert Ledger(tmp_path).is_running()
+    cause = f"another controller works in this checkout: process {first.pid} (uv run nightshift night --agent tpe), "
+    assert line.startswith(f"{cause}since ")
+    assert line.endswith(". Wait for it (uv run nightshift wait), or use one clone each.")
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    with another_controller(tmp_path):
+        pass  # killed, so that the file still names it
+    assert (tmp_path / "runs" / HOLDER_NAME).exists()
+    assert not Ledger(tmp_path).is_running()
+    with Ledger(tmp_path).controller():
+        assert Ledger(tmp_path).is_running()
+        assert f'"pid":{os.getpid()}' in (tmp_path / "runs" / HOLDER_NAME).read_text()
+    assert not (tmp_path / "runs" / HOLDER_NAME).exists()
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "a link", "a folder", "a FIFO"])
+def test_no_second_controller_gets_in_by_the_file(tmp_path: Path, what: str) -> None:
+    with another_controller(tmp_path):
+        path = tmp_path / "runs" / HOLDER_NAME
+        path.unlink()
+        match what:
+            case "replaced":
+                path.write_text("{}")
+            case "a link":
+                path.symlink_to("/dev/zero")
+            case "a folder":
+                path.mkdir()
+            case "a FIFO":
+                os.mkfifo(path)
+        assert Ledger(tmp_path).is_running()
+        assert refusal(tmp_path).startswith("another controller works in this checkout. Wait for it ")
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_where_no_folder_can_be_locked_the_file_is(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert not ledger.is_running()
+    with another_controller(tmp_path, "nfs") as first:
+        assert ledger.is_running()
+        assert f"process {first.pid} (uv run nightshift night" in refusal(tmp_path)
+    assert not ledger.is_running()
+    with ledger.controller():
+        assert ledger.is_running()
+        assert f"process {os.getpid()} (" in refusal(tmp_path)
+    assert not ledger.is_running()
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_not_the_lock(
+    tmp_path: Path, on_nfs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, replaced = tmp_path / "runs" / HOLDER_NAME, fcntl.flock, list[Path]()
+
+    def slow(descriptor: int, kind: int) -> None:
+        if kind & fcntl.LOCK_EX and not replaced and path.exists():
+            path.rename(path.with_name("old"))
+            path.touch()
+            replaced.append(path)
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with Ledger(tmp_path).controller():
+        assert replaced
+        assert path.stat().st_size > 0  # the new file was locked, and names this process
+        assert Ledger(tmp_path).is_running()
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(NightshiftError, match="No locks available"), Ledger(tmp_path).controller():
+        pass
+    assert not Ledger(tmp_path).is_running()
+
+
+def test_a_controller_does_not_write_into_another_runs_folder(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with Ledger(tmp_path).controller():
+        runs.rename(tmp_path / "aside")
+        for make in (lambda: None, runs.mkdir):
+            make()
+            with pytest.raises(UsageError, match="runs was moved away or replaced"), Ledger(tmp_path).lock():
+                pass
+    assert list(runs.iterdir()) == []
