@@ -45,9 +45,8 @@ def replay(records: Sequence[Record], constants: Mapping[str, Any]) -> Campaign:
         decision, parent = replace(old.decision, **constants), old.parent
         if campaign.incumbent and parent not in [kept.number for kept in campaign.kept]:
             parent = campaign.incumbent.number
-        runs = old.runs if campaign.kept else old.runs[: decision.baseline_runs]
-        new = replace(old, decision=decision, runs=runs, parent=parent)
-        if new.evaluations:
+        new = replace(old, decision=decision, parent=parent)
+        if new.evaluation:
             judgement = campaign.judge(new)
             new = replace(new, status=judgement.verdict, judgement=judgement)
         campaign = campaign.step(new)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, Job, Result
+from nightshift.campaign.records import JOB_NAME, Job, Result
 from nightshift.errors import EngineError
 from nightshift.executors.base import Submitted
 from nightshift.executors.slots import Slot
@@ -56,8 +56,7 @@ class StandInExecutor:
         for folder in [folder for folder, result in self._results.items() if result is None]:
             self.during(folder)
             job = msgspec.json.decode((folder / JOB_NAME).read_bytes(), type=Job)
-            (folder / ATTEMPT).mkdir()
-            self._results[folder] = make_run(job, self.look_key, self._root, folder / ATTEMPT)
+            self._results[folder] = make_run(job, self.look_key, self._root, folder)
 
     def in_flight(self) -> dict[Path, Job]:
         return {folder: self._jobs[folder] for folder in self._results}

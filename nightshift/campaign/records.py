@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -150,9 +149,9 @@ class Request:
         object.__setattr__(self, "notes", tuple(map(clean, self.notes)))
 
 
-JOB_NAME, RESULT_NAME, LOG_NAME = "job.json", "result.json", "worker.log"
+JOB_NAME, STARTED_NAME, RESULT_NAME, LOG_NAME = "job.json", "worker.started", "result.json", "worker.log"
 LATE_SECONDS = 20.0  # after its own deadline: then a worker hangs, and is killed
-CURVE_POINTS, ATTEMPT = 32, "attempt-0"  # of a reward curve; the folder in that of a run: what its worker leaves
+CURVE_POINTS = 32  # of a reward curve
 Place = Annotated[int, Meta(ge=1, le=2**53)]
 Numbers = Annotated[tuple[Place, ...], Meta(max_length=1000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -315,8 +314,7 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All that comes back of one run: `result.json`. `evaluation` is None unless training succeeded, `curve` the mean
-    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran; `attempt`: whose
-    folder `attempt-N` holds its files."""
+    reward in CURVE_POINTS equal parts of the budget, None where no step ended; `versions` of what ran."""
 
     seed: int
     training: Training
@@ -327,7 +325,6 @@ class Result:
     hardware: str = ""
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    attempt: int = 0
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
@@ -370,7 +367,7 @@ class Record:
     hardware: str
     decision: DecisionRules
     harness_tree: str = ""  # sha256 of the harness's bytes
-    runs: tuple[Result, ...] = ()
+    result: Result | None = None  # of its run, once that is collected
     judgement: Judgement | None = None
     decided: Place | None = None  # its place in the order of decisions; None: it decides nothing
     kept_commit: str | None = None
@@ -389,8 +386,8 @@ class Record:
     health: str | None = None  # what the curves of its run say is wrong (health.py), in a few lines
     base: Numbers | None = None  # the ideas that it was made from, by experiment; None: its parent's
     cost: Cost | None = None  # of its proposal; None: nobody was asked for it
-    baseline: Place | None = None  # the experiment whose runs these are: made before there was a campaign
-    budget_seconds: Seconds | None = None  # of each of its runs
+    baseline: Place | None = None  # the experiment whose result this is: made before there was a campaign
+    budget_seconds: Seconds | None = None  # of its run
     version: Literal[2] = 2  # 1: of Nightshift 0.1, which the ledger refuses
 
     @property
@@ -404,25 +401,24 @@ class Record:
         return self.status == Verdict.KEEP
 
     @property
-    def evaluations(self) -> list[Evaluation]:
-        """Of its runs that were evaluated: one, or several of a baseline."""
-        return [run.evaluation for run in self.runs if run.evaluation is not None]
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation of its run; None if the run was not evaluated."""
+        return self.result.evaluation if self.result else None
 
     @property
     def score(self) -> float | None:
-        """Mean eval_score of its evaluated runs."""
-        return fmean(scores) if (scores := [e.eval_score for e in self.evaluations]) else None
+        """The eval_score of its run."""
+        return self.evaluation.eval_score if self.evaluation else None
 
     @property
     def environment_scores(self) -> dict[str, float]:
-        """Means of its runs by environment, where its score is a mean over several."""
-        pairs = zip(*(evaluation.parts for evaluation in self.evaluations), strict=False)
-        return {parts[0].environment: fmean(part.score for part in parts) for parts in pairs}
+        """Scores by environment, where the score is a mean over several."""
+        return {part.environment: part.score for part in self.evaluation.parts} if self.evaluation else {}
 
     @property
     def strict_score(self) -> float | None:
-        """Mean strict_score of its runs that have one; None where none has."""
-        return fmean(found) if (found := [s for e in self.evaluations if (s := e.strict_score) is not None]) else None
+        """The strict_score of its run; None where no format is asked for."""
+        return self.evaluation.strict_score if self.evaluation else None
 
 
 @dataclass(frozen=True, slots=True)

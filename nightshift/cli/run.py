@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.ledger import Ledger
-from nightshift.campaign.records import ATTEMPT, Request
+from nightshift.campaign.records import Request
 from nightshift.cli.output import dry_run, print_error, print_json, print_lines, print_text, summary
 from nightshift.cli.progress import TerminalReporter, at_work
 from nightshift.cli.status import exit_code
@@ -91,12 +91,12 @@ def plan(request: Request, setup: Setup) -> list[str]:
     if (made := fitting_baseline(setup)) is not None:
         changes = [change.line for change in diff(setup.ledger.stored_config(made), config)]
         told = (
-            f"baseline: the runs of {made.number:04d}, made on {made.branch or 'a detached HEAD'}, begin this campaign"
+            f"baseline: the run of {made.number:04d}, made on {made.branch or 'a detached HEAD'}, begins this campaign"
         )
         setup.engine.validate(config)
         return [told, *(f"change:   {line}" for line in changes or ("none: nothing is run",))]
     record = admit(config, request, setup)
-    run_dir = setup.ledger.run_dir(setup.ledger.next_number(), 1) / ATTEMPT
+    run_dir = setup.ledger.run_dir(setup.ledger.next_number())
     starts = setup.engine.describe(record.effective, next_seed(record, setup), run_dir)
     takes = f"takes:    at most {lasted(setup.rules.deadline_seconds)} a run"
     return [*joins, *dry_run(record, [takes, *starts])]

@@ -43,7 +43,7 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     """
     campaign, _ = fold_sound(ledger, ledger.readable()[0], record.branch, record.rules_hash)
     fields = msgspec.to_builtins(record, builtin_types=(msgspec.Raw,))
-    runs = {f"run {index}": run for index, run in enumerate(fields.pop("runs"), 1)}
+    run = {"result": fields.pop("result")}
     judged = fields.pop("judgement")
     for name in ("delta", "delta_stderr") if judged else ():  # as record.json calls expected_then, which stands below
         judged.pop(name)
@@ -52,7 +52,7 @@ def experiment_lines(ledger: Ledger, record: Record) -> Iterator[str]:
     first, last = ({name: fields.pop(name) for name in names if name in fields} for names in (_FIRST, _LAST))
     fields["started"] = f"{datetime.fromisoformat(record.started).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     folder = os.fspath(ledger.run_dir(record.number))
-    return _lines({**verdict, **told, "score": record.score, **first, **fields, **runs, "files": folder, **last}, "")
+    return _lines({**verdict, **told, "score": record.score, **first, **fields, **run, "files": folder, **last}, "")
 
 
 def _interval(found: Expected | None) -> str | None:
@@ -87,7 +87,6 @@ _SOMETHING = "a certificate, a night between experiments, or an experiment that 
 
 def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
     """Wait for the experiment in flight, print its summary, return its exit code; 124 while it still runs."""
-    from nightshift.cli.views.status import run_folders
     from nightshift.executors.process import interruptible
 
     ledger, looked, told = Ledger(root), 0.0, "what runs goes on; nobody waits for it any more"
@@ -99,8 +98,8 @@ def wait_for_verdict(root: Path, timeout_seconds: float | None) -> int:
                 return TIMED_OUT
             if time.monotonic() >= looked + _LOOK_SECONDS:
                 looked = time.monotonic()
-                started = [record for record in ledger.readable()[0] if record.status == STARTED]
-                reporter.show({f: read_progress(f) for record in started for f in run_folders(ledger, record)})
+                started = [record.number for record in ledger.readable()[0] if record.status == STARTED]
+                reporter.show({folder: read_progress(folder) for folder in map(ledger.run_dir, started)})
             time.sleep(_POLL_SECONDS)
     records, _ = ledger.readable()
     if not records:
@@ -146,18 +145,15 @@ def night_lines(night: Night) -> list[str]:
 
 
 def running_lines(ledger: Ledger, record: Record, now: datetime) -> list[str]:
-    """How far an experiment in flight is: each of its runs that are, where several are side by side."""
+    """How far an experiment in flight is."""
     from nightshift.cli.running import RunLine
-    from nightshift.cli.views.status import run_folders
 
-    told = []
-    for folder in run_folders(ledger, record):
-        run = RunLine(folder)
-        run.read(read_progress(folder))
-        told.append(run.text(run.short.partition(" ")[2]))
+    folder = ledger.run_dir(record.number)
+    run = RunLine(folder)
+    run.read(read_progress(folder))
     since = datetime.fromisoformat(record.started)
     lasts = f"{lasted((now - since).total_seconds())}, since {since.astimezone():%H:%M:%S %Z}"
-    return [f"running:  {record.number:04d} for {lasts}: {'; '.join(told)}", _quoted(record.description)]
+    return [f"running:  {record.number:04d} for {lasts}: {run.text('run')}", _quoted(record.description)]
 
 
 def _quoted(description: str) -> str:

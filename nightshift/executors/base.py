@@ -1,8 +1,8 @@
 """Where runs are made. An executor starts workers in its slots; the run's folder holds what goes in and comes back.
 
-runs/NNNN/run-K/job.json         what the worker needs
-runs/NNNN/run-K/submitted.json   the worker's name and its public key, written before it is started
-runs/NNNN/run-K/attempt-0/       what the worker leaves: metrics, answers, weights, logs, and last its result, signed
+runs/NNNN/job.json         what the worker needs
+runs/NNNN/submitted.json   the worker's name and its public key, written before it is started
+runs/NNNN/                 what the worker leaves: metrics, answers, weights, logs, and last its result, signed
 
 A worker signs its result with a private key that reaches it by another way than the folder, so whoever can write there
 forges none. By its name and its public key a later head finds and believes a worker that outlived an earlier one.
@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from nightshift.campaign.ledger import SUBMITTED_NAME
-from nightshift.campaign.records import ATTEMPT, JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Job, Result, Signed, signed_bytes
 from nightshift.errors import EngineError
 from nightshift.executors.slots import Slot
 from nightshift.files import read_file, write_json
@@ -115,29 +115,17 @@ def job_of(folder: Path, was: Submitted) -> Job | None:
 
 
 def verified(folder: Path, job: Job, public_key: str) -> Result:
-    """The result of a run, which its worker signed: the first of several starts, whatever lies beside it.
+    """The result of a run, which its worker signed.
 
-    FileNotFoundError where there is none; EngineError where none that lies there is what that worker made of this job.
+    FileNotFoundError where there is none; EngineError where what lies there is not what that worker made of this job.
     """
-    found: list[Exception] = [FileNotFoundError(folder / ATTEMPT / RESULT_NAME)]
-    for attempt in sorted(folder.glob("attempt-*")):
-        try:
-            return _verified(attempt, job, public_key)
-        except (EngineError, FileNotFoundError) as error:
-            found.append(error)
-    raise next((error for error in found if isinstance(error, EngineError)), found[0])
-
-
-def _verified(attempt: Path, job: Job, public_key: str) -> Result:
-    path = attempt / RESULT_NAME
+    path = folder / RESULT_NAME
     try:
         signed = msgspec.json.decode(read_file(path), type=Signed)
         result = msgspec.json.decode(signed.result, type=Result)
         _ = result.evaluation and result.evaluation.example_scores
         key, signature = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)), bytes.fromhex(signed.signature)
         key.verify(signature, signed_bytes(bytes(signed.result), job))
-        if attempt.name != f"attempt-{result.attempt}":
-            raise EngineError(f"{path} was copied from attempt-{result.attempt}: it counts for nothing")
     except FileNotFoundError:
         raise
     except OSError as error:

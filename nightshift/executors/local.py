@@ -140,7 +140,7 @@ class LocalExecutor:
             place=f"slot {slot.number + 1}" if len(self.slots) > 1 else "",
             outlives=self.outlives and not self.look_key,
         )
-        name = f"{folder.parent.name}-{folder.name}-{uuid.uuid4().hex}"
+        name = f"{folder.name}-{uuid.uuid4().hex}"
         key, told = announce(folder, job, name, NAME)
         enter()
         group = ProcessGroup(name, GRACE_SECONDS, job.outlives)
@@ -169,7 +169,7 @@ class LocalExecutor:
             return False
         found = [process for process in psutil.process_iter() if marker_of(process) == was.name]
         process, slot = min(found, key=lambda one: one.pid, default=None), fits[0]
-        if process is None and not any(folder.glob(f"attempt-*/{RESULT_NAME}")):
+        if process is None and not (folder / RESULT_NAME).exists():
             return False  # its head was killed before it had its key, or it died with that
         self._take(folder, _Adopted(process, was.name), was.public_key, job, slot)
         return True

@@ -3,8 +3,8 @@
 A job has a name of its own, written before it is submitted: a head that was killed in between finds it by that, and
 one that sbatch did not answer for is looked for. The key that it signs its result with travels in the script, which no
 file of the checkout holds. What SLURM does not answer is not known, and not lost; what it did not cancel is cancelled
-when it answers. A controller that was killed may start a job a second time, whatever --no-requeue says: each start has
-a folder of its own, and the first result that is signed counts.
+when it answers. A SLURM controller that was killed may start a job a second time, whatever --no-requeue says: the
+second start finds `worker.started` and ends at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, Job, Result
+from nightshift.campaign.records import LATE_SECONDS, LOG_NAME, STARTED_NAME, Job, Result
 from nightshift.entry import isolated
 from nightshift.errors import EngineError, UsageError
 from nightshift.executors.base import Submitted, announce, verified
@@ -236,7 +236,7 @@ class SlurmExecutor:
     def has_begun(self, folder: Path) -> bool:
         """As the protocol says; a job that was never seen to wait counts as begun."""
         self._poll()
-        return self._works[folder].state != "PENDING" or any(folder.glob("attempt-*"))
+        return self._works[folder].state != "PENDING" or (folder / STARTED_NAME).exists()
 
     def cancel(self, folders: Collection[Path]) -> None:
         """As the protocol says; returns when the jobs are gone from the cluster, at the latest after CANCEL_SECONDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from nightshift.executors.slurm import cancel_jobs
 from nightshift.executors.watchdog import marker_of
 from nightshift.files import read_file
 
-_RUN = re.compile("run-[1-9][0-9]{0,3}")
-
 
 def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
     """By folder, the runs of the experiments from `first` on that were submitted and not collected, as the chain has
@@ -28,16 +25,14 @@ def survivors(ledger: Ledger, first: int) -> dict[Path, tuple[Submitted, Job]]:
     for record in ledger.records():
         if record.status != STARTED or record.number < first:
             continue
-        for folder in sorted(ledger.run_dir(record.number).glob("run-*")):
-            if not _RUN.fullmatch(folder.name) or int(folder.name.removeprefix("run-")) <= len(record.runs):
-                continue
-            path = folder / SUBMITTED_NAME
-            with suppress(OSError):  # none, or what somebody put in its place
-                data = read_file(path)
-                if ledger.journal.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
-                    was = msgspec.json.decode(data, type=Submitted)
-                    if (job := job_of(folder, was)) is not None:
-                        found[folder] = was, job
+        folder = ledger.run_dir(record.number)
+        path = folder / SUBMITTED_NAME
+        with suppress(OSError):  # none, or what somebody put in its place
+            data = read_file(path)
+            if ledger.journal.holds(path.relative_to(ledger.runs_dir).as_posix(), sha256(data)):
+                was = msgspec.json.decode(data, type=Submitted)
+                if (job := job_of(folder, was)) is not None:
+                    found[folder] = was, job
     return found
 
 
@@ -46,7 +41,7 @@ def alive(ledger: Ledger, first: int) -> dict[int, list[str]]:
     of which nobody is asked whether it runs."""
     found, numbers = dict[int, list[str]](), {}
     for folder, (was, _) in survivors(ledger, first).items():
-        numbers[was.name] = int(folder.parent.name)
+        numbers[was.name] = int(folder.name)
         if was.executor == SLURM:
             found.setdefault(numbers[was.name], []).append(f"job {was.name}")
     for process in psutil.process_iter() if numbers else ():

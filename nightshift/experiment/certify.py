@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.ledger import Ledger
+from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import ATTEMPT, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -48,6 +48,7 @@ DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FOLDER, PLAN_NAME, RUN_NAME, COMPARISON_NAME = "certify", "plan.json", "run.json", "comparison.json"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
+_KEPT = (JOB_NAME, SUBMITTED_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
 _CHOSEN_THERE = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
 
 
@@ -378,7 +379,7 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         if changed := setup.surroundings.changed():
             raise EngineError(f"{listed(changed)} changed while it ran")
         evaluation = result.evaluation
-        proof = setup.engine.prove(folder / ATTEMPT, evaluation.weights, setup.reporter.note) if evaluation else None
+        proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
     except Interrupted:
         setup.executor.cancel([folder])
         raise
@@ -386,8 +387,8 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:
-        for path in folder.glob(f"{ATTEMPT}/*"):  # weights are large, and what trained may hold examples
-            if path.is_dir() or (path.name not in (METRICS_NAME, RESULT_NAME) and path.suffix != ".log"):
+        for path in folder.iterdir():  # weights are large, and what trained may hold examples
+            if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
     run = FreshRun(side, seed, result, proof)
     with setup.ledger.lock():

@@ -1,4 +1,4 @@
-"""The runs of experiments in the executor: what is asked of a worker, with which seed; and their end."""
+"""The run of an experiment in the executor: what is asked of a worker, with which seed; and its end."""
 
 from __future__ import annotations
 
@@ -14,24 +14,15 @@ from nightshift.campaign.ledger import SUBMITTED_NAME
 from nightshift.campaign.records import Job, Record
 from nightshift.config.rules import covered_files
 from nightshift.experiment.setup import Setup
-from nightshift.files import remove_tree
 
 
-def submit(record: Record, setup: Setup, num_before: int = 0) -> None:
-    """Start the worker of the record's next run, or, `num_before` it, of one that has so many in flight."""
-    run_dir = setup.ledger.run_dir(record.number, len(record.runs) + num_before + 1)
-    remove_tree(run_dir)  # of a head that was killed here, or with the worker that it had started
-    run_dir.mkdir()
+def submit(record: Record, setup: Setup) -> None:
+    """Start the worker of an experiment's run."""
     job = job_of(record.effective, next_seed(record, setup), setup, record.hardware)
     if record.parent is not None:  # checked again: its record lies where agents can write
         parent = setup.ledger.stored_config(setup.ledger.record(record.parent))
         job = replace(job, incumbent=dict(setup.engine.validate(parent).settings), ends_without_gradient=True)
-    submit_job(run_dir, job, setup)
-
-
-def next_run(record: Record, setup: Setup) -> Path:
-    """The folder of the run that is collected next: in their order, whichever ends first."""
-    return setup.ledger.run_dir(record.number, len(record.runs) + 1)
+    submit_job(setup.ledger.run_dir(record.number), job, setup)
 
 
 def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
@@ -47,9 +38,8 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's next run: the same settings never see a seed twice, whatever repeats them or is in flight."""
+    """Of the record's run: the same settings never see a seed twice, whatever repeats them or is in flight."""
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
-    used |= {run.seed for run in record.runs if run.evaluation}
     used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)
 
@@ -74,7 +64,7 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
 def cancel(setup: Setup, number: int | None = None) -> None:
     """End all runs that nobody collected, or those of one experiment."""
     in_flight = setup.executor.in_flight()
-    setup.executor.cancel([f for f in in_flight if number is None or f.parent == setup.ledger.run_dir(number)])
+    setup.executor.cancel([f for f in in_flight if number is None or f == setup.ledger.run_dir(number)])
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -83,9 +83,9 @@ class Setup:
         """Their numbers."""
         runs_dir = self.ledger.runs_dir
         return {
-            int(f.parent.name)
-            for f in self.executor.in_flight()
-            if f.parent.parent == runs_dir and f.parent.name.isdigit()
+            int(folder.name)
+            for folder in self.executor.in_flight()
+            if folder.parent == runs_dir and folder.name.isdigit()
         }
 
     @property

@@ -34,7 +34,7 @@ from nightshift.executors.gpus import taken_now
 from nightshift.executors.process import interruptible
 from nightshift.executors.survivors import survivors
 from nightshift.experiment.experiment import admit, collect, interrupt, start, withdraw
-from nightshift.experiment.runs import cancel, next_run
+from nightshift.experiment.runs import cancel
 from nightshift.experiment.setup import Setup
 from nightshift.files import write_atomically
 from nightshift.night.notify import END, REPEATED_CRASH, Notifier, event_of, is_second
@@ -92,8 +92,7 @@ def not_started(state: NightState, in_flight: Sequence[Record]) -> list[Proposal
 def withdraw_jobs(in_flight: Sequence[Record], why: str, setup: Setup) -> None:
     """Take back what waits for its turn on a cluster: it would begin when the night is over."""
     for record in in_flight:
-        folders = [f for f in setup.executor.in_flight() if f.parent == setup.ledger.run_dir(record.number)]
-        if not any(map(setup.executor.has_begun, folders)):
+        if not setup.executor.has_begun(setup.ledger.run_dir(record.number)):
             withdraw(record.number, f"its job still waited when the night ended: {why}", setup)
 
 
@@ -103,7 +102,7 @@ def adopt(state: NightState, setup: Setup) -> set[str]:
     adopted = {folder: was.name for folder, (was, job) in alive.items() if setup.executor.adopt(folder, was, job)}
     if adopted:
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
-        numbers = ", ".join(sorted({f"{int(folder.parent.name):04d}" for folder in adopted}))
+        numbers = ", ".join(sorted(folder.name for folder in adopted))
         setup.reporter.note(f"adopted what an earlier head of this night left running: {numbers}")
     return set(adopted.values())
 
@@ -332,7 +331,7 @@ class Night:
         """Until a run has ended, a pause is over, somebody wants to stop, or who does is told of a job that waits."""
         self._tell_news()
         setup, began, before = self._setup, self._setup.clock(), self._interrupt.signs
-        due = [next_run(record, setup) for record in setup.in_flight]
+        due = [setup.ledger.run_dir(record.number) for record in setup.in_flight]
         while self._interrupt.signs == before:
             setup.wait()
             is_queued = is_stopping and not all(map(setup.executor.has_begun, setup.executor.in_flight()))

@@ -18,7 +18,7 @@ _OF_A_VERDICT: dict[str, Outcome] = {Verdict.KEEP: "kept", Verdict.DISCARD: "dis
 
 _SAME = (
     *("eval_score", "eval_stderr", "strict_score", "incumbent_score", "p_better", "why", "num_steps", "reward_mean"),
-    *("training_seconds", "total_seconds", "memory_gb", "num_runs", "description", "started"),
+    *("training_seconds", "total_seconds", "memory_gb", "description", "started"),
 )
 
 
@@ -49,7 +49,6 @@ class Experiment(Part, kw_only=True):
     p_better: float | None
     why: str | None
     failure: Failure | None
-    num_runs: int
     num_steps: float | None
     reward_mean: float | None
     training_seconds: float | None

@@ -30,7 +30,7 @@ def test_settings_numbers_curves_and_flips_of_any_two(tab: Tab, path: Path) -> N
     assert f"{other.score:.3f}" in text
     assert re.search(r"expected\s+\S?\d+\.\d ± \d+\.\d pp", text)
     assert "expected_then, at its verdict" in text
-    before, after = (record.evaluations[0].example_scores for record in (one, other))
+    before, after = (record.evaluation.example_scores for record in (one, other))
     fixed = sum(b > a for a, b in zip(before, after, strict=True))
     broken = sum(b < a for a, b in zip(before, after, strict=True))
     assert f"of 1,000 examples: {fixed} fixed, {broken} broken, net" in text
@@ -50,7 +50,7 @@ def test_answers_shown_are_those_of_the_files(tab: Tab, path: Path) -> None:
     problem, of_a, of_b = card.locator("pre").all_inner_texts()
     rows = [
         {row["completion"]: row["score"] for line in file.read_text().splitlines() if (row := json.loads(line))}
-        for file in (path.parent / "runs" / number / "run-1/attempt-0/evaluation.jsonl" for number in ("0001", "0009"))
+        for file in (path.parent / "runs" / number / "evaluation.jsonl" for number in ("0001", "0009"))
     ]
     assert rows[0][of_a] == 0.0
     assert rows[1][of_b] == 1.0
@@ -98,7 +98,7 @@ def test_hostile_texts_stay_text(open_tab: Callable[..., Tab], tmp_path: Path) -
     (tmp_path / "rules.toml").touch()
     for record in ledger.records():
         ledger.write(replace(record, description=HOSTILE[record.number % 3] + "<!--</script><script>"))
-    for file in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
+    for file in (tmp_path / "runs").glob("*/evaluation.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [{**row, "completion": "<!--<script></script><img src=x onerror=alert(1)>\u2028\u202e"} for row in rows]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -28,7 +28,7 @@ pipe = os.open(f'/proc/{pid}/fd/0', os.O_RDWR)
 key = os.read(pipe, 32)
 os.write(pipe, key)
 os.close(pipe)
-result = json.loads((root / 'runs/0001/run-1/attempt-0/result.json').read_text())['result']
+result = json.loads((root / 'runs/0001/result.json').read_text())['result']
 result['evaluation'] |= {'eval_score': 1.0, 'scores': [1.0] * len(result['evaluation']['scores'])}
 raw = json.dumps(result)
 digests = [hashlib.sha256(data).digest() for data in (raw.encode(), (folder / 'job.json').read_bytes().strip())]
@@ -149,7 +149,7 @@ def edited_in_flight(c: Checkout) -> Finding:
     c.git("switch", "--quiet", "--create", "autoresearch/in-flight")
     evil = (c.root / TRAINER).read_text().replace("return 0.20 +", "return 0.90 +")
     code = (
-        "while not list(root.glob('runs/0002/run-1/**/evaluation.jsonl')): time.sleep(0.002)\n"
+        "while not list(root.glob('runs/0002/evaluation.jsonl')): time.sleep(0.002)\n"
         f"(root / {TRAINER!r}).write_text({evil!r})\n"
     )
     with c.beside(code):
@@ -164,19 +164,19 @@ def edited_in_flight(c: Checkout) -> Finding:
 # What is done beside run.py as soon as the folder of experiment 2's run is there, and the file that the crash names.
 _PLANTED: dict[str, tuple[str, str, str]] = {
     "result of another run": ("puts the baseline's result, which its worker signed, in place of the run's own", """
-os.link(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'mine')
+os.link(root / 'runs/0001/result.json', folder / 'mine')
 while not (folder / 'attempt-0/result.json').exists(): pass
 (folder / 'mine').replace(folder / 'attempt-0/result.json')
 """, "result.json"),
     "result with another signature": ("writes a result of its own, signed with zeros", """
-text = (root / 'runs/0001/run-1/attempt-0/result.json').read_text()
+text = (root / 'runs/0001/result.json').read_text()
 (folder / 'mine').write_text(re.sub('"signature":"[0-9a-f]*"', '"signature":"' + '0' * 128 + '"', text))
 while not (folder / 'attempt-0/result.json').exists(): pass
 (folder / 'mine').replace(folder / 'attempt-0/result.json')
 """, "result.json"),
     "attempt of its own": ("writes attempt-1 with a result, as a second start of the worker would", """
 (folder / 'attempt-1').mkdir()
-shutil.copy2(root / 'runs/0001/run-1/attempt-0/result.json', folder / 'attempt-1/result.json')
+shutil.copy2(root / 'runs/0001/result.json', folder / 'attempt-1/result.json')
 """, "attempt-1"),
     "trainer edited and put back": ("replaces the process that trains, and restores it before it is compared", f"""
 trainer = root / {TRAINER!r}

@@ -34,7 +34,7 @@ FOLDERS = (
     "runs",
     "runs/LAST",
     "runs/LAST/run-1",
-    "runs/LAST/run-1/attempt-0",
+    "runs/LAST",
     ".git",
     ".git/objects",
     ".git/refs/heads/autoresearch",
@@ -58,7 +58,7 @@ IN_THE_WORLD = ("disk full", "folder read-only", "file damaged before", "file da
 FORGERIES = ("unsigned result", "result of an earlier run", "no result", "result as a link", "result as a folder",
              "second attempt", "first attempt", "job of another config")  # fmt: skip
 EDITED = "edited result"  # which must be there
-OF_REAL_RUN = ("runs/LAST/run-1/**/weights", "runs/LAST/run-1", "runs/LAST/run-1/**/spec.json", "train.toml")
+OF_REAL_RUN = ("runs/LAST/weights", "runs/LAST/run-1", "runs/LAST/spec.json", "train.toml")
 DAMAGE = ("deleted", "emptied", "torn", "garbled", "a folder instead", "a link to nowhere instead", "edited")
 UNINVITED = ("runs/9000 as a folder", "runs/0500 as a file", "runs/notes as a folder", "a row too many", "a torn row")
 JUMPS_SECONDS = (-86_400.0, -3_600.0, -5.0, 5.0, 3_600.0, 86_400.0, 1e9)

@@ -134,7 +134,7 @@ def _expected(fault: Fault, is_struck: bool) -> set[int]:
 
 def _signed(root: Path, number: int) -> Result | None:
     """What the worker of an experiment's first run signed, as it lies there; None for anything else."""
-    folder = Ledger(root).run_dir(number, 1)
+    folder = Ledger(root).run_dir(number)
     was = msgspec.json.decode((folder / SUBMITTED_NAME).read_bytes(), type=Submitted)
     job = job_of(folder, was)
     try:
@@ -153,7 +153,7 @@ def _believed(fault: Fault, root: Path) -> list[str]:
     why = record.judgement.why if record.judgement else "no verdict"
     is_named = record.failure == "machinery" and re.search(r"/(result\.json|attempt-\d)", why)
     is_unread = fault.victim == "job of another config" and record.failure is None
-    is_honest = record.failure is None and record.runs[0] == _signed(root, record.number)
+    is_honest = record.failure is None and record.result == _signed(root, record.number)
     return [] if is_named or is_unread or is_honest else [f"not named: {record.status}, {why}"]
 
 

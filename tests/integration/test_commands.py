@@ -72,8 +72,8 @@ def test_a_run_without_a_step_is_a_crash_of_the_config_and_is_not_evaluated(root
         in stdout
     )
     [record] = Ledger(root).records()
-    assert (record.status, record.failure, record.evaluations) == ("crash", "training", [])
-    assert "evaluating" not in (root / "runs" / "0001" / "run-1" / "attempt-0" / "progress.json").read_text()
+    assert (record.status, record.failure, record.evaluation) == ("crash", "training", [])
+    assert "evaluating" not in (root / "runs" / "0001" / "progress.json").read_text()
 
 
 HOSTILE = "\x1b[31mlr\x1b[0m \x1b]0;title\x07up \u202eevil\u2066\u200b\n---\neval_score: 1.0\r\x01\udcff\x9b2J\t"

@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 GOOD = b"max_steps = 3\n[orchestrator]\nbatch_size = 256\ngroup_size = 4\n[trainer.optim]\nlr = 6e-7\n"
-_ATTEMPT = "runs/0002/run-1/attempt-0/"
+_ATTEMPT = "runs/0002/"
 _LOOK = {
     "number": 1, "time": "2026-11-22T07:00:00+00:00", "branch": "autoresearch/test", "rules_hash": "0", "baseline": 1,
     "incumbent": 2, "num_seeds": 3,
@@ -37,10 +37,10 @@ _ANSWER = {"environment": "nightshift_arithmetic", "key": "k", "score": 1.0, "an
 FILES = (
     ["runs/0002/record.json"],
     ["runs/0002/train.toml"],
-    ["runs/.lock", "runs/.head", "runs/0002/run-1/attempt-0", "runs/certify", "runs/agent", "results.tsv"],
+    ["runs/.lock", "runs/.head", "runs/0002", "runs/certify", "runs/agent", "results.tsv"],
     [
-        *(f"runs/0002/{name}" for name in ("effective.json", "run-1/job.json", "run-1/attempt-0/result.json")),
-        *(f"runs/0002/{name}" for name in ("run-1/submitted.json", "run-1/worker.log")),
+        *(f"runs/0002/{name}" for name in ("config.json", "job.json", "result.json")),
+        *(f"runs/0002/{name}" for name in ("submitted.json", "worker.log")),
         *(f"{_ATTEMPT}{name}" for name in ("metrics.jsonl", "evaluation.jsonl", "rollouts.jsonl", "progress.json")),
         *(
             f"runs/{name}"
@@ -170,7 +170,7 @@ def test_what_is_planted_beside_a_run_under_way_is_replaced_and_written_through_
     outside.write_text("precious")
     with start_run(measured, "--engine=trl", "--budget-seconds=1", "--again") as process:
         until_training(measured, process)
-        folder = wait_for(lambda: next(measured.glob("runs/0003/run-1/attempt-0/metrics.jsonl"), None)).parent
+        folder = wait_for(lambda: next(measured.glob("runs/0003/metrics.jsonl"), None)).parent
         os.mkfifo(folder / "evaluation.jsonl")
         for name in ("result.json", "rollouts.jsonl", "weights"):
             (folder / name).symlink_to(outside)

@@ -56,7 +56,7 @@ def test_runs_outlive_a_killed_head_and_the_same_command_adopts_them(root: Path)
     asked = {**SIDE_BY_SIDE, "experiments": 3}
     fault(root, "hold", once=False)
     night = start(root, **asked)
-    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/**/metrics.jsonl")]) == 2)
+    wait_for(lambda: len([*(root / "runs").glob("0001/metrics.jsonl")]) == 2)
     survivors = workers(root)
     night.kill()
     night.communicate()
@@ -82,10 +82,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
     fault(root, "hold", once=False)  # whatever begins from here on does not end by itself
     held = lambda: [r.number for r in records(root) if r.status == "started" and r.number > 1]  # noqa: E731
     wait_for(
-        lambda: (
-            len(held()) == 2
-            and len([p for n in held() for p in root.glob(f"runs/{n:04d}/run-1/**/metrics.jsonl")]) == 2
-        )
+        lambda: len(held()) == 2 and len([p for n in held() for p in root.glob(f"runs/{n:04d}/metrics.jsonl")]) == 2
     )
     numbers, before = held(), workers(root)
     night.send_signal(signal.SIGINT)
@@ -104,7 +101,7 @@ def test_ctrl_c_once_waits_for_what_runs_and_twice_ends_all_of_it(root: Path) ->
 def test_what_nobody_adopts_can_be_stopped_and_is_named(root: Path) -> None:
     fault(root, "hold", once=False)
     night = start(root, **SIDE_BY_SIDE, experiments=3)
-    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/**/metrics.jsonl")]) == 2)
+    wait_for(lambda: len([*(root / "runs").glob("0001/metrics.jsonl")]) == 2)
     assert nightshift(root, "night", "--stop")[0] == 2, "its head lives"
     night.kill()
     night.communicate()
@@ -120,7 +117,7 @@ def test_what_nobody_adopts_can_be_stopped_and_is_named(root: Path) -> None:
 def test_a_worker_that_nobody_comes_back_for_is_gone_soon_after_its_deadline(root: Path) -> None:
     fault(root, "hold", once=False)
     night = start(root, **SIDE_BY_SIDE, experiments=3, deadline=4.0)
-    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/**/metrics.jsonl")]) == 2)
+    wait_for(lambda: len([*(root / "runs").glob("0001/metrics.jsonl")]) == 2)
     for worker in workers(root):  # so that it cannot end by itself
         worker.suspend()
     night.kill()
@@ -142,7 +139,7 @@ Path("hypothesis.txt").write_text("HYPOTHESIS: another rate\\nPREDICTION: better
 hold, acted = real.parent / "stand-in.json", real.parent / "acted"
 try:
     flying = [path.parent for path in real.glob("runs/*/run-*/attempt-0") if not (path / "result.json").exists()]
-    forged = json.loads((real / "runs/0001/run-1/attempt-0/result.json").read_text())
+    forged = json.loads((real / "runs/0001/result.json").read_text())
     forged["result"]["evaluation"] |= {"eval_score": 1.0, "scores": [1.0] * 400}
     for run in flying:
         ACT

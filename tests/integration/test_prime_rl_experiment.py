@@ -109,12 +109,12 @@ def test_nothing_is_read_of_a_discard(setup: Setup) -> None:
     (setup.root / "train.toml").write_bytes(b"max_steps = 1\n" + SOURCE)  # its answers are all wrong, as the baseline's
     run_experiment(Request(), setup)
     record = setup.ledger.record(2)
-    folder = setup.ledger.run_dir(2, 1) / "attempt-0"
-    assert (record.status, record.runs[0].evaluation.repeated_share) == ("discard", None)
+    folder = setup.ledger.run_dir(2)
+    assert (record.status, record.result.evaluation.repeated_share) == ("discard", None)
     assert (folder / "served.json").is_file()
     assert not (folder / "reader.log").exists()
     assert "served" not in (record.health or "")
-    assert (setup.ledger.run_dir(1, 1) / "attempt-0" / "reader.log").exists()
+    assert (setup.ledger.run_dir(1) / "reader.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_exception_in_the_start_has_the_incumbent_s_start_tried(
     assert why.startswith("trainer ended: exit code 1: ZeroDivisionError: division by zero")
     assert told in why
     assert bool(record.decided) is (failure is Failure.TRAINING)  # then it is not tried again
-    tried = setup.ledger.run_dir(2, 1) / "attempt-0" / "incumbent"
+    tried = setup.ledger.run_dir(2) / "incumbent"
     assert b"Fatal error" in (tried / "trainer.log").read_bytes() or failure is Failure.TRAINING
     assert [path.name for path in tried.glob("prime-rl/*s") if path.is_dir()] == []
     assert living_children() == []
@@ -191,7 +191,7 @@ def test_a_baseline_has_no_incumbent_to_tell_whose_fault_it_is(setup: Setup) -> 
 def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tmp_path: Path) -> None:
     furnish(checkout, SOURCE)
     process = start_run(checkout, "--stand-in", f"prime-rl:{tmp_path / 'installation'}")
-    attempt = checkout / "runs" / "0001" / "run-1" / "attempt-0"
+    attempt = checkout / "runs" / "0001"
     heavy = [attempt / "prime-rl" / name for name in ("broadcasts", "rollouts")]
     wait_for(lambda: [process.poll() is None, *(path.is_dir() for path in heavy)] == [True] * 3)
     head = psutil.Process(process.pid)
@@ -201,8 +201,8 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     process.communicate()
     wait_for(lambda: not leftovers(checkout))
     assert [path.is_dir() for path in heavy] == [True, True]
-    foreign = checkout / "runs" / "0002" / "run-1" / "attempt-0"  # what a living worker writes, and who is none
-    link = checkout / "runs" / "0003" / "run-1" / "attempt-0"
+    foreign = checkout / "runs" / "0002"  # what a living worker writes, and who is none
+    link = checkout / "runs" / "0003"
     for folder, trace in ((foreign, {"pid": os.getpid(), "began": psutil.Process().create_time()}), (link, {"pid": 1})):
         folder.mkdir(parents=True)
         content = {"began": 0.0, "keep_all": False, "segments": []} | trace
@@ -227,7 +227,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_record(
 
     def has_broadcast() -> bool:
         assert process.poll() is None, process.communicate()
-        steps = checkout.glob("runs/0001/run-1/attempt-0/prime-rl/broadcasts/step_*/STABLE")
+        steps = checkout.glob("runs/0001/prime-rl/broadcasts/step_*/STABLE")
         return any(path.parent.name not in ("step_0", "step_1") for path in steps)  # an old one is soon deleted
 
     wait_for(has_broadcast)

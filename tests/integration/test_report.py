@@ -142,7 +142,7 @@ def test_only_crashes(tmp_path: Path) -> None:
 
 def test_an_experiment_that_decides_nothing_is_shown_with_the_reason(tmp_path: Path) -> None:
     keep = Judgement(Verdict.KEEP, "it looked better")
-    record = a_record(status="keep", runs=(a_result(),), judgement=keep, notes=("holds a run of the incumbent",))
+    record = a_record(status="keep", result=a_result(), judgement=keep, notes=("holds a run of the incumbent",))
     stored(tmp_path, [record])
     text = rendered(tmp_path).text
     assert "Nothing has been measured yet" in text
@@ -157,7 +157,7 @@ def test_an_experiment_that_still_runs_is_shown_without_a_verdict(tmp_path: Path
 
 def _each(name: str, act: Callable[[Path], object]) -> Callable[[Path], object]:
     """Damage to that file of every run."""
-    return lambda root: [act(path) for path in (root / "runs").glob(f"*/run-*/attempt-0/{name}")]
+    return lambda root: [act(path) for path in (root / "runs").glob(f"*/{name}")]
 
 
 def _tear(path: Path) -> None:
@@ -270,7 +270,7 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
                 judgement=replace(record.judgement, why=everything) if record.judgement else None,
             )
         )
-    for path in (tmp_path / "runs").glob("*/run-*/attempt-0/evaluation.jsonl"):
+    for path in (tmp_path / "runs").glob("*/evaluation.jsonl"):
         texts = iter(HOSTILE * 20)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows = [{**row, "completion": next(texts), "answer": next(texts), "key": next(texts)} for row in rows]
@@ -320,7 +320,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
         delta = record.judgement.delta if record.judgement else None
         assert (row.experiment.expected_then.mean if row.experiment.expected_then else None) == delta
         assert row.experiment.expected == expected(view.morning.campaign, record)
-        scores = [evaluation.eval_score for evaluation in record.evaluations]
+        scores = [evaluation.eval_score for evaluation in record.evaluation]
         assert row.experiment.record.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
         assert sum(row.uses.values()) == pytest.approx(record.total_seconds)
     best = max(row.experiment.record.score or 0.0 for row in view.rows)
@@ -346,7 +346,7 @@ def test_flips_are_those_of_the_records_by_what_the_examples_are(tmp_path: Path)
     assert rows
     for row in rows:
         record = row.experiment.record
-        old, new = (each.evaluations[0].example_scores for each in (ledger.record(record.parent), record))
+        old, new = (each.evaluation.example_scores for each in (ledger.record(record.parent), record))
         whole, found = row.slices[0], {each.name: each for each in row.slices}
         assert (whole.name, whole.num_examples) == ("arithmetic", 1000)
         assert whole.fixed == sum(b > a for a, b in zip(old, new, strict=True)) > 0
@@ -373,7 +373,7 @@ def test_damaged_scores_tell_no_flips(tmp_path: Path, scores: bytes) -> None:
     (tmp_path / "rules.toml").touch()
     whole, (parent, record) = shown_examples(("arithmetic",), tmp_path), ledger.records()
     assert whole.flips(record, parent)
-    run = record.runs[0]
+    run = record.result
     damaged = replace(record, runs=(replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))),))
     assert whole.flips(damaged, parent) == whole.flips(record, damaged) == ()
 
@@ -452,7 +452,7 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     )
     ledger = stored(tmp_path, [record])
     (tmp_path / "rules.toml").write_text("")
-    folder = ledger.attempt_dir(record, 1)
+    folder = ledger.files_dir(record)
     folder.mkdir(parents=True)
     games = [
         {"opponent": "random", "ended": "lost", "cells": "a b"},

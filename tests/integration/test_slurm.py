@@ -160,7 +160,7 @@ def test_slots_hold_no_more_and_gpus_are_their_own(
     folders = [folder_of(root, number) for number in range(1, 6)]
     for number, folder in enumerate(folders):
         executor.submit(folder, job_in(root, number), lambda: None)
-    wait_for(lambda: len([*(root / "runs").glob("*/run-1/attempt-0/metrics.jsonl")]) == 4)
+    wait_for(lambda: len([*(root / "runs").glob("*/metrics.jsonl")]) == 4)
     time.sleep(1)
     states = cluster.ask("squeue", "-h", "-o", "%T").split()
     assert sorted(states) == ["PENDING", *["RUNNING"] * 4]
@@ -284,7 +284,7 @@ def test_a_job_that_still_waits_when_the_night_ends_is_taken_back(root: Path, cl
 def test_what_a_night_left_on_a_cluster_is_cancelled(root: Path, cluster: Cluster) -> None:
     fault(root, "hold", once=False)
     night = start(root, agent="lr", proposer="lr", experiments=8, slurm=str(root.parent / "slurm.toml"))
-    wait_for(lambda: len([*(root / "runs").glob("0001/run-*/attempt-0/metrics.jsonl")]) > 1)
+    wait_for(lambda: len([*(root / "runs").glob("0001/metrics.jsonl")]) > 1)
     night.kill()
     night.communicate()
     assert nightshift(root, "night", "--stop")[0] == 0

@@ -91,7 +91,7 @@ def test_a_certificate_from_new_seeds_on_the_sealed_set(kept: Setup, notebook: S
         *(f"baseline-{first + offset}" for offset in (0, 3, 4)),
         *(f"incumbent-{first + offset}" for offset in (1, 2, 5)),
     ]
-    used = {run.seed for record in kept.ledger.records() for run in record.runs}
+    used = {record.result.seed for record in kept.ledger.records() if record.result}
     assert max(used) < first
     began = [note.split(",")[0] for note in notebook.notes if ": run " in note]
     assert began == ["baseline", "incumbent", "incumbent", "baseline", "baseline", "incumbent"]
@@ -104,7 +104,7 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
     (path,) = kept.ledger.runs_dir.glob("certify/*/incumbent-*/run.json")
     scores = json.loads(path.read_text())["result"]["evaluation"]["scores"]
     assert len(scores) == NUM_SELECTION
-    selection = kept.ledger.records()[-1].runs[0].evaluation
+    selection = kept.ledger.records()[-1].result.evaluation
     assert tuple(scores) != selection.example_scores
     assert abs(sum(scores) / NUM_SELECTION - selection.eval_score) < 0.08
     questions = [example.question for example in data.load("sealed", NUM_SELECTION)]
@@ -377,7 +377,7 @@ def test_each_run_is_proven_before_its_weights_go_and_one_that_is_not_is_made_ag
 
     def prove(engine: TrlEngine, run_dir: Path, weights: Weights, note: object) -> str:
         assert (run_dir / "weights" / "model.safetensors").is_file()
-        seen.append(run_dir.parent.name)
+        seen.append(run_dir.name)
         if len(seen) == 1:
             raise EngineError("the server did not serve the file: 0.1 from it, 0.0 from the start weights")
         return "served = file: 0.0010 from it, 0.1000 from the start weights"

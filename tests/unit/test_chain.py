@@ -272,8 +272,8 @@ class Killed(BaseException):
 
 def a_life(ledger: Ledger) -> Record:
     """What an experiment writes, from its number to the lesson that its successor draws."""
-    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "effective.json": b"{}"})
-    record = replace(record, status="keep", judgement=Judgement(Verdict.KEEP, "why"), runs=(a_result(),), decided=5)
+    record = ledger.reserve(a_record(), {"train.toml": b"x = 1\n", "config.json": b"{}"})
+    record = replace(record, status="keep", judgement=Judgement(Verdict.KEEP, "why"), result=a_result(), decided=5)
     ledger.write(record)
     ledger.close(replace(record, settled="committed", kept_commit="a" * 40))
     ledger.write(replace(record, settled="committed", kept_commit="a" * 40, lesson="a lesson"))
@@ -315,7 +315,7 @@ def test_runs_side_by_side_end_in_any_order_and_a_kill_heals_all_the_same(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (ledger.reserve(a_record(), {"train.toml": b"x = %d\n" % n}) for n in (1, 2))
-    ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "runs": (a_result(),)}
+    ends = {"status": "discard", "judgement": Judgement(Verdict.DISCARD, "why"), "result": a_result()}
     ledger.close(replace(second, **ends, decided=5))
 
     def killed(self: Journal, files: dict[str, str], **named: bool) -> bool:

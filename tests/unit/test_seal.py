@@ -26,7 +26,7 @@ def watched(checkout: Path) -> Checkout:
     git(checkout, "commit", "--quiet", "-m", "code")
     ledger = Ledger(checkout)
     record = ledger.reserve(a_record(), {"train.toml": b"lr = 0\n"})
-    (ledger.run_dir(1) / "run-1" / "attempt-0").mkdir(parents=True)
+    (ledger.run_dir(1)).mkdir(parents=True)
     for name in ("job.json", "result.json", "attempt-0/metrics.jsonl", "attempt-0/evaluation.jsonl"):
         (ledger.run_dir(1) / "run-1" / name).write_text("{}\n")
     ledger.close(record)
@@ -90,9 +90,9 @@ STOPS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a record": ("runs/0001/record.json", rewrite_in_secret),
     "a submitted train.toml": ("runs/0001/train.toml", rewrite_in_secret),
     "a result": ("runs/0001/run-1/result.json", fifo),
-    "a job": ("runs/0001/run-1/job.json", link),
-    "old metrics": ("runs/0001/run-1/attempt-0/metrics.jsonl", fifo),
-    "an old evaluation": ("runs/0001/run-1/attempt-0/evaluation.jsonl", rewrite_in_secret),
+    "a job": ("runs/0001/job.json", link),
+    "old metrics": ("runs/0001/metrics.jsonl", fifo),
+    "an old evaluation": ("runs/0001/evaluation.jsonl", rewrite_in_secret),
     "an attempt": ("runs/0001/run-1/attempt-1/result.json", write),
     "looks at the sealed set": ("runs/sealed-looks.jsonl", Path.unlink),
     "a certificate": ("runs/certify/comparison.json", rewrite_in_secret),

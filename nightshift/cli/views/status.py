@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -22,13 +21,13 @@ from nightshift.report.views import Part, View
 
 
 class Running(Part, kw_only=True):
-    """An experiment in flight: a reading of each run of it that is, null where none has begun."""
+    """An experiment in flight, and how far its run is; null where the run has not begun."""
 
     number: int
     since: str
     seconds: float
     description: str
-    runs: tuple[Progress | None, ...]
+    progress: Progress | None
 
 
 class Night(Part, kw_only=True):
@@ -96,21 +95,13 @@ def status(ledger: Ledger, now: datetime) -> Status:
     )
 
 
-def run_folders(ledger: Ledger, record: Record) -> list[Path]:
-    """Of the runs of an experiment that are not collected: the next one, and those beside it."""
-    folders = [ledger.run_dir(record.number, len(record.runs) + 1)]
-    while (following := ledger.run_dir(record.number, len(record.runs) + len(folders) + 1)).is_dir():
-        folders.append(following)
-    return folders
-
-
 def _running(ledger: Ledger, record: Record, now: datetime) -> Running:
     return Running(
         number=record.number,
         since=record.started,
         seconds=(now - datetime.fromisoformat(record.started)).total_seconds(),
         description=record.description,
-        runs=tuple(read_progress(folder) for folder in run_folders(ledger, record)),
+        progress=read_progress(ledger.run_dir(record.number)),
     )
 
 

@@ -117,15 +117,14 @@ class Story:
         """Record and what is told of it."""
         return zip(self.shown.records, self.experiments, strict=True)
 
-    def steps(self, record: Record) -> dict[int, list[Step]]:
-        """The training steps of its runs, by their index from 1; of a run that left none, none."""
-        folders = {index: self.ledger.attempt_dir(record, index) for index in range(1, len(record.runs) + 1)}
-        return {index: read_steps(folder / METRICS_NAME) for index, folder in folders.items()}
+    def steps(self, record: Record) -> list[Step]:
+        """The training steps of its run; none if the run left none."""
+        return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:
         """What it was run by: of the job whose hash was entered into the chain before its worker started, which refused
         rules of another hash. None where that is not there any more, or another one is."""
-        folder = self.ledger.run_dir(record.baseline or record.number, 1)
+        folder = self.ledger.files_dir(record)
         with suppress(UsageError, OSError):
             was = read_json(folder / SUBMITTED_NAME, Submitted, "")
             job = job_of(folder, was) if was and self.ledger.holds(folder / SUBMITTED_NAME) else None
