@@ -44,8 +44,7 @@ def problems(root: Path, *, gaps: bool = False, foreign: bool = False) -> list[s
 
 
 def _is_measured(record: Record) -> bool:
-    evaluations = [run.evaluation for run in record.runs if run.evaluation is not None]
-    return bool(evaluations) and all(len(e.example_scores) in SIZES for e in evaluations)
+    return record.evaluation is not None and len(record.evaluation.example_scores) in SIZES
 
 
 def _problems_of_git(root: Path, records: Sequence[Record], gaps: bool, foreign: bool) -> list[str]:

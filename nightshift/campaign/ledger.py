@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 STARTED = "started"
 RECORD_NAME, EFFECTIVE_NAME = "record.json", "config.json"
-SUBMITTED_NAME = "submitted.json"  # of a run (executors/)
 _RESERVING = ".reserving"  # a folder on its way to its number
 _NUMBER = re.compile(r"[0-9]{4}|[1-9][0-9]{4,8}")
 MAX_NUMBER = 999_999_999

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta, Raw, json
 
 from nightshift.config.decision_rules import DecisionRules, Fraction, Scale
@@ -119,7 +117,7 @@ def _sum(one: Number | None, other: Number | None) -> Number | None:
 @dataclass(frozen=True, slots=True)
 class Request:
     """`proposer` to `cost` come from a night's proposer, `base` from the night (see Record). `pairs`: how many run
-    side by side, None: as the campaign does; `outlives`: what runs goes on when its head is killed."""
+    side by side, None: as the campaign does."""
 
     description: str = ""
     engine: str | None = None
@@ -139,7 +137,6 @@ class Request:
     cost: Cost | None = None
     base: tuple[int, ...] | None = None
     pairs: int | None = None
-    outlives: bool = False
     slurm: Path | None = None
 
     def __post_init__(self) -> None:
@@ -325,6 +322,7 @@ class Result:
     hardware: str = ""
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    token: str = ""  # of its job
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
@@ -424,7 +422,8 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Job:
     """All that a worker on any machine needs to make one run: `job.json` in the run's folder. `hardware` is the
-    campaign's, None for its baseline; `look` numbers the look at the sealed set that a sealed run is part of;
+    campaign's, None for its baseline; `token`: a random word that its result repeats; `name`: of the job in SLURM,
+    empty on this machine; `look` numbers the look at the sealed set that a sealed run is part of;
     `incumbent`: its settings, whose start tells whose fault a failed start is, None for a baseline.
     `ends_without_gradient`: the worker ends training when no gradient is left; False for a baseline. prime-rl itself
     ends any run after ten empty batches. `cores`: what it is
@@ -438,6 +437,8 @@ class Job:
     seed: int
     split: Literal["selection", "sealed"]
     deadline_seconds: float
+    token: str
+    name: str = ""
     hardware: str | None = None
     look: int | None = None
     gpus: str | None = None  # --gpus
@@ -446,17 +447,4 @@ class Job:
     ends_without_gradient: bool = False
     cores: tuple[int, ...] = ()
     layout: str = ""
-    outlives: bool = False  # its head
     place: str = ""
-
-
-class Signed(msgspec.Struct):
-    """`result.json`. `signature`: hex of Ed25519's (RFC 8032) over `signed_bytes`."""
-
-    signature: str
-    result: msgspec.Raw
-
-
-def signed_bytes(result: bytes, job: Job) -> bytes:
-    """What a worker signs: the bytes of its result, and the job as it understood that."""
-    return b"".join(hashlib.sha256(data).digest() for data in (result, msgspec.json.encode(job)))

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from nightshift.campaign.git import CONFIG_NAME
 from nightshift.campaign.index import contradictions
 from nightshift.campaign.journal import Entry, digests, entry_of, sha256
-from nightshift.campaign.ledger import RECORD_NAME, STARTED, SUBMITTED_NAME, Ledger
-from nightshift.campaign.records import Record
+from nightshift.campaign.ledger import RECORD_NAME, STARTED, Ledger
+from nightshift.campaign.records import JOB_NAME, Record
 from nightshift.campaign.scores import run_scores
 from nightshift.errors import UsageError, listed
 from nightshift.files import read_file
@@ -27,14 +27,14 @@ _ENTERED_FILES = (
     "certify/*/plan.json",
     "certify/*/comparison.json",
     "certify/*/*/run.json",
-    f"*/{SUBMITTED_NAME}",
-    f"certify/*/*/{SUBMITTED_NAME}",
+    f"*/{JOB_NAME}",
+    f"certify/*/*/{JOB_NAME}",
 )
 _ASIDE = "chain.damaged"
 _ABSENT = "absent"
 _ENTERED = re.compile(rb'"([0-9]{4,9})(?: late)?":')
 _OF_A_RECORD = re.compile(rf"([0-9]{{4,9}})(?:/{re.escape(CONFIG_NAME)}| late)?")
-_OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/{re.escape(SUBMITTED_NAME)}")
+_OF_A_RUN = re.compile(rf"([0-9]{{4,9}})/{re.escape(JOB_NAME)}")
 
 
 def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
@@ -61,7 +61,7 @@ def resume_chain(ledger: Ledger, note: Callable[[str], None]) -> list[Record]:
     else:
         files = {name: digest for record in records for name, digest in _files(record, ledger).items()}
         # What a worker was given is believed because it was entered before the start: no later entry makes up for that.
-        names = (name for name in _entered_files(ledger) if not name.endswith(SUBMITTED_NAME))
+        names = (name for name in _entered_files(ledger) if not name.endswith(JOB_NAME))
         _enter(ledger, files | {name: _hash(ledger, name) for name in names})
     return records
 
@@ -227,7 +227,7 @@ def _compare_files(
     there = _entered_files(ledger)
     for name in sorted({*there, *(n for n in entered if _number(n) is None and not n.startswith("."))}):
         say, was = found.problems.append, entered.get(name)
-        if name.endswith(SUBMITTED_NAME) and not _is_collected(name, collected, entered):
+        if name.endswith(JOB_NAME) and not _is_collected(name, collected, entered):
             say = found.notes.append
         if was is None:
             say(f"runs/{name} is not in the chain: invented, or copied into runs/")
@@ -243,7 +243,7 @@ def _is_collected(name: str, collected: Collection[int], entered: Mapping[str, o
     """Of what a worker was given, by its place in runs/: whether its run is part of a record or a certificate. Not so
     of an experiment that is gone, which is told by itself, or of which a chain begun anew knows no start."""
     if (match := _OF_A_RUN.fullmatch(name)) is None:
-        return name.replace(SUBMITTED_NAME, "run.json") in entered
+        return name.replace(JOB_NAME, "run.json") in entered
     return name in entered and int(match[1]) in collected
 
 

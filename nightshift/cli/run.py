@@ -45,10 +45,9 @@ def run(root: Path, request: Request) -> int:
     from nightshift.executors.process import interruptible
 
     with closing(TerminalReporter()) as reporter, interruptible():
-        from nightshift.executors.leftovers import end_leftovers
-        from nightshift.executors.survivors import end_jobs
+        from nightshift.executors.slurm import end_jobs
         from nightshift.experiment.experiment import require_ready, run_experiment
-        from nightshift.experiment.setup import open_setup
+        from nightshift.experiment.setup import open_setup, sweep
 
         setup = open_setup(root, request, reporter)
         if request.dry_run:
@@ -56,7 +55,7 @@ def run(root: Path, request: Request) -> int:
             return ExitCode.MEASURED
         require_ready(setup)  # before anything is written or downloaded for what cannot run
         with setup.ledger.controller():
-            end_leftovers(root, reporter.note)
+            sweep(root, reporter.note)
             end_jobs(setup.ledger)
             setup.engine.prepare_at_start(reporter.note)
             try:
@@ -144,10 +143,9 @@ def prepare(root: Path, flags: PrepareFlags) -> int:
 
 def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[list[str], list[Comparison] | None]:
     """The plan in lines and, but for a dry run, the comparisons. `options`: the arguments of certify.tasks."""
-    from nightshift.executors.leftovers import end_leftovers
     from nightshift.executors.process import interruptible
     from nightshift.experiment.certify import certify, tasks
-    from nightshift.experiment.setup import open_setup
+    from nightshift.experiment.setup import open_setup, sweep
 
     with closing(TerminalReporter()) as reporter, interruptible():
         setup = open_setup(process_root(), request, reporter)
@@ -156,7 +154,7 @@ def certify(request: Request, options: tuple[Any, ...], dry_run: bool) -> tuple[
         if dry_run:
             return lines, None
         with setup.ledger.controller():
-            end_leftovers(setup.root, reporter.note)
+            sweep(setup.root, reporter.note)
             return lines, certify(tasks(setup, *options))
 
 

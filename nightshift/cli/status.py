@@ -137,9 +137,9 @@ def night_lines(night: Night) -> list[str]:
     if night.state == "over":
         return [f"night:    {agent} is over: {clean(night.cause or '', 400)}"]
     if night.state == "cut off":
-        left = [f"left:     {number} outlived its head: {', '.join(workers)}" for number, workers in night.left.items()]
-        how = " and adopts what still runs; nightshift night --stop ends it" if left else ""
-        return [*left, f"night:    {agent} was cut off: the same command goes on with it{how}"]
+        left = [f"left:     {number} is the job {name} in SLURM" for number, name in night.left.items()]
+        how = ", and takes the jobs over; nightshift night --stop cancels them" if left else ""
+        return [*left, f"night:    {agent} was cut off: run the same command again to resume{how}"]
     told = f"{agent} since {local(datetime.fromisoformat(night.since))}, {night.num_experiments} experiments"
     return [f"night:    {told}", f"stops:    {night.next_stop}"]
 

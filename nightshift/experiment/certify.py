@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME
-from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Result
+from nightshift.campaign.records import JOB_NAME, RESULT_NAME, Evaluation, Failure, Job, Result
 from nightshift.campaign.same_setup import baseline_of, require_same_setup
 from nightshift.campaign.scores import BUSY, split, weighted
 from nightshift.config.rules_toml import rules_elsewhere
@@ -40,7 +40,6 @@ from nightshift.experiment.experiment import require_ready
 from nightshift.experiment.integrity import changed_harness_files, require_clean_start
 from nightshift.experiment.runs import job_of, submit_job
 from nightshift.experiment.setup import Setup
-from nightshift.experiment.worker import KEY_BYTES
 from nightshift.files import read_json, remove_tree, write_json
 
 SIDES = ("baseline", "incumbent")
@@ -48,7 +47,7 @@ DEFAULT_SEEDS, MAX_SEEDS = 3, 100
 FOLDER, PLAN_NAME, RUN_NAME, COMPARISON_NAME = "certify", "plan.json", "run.json", "comparison.json"
 FIRST_SEED_INDEX = 100_000  # experiments count the seeds of a config from 0; no config gets so many runs
 _NUM_BLOCKS = 10_000_000  # of seeds; the last seed is below 2^32
-_KEPT = (JOB_NAME, SUBMITTED_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
+_KEPT = (JOB_NAME, METRICS_NAME, RESULT_NAME)  # of a run's files, beside its logs
 _CHOSEN_THERE = "scored on the validation split, on which the incumbent was chosen: the gain may be flattered"
 
 
@@ -328,25 +327,32 @@ def _access_of_campaign(setup: Setup, plan: Plan) -> int:
 
 
 def _begin(task: Task) -> None:
-    """Write the plan, and count the access to the test split before it is read."""
-    setup, plan, ledger = task.setup, task.plan, task.setup.ledger
+    """Write the plan."""
+    plan, ledger = task.plan, task.setup.ledger
     task.folder.mkdir(parents=True, exist_ok=True)
     with ledger.lock():
         if not (task.folder / PLAN_NAME).exists() or not ledger.holds(task.folder / PLAN_NAME):
             write_json(task.folder / PLAN_NAME, plan)
             ledger.enter(task.folder / PLAN_NAME)
-        if plan.access is not None:
-            setup.executor.look_key = secrets.token_bytes(KEY_BYTES)
-            look = Look(
-                number=plan.access,
-                time=setup.now().isoformat(timespec="seconds"),
-                branch=plan.branch,
-                rules_hash=plan.rules_hash,
-                baseline=plan.configs["baseline"],
-                incumbent=plan.configs["incumbent"],
-                num_seeds=plan.num_seeds,
-            )
-            ledger.enter(count(ledger.runs_dir, look, setup.executor.look_key))
+
+
+def _count_access(task: Task, job: Job) -> None:
+    """Count the access of a job to the test split before its worker starts: no worker reads the split without."""
+    plan, ledger = task.plan, task.setup.ledger
+    if plan.access is None:
+        return
+    look = Look(
+        number=plan.access,
+        time=task.setup.now().isoformat(timespec="seconds"),
+        branch=plan.branch,
+        rules_hash=plan.rules_hash,
+        baseline=plan.configs["baseline"],
+        incumbent=plan.configs["incumbent"],
+        num_seeds=plan.num_seeds,
+        token=job.token,
+    )
+    with ledger.lock():
+        ledger.enter(count(ledger.runs_dir, look))
 
 
 def _make_runs(task: Task) -> list[FreshRun]:
@@ -370,7 +376,9 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
     remove_tree(folder)  # of an interrupted attempt
     folder.mkdir()
     try:
-        submit_job(folder, job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access), setup)
+        job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access)
+        _count_access(task, job)
+        submit_job(folder, job, setup)
         while not setup.executor.is_over(folder):
             setup.wait()
         result = setup.executor.result(folder)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nightshift.campaign.ledger import SUBMITTED_NAME
-from nightshift.campaign.records import Job, Record
+from nightshift.campaign.records import JOB_NAME, Job, Record
 from nightshift.config.rules import covered_files
 from nightshift.experiment.setup import Setup
 
@@ -30,9 +30,9 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
     if not setup.executor.in_flight():  # else it is still to be as the first of them found it
         setup.surroundings.look(covered_files(setup.root, setup.rules.frozen))
 
-    def enter() -> None:  # a later head believes what is in the chain
+    def enter() -> None:
         with setup.ledger.lock():
-            setup.ledger.enter(run_dir / SUBMITTED_NAME)
+            setup.ledger.enter(run_dir / JOB_NAME)
 
     setup.executor.submit(run_dir, job, enter)
 
@@ -54,6 +54,7 @@ def job_of(settings: Mapping[str, Any], seed: int, setup: Setup, hardware: str, 
         seed=seed,
         split="selection" if look is None else "sealed",
         deadline_seconds=setup.rules.deadline_seconds,
+        token=secrets.token_hex(16),
         hardware=hardware or None,
         look=look,
         gpus=setup.request.gpus,

@@ -2,9 +2,9 @@
 at this machine, for `doctor --slurm`.
 
 ROOT is the checkout, FOLDER holds job.json. The worker checks that it is the harness that the job was made for, opens
-the engine, trains within the budget, evaluates the final weights, and leaves no process. What came of it goes to
-`result.json`, signed. On stdin the head sends a private key, and holds the pipe open as long as it lives: a
-worker that does not outlive its head ends with that. One that does ends at its deadline, by a watchdog if it has to.
+the engine, trains within the budget, evaluates the final weights, and leaves no process. The result goes to
+`result.json`, with the token of the job. On this machine the controller holds the pipe to stdin open as long as it
+lives: a worker ends with its controller. A job of a cluster ends at its own limit of time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from nightshift.campaign.metrics import METRICS_NAME, NO_GRADIENT_STEPS, PROGRESS_NAME, Step, read_steps
 from nightshift.campaign.records import (
     CURVE_POINTS,
     JOB_NAME,
-    LATE_SECONDS,
     RESULT_NAME,
     STARTED_NAME,
     Failure,
@@ -40,9 +38,7 @@ from nightshift.campaign.records import (
     Progress,
     ProgressCallback,
     Result,
-    Signed,
     Training,
-    signed_bytes,
 )
 from nightshift.config.rules import Rules
 from nightshift.engines.base import Engine, NoGradient, open_engine
@@ -50,7 +46,7 @@ from nightshift.errors import EngineError, ExitCode, Interrupted, NightshiftErro
 from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
 from nightshift.evaluation.test_split import sealed_set
 from nightshift.executors.gpus import Watch, nvml_session, watching
-from nightshift.executors.process import engine_environment, interruptible, limit_life
+from nightshift.executors.process import engine_environment, interruptible
 from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
@@ -110,7 +106,6 @@ def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, .
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
-KEY_BYTES = 32  # of Ed25519, and of a look
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 
 
@@ -122,37 +117,24 @@ def main(root: Path, folder: Path) -> int:
         return ExitCode.USAGE
     try:
         with interruptible():
-            key = _read_key()
             job = msgspec.json.decode(read_file(folder / JOB_NAME), type=Job)
-            look_key = _read_key() if job.split == "sealed" else b""
-            if job.outlives:
-                limit_life(job.deadline_seconds + LATE_SECONDS)
-            else:
-                threading.Thread(target=_end_with_the_head, daemon=True).start()
-            raw = msgspec.json.encode(make_run(job, look_key, root, folder))
+            if not job.name:
+                threading.Thread(target=_end_with_the_controller, daemon=True).start()
+            result = make_run(job, root, folder)
     except Interrupted as error:
         return error.exit_code
-    signature = Ed25519PrivateKey.from_private_bytes(key).sign(signed_bytes(raw, job))
-    write_json(folder / RESULT_NAME, Signed(signature.hex(), msgspec.Raw(raw)))
+    write_json(folder / RESULT_NAME, result)
     return ExitCode.MEASURED
 
 
-def _read_key() -> bytes:
-    """The next key on stdin. Interrupted where the head died before it sent one."""
-    key = sys.stdin.buffer.read(KEY_BYTES)
-    if len(key) < KEY_BYTES:
-        raise Interrupted("the head is gone")
-    return key
-
-
-def _end_with_the_head() -> None:
-    """Wait for the end of stdin: the head is dead. Then stop as if it had asked."""
+def _end_with_the_controller() -> None:
+    """Wait for the end of stdin: the controller is dead. Then stop as if it had asked."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def make_run(job: Job, look_key: bytes, root: Path, folder: Path) -> Result:
+def make_run(job: Job, root: Path, folder: Path) -> Result:
     """Start, train within the budget, evaluate the final weights, leave no process behind; all files go to `folder`.
 
     The evaluation is None where there was nothing to evaluate; then `training` has the cause and who is to blame. A
@@ -162,7 +144,7 @@ def make_run(job: Job, look_key: bytes, root: Path, folder: Path) -> Result:
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     place = job.place or os.environ.get("SLURMD_NODENAME", "")
-    result = Result(job.seed, crashed, began=now, place=place)
+    result = Result(job.seed, crashed, token=job.token, began=now, place=place)
     engine: Engine | None = None
     try:
         rules = job.rules
@@ -173,7 +155,7 @@ def make_run(job: Job, look_key: bytes, root: Path, folder: Path) -> Result:
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
-            examples, answers = sealed_set(rules, root, job.look, look_key), None
+            examples, answers = sealed_set(rules, root, job.look, job.token), None
         else:
             examples, answers = selection_set(rules, root), folder / "evaluation.jsonl"
         result = replace(result, hardware=hardware, versions=engine.versions())

@@ -56,7 +56,6 @@ class NightRequest:
             engine=self.engine,
             gpus=self.gpus,
             pairs=self.pairs,
-            outlives=True,
             slurm=None if self.slurm is None else Path(self.slurm),
         )
 

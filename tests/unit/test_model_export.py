@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Job, Record, Weights
 from nightshift.errors import EngineError, NightshiftError, UsageError
-from nightshift.executors.base import announce
 from nightshift.experiment.estimate import Estimate
+from nightshift.files import write_json
 from nightshift.report.export.model import copy_model
 from nightshift.report.export.private import Private
 from nightshift.report.export.story import Story
@@ -48,10 +48,10 @@ def ledger(tmp_path: Path) -> Ledger:
         assert run.evaluation is not None
         scored = replace(run, evaluation=replace(run.evaluation, weights=Weights(40, digest)))
         ledger.write(replace(record, result=scored))
-        job = Job(ARITHMETIC_TRL, rules_hash, "tree", {}, scored.seed, "selection", 100.0)
+        job = Job(ARITHMETIC_TRL, rules_hash, "tree", {}, scored.seed, "selection", 100.0, token="1f")
         folder = ledger.run_dir(record.number)
-        announce(folder, job, "a worker", "local")
-        ledger.enter(folder / "submitted.json")
+        write_json(folder / "job.json", job)
+        ledger.enter(folder / "job.json")
     return ledger
 
 

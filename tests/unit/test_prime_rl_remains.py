@@ -80,7 +80,6 @@ def test_no_link_and_no_pipe_leads_out_of_runs(tmp_path: Path) -> None:
     places = [runs / f"{number:04d}" for number in range(1, 5)]
     for folder in places[1:]:
         folder.mkdir(parents=True)
-    places[0].parent.mkdir(parents=True)
     places[0].symlink_to(outside)  # the whole folder
     (outside / TRACE_NAME).write_text(json.dumps(DEAD))
     (places[1] / "prime-rl").symlink_to(outside / "prime-rl")

@@ -13,7 +13,7 @@ from nightshift.campaign.index import fold_sound, last_campaign
 from nightshift.campaign.ledger import STARTED, Ledger, read_progress
 from nightshift.campaign.records import Cost, Progress, Record
 from nightshift.campaign.standing import Counts
-from nightshift.executors.survivors import alive
+from nightshift.executors.slurm import jobs_left
 from nightshift.night.state import NightState, decided, load
 from nightshift.night.summary import next_stop
 from nightshift.report.experiment_view import Experiment, told
@@ -31,8 +31,8 @@ class Running(Part, kw_only=True):
 
 
 class Night(Part, kw_only=True):
-    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: workers that outlived it,
-    by experiment; `num_experiments`: how many of its own are decided."""
+    """The last night. `state`: it is running, over (by its `cause`), or was cut off; `left`: the jobs in SLURM that it
+    submitted and did not collect, by experiment; `num_experiments`: how many of its own are decided."""
 
     agent: str
     branch: str
@@ -41,7 +41,7 @@ class Night(Part, kw_only=True):
     state: Literal["running", "over", "cut off"]
     cause: str | None
     next_stop: str | None
-    left: dict[str, list[str]]
+    left: dict[str, str]
 
 
 class Status(View, kw_only=True, tag="status"):
@@ -110,7 +110,7 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
     if state is None:
         return None
     is_on = state.cause is None and is_running and psutil.pid_exists(state.pid)
-    left = alive(ledger, state.first) if state.cause is None and not is_on else {}
+    left = jobs_left(ledger, state.first) if state.cause is None and not is_on else {}
     return Night(
         agent=state.request.agent,
         branch=state.branch,
@@ -119,5 +119,5 @@ def _night(ledger: Ledger, records: Sequence[Record], is_running: bool, now: dat
         state="over" if state.cause is not None else "running" if is_on else "cut off",
         cause=state.cause,
         next_stop=next_stop(state, state.own(records), now) if is_on else None,
-        left={f"{number:04d}": [*workers] for number, workers in sorted(left.items())},
+        left={folder.name: job.name for folder, job in sorted(left.items())},
     )

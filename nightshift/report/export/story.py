@@ -19,15 +19,14 @@ import msgspec
 
 from nightshift.agents.history import load_configs
 from nightshift.campaign.git import CAMPAIGN_PREFIX
-from nightshift.campaign.ledger import SUBMITTED_NAME, Ledger
+from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.metrics import METRICS_NAME, Step, read_steps
-from nightshift.campaign.records import Record
+from nightshift.campaign.records import JOB_NAME, Job, Record
 from nightshift.campaign.results import column_of
 from nightshift.config.rules import Rules
 from nightshift.config.train_toml import Config, spelled
 from nightshift.config.values import Value, number_text
 from nightshift.errors import UsageError
-from nightshift.executors.base import Submitted, job_of
 from nightshift.files import read_json
 from nightshift.report.data import Shown, shown_campaign
 from nightshift.report.experiment_view import Experiment, told
@@ -122,12 +121,11 @@ class Story:
         return read_steps(self.ledger.files_dir(record) / METRICS_NAME) if record.result else []
 
     def rules(self, record: Record) -> Rules | None:
-        """What it was run by: of the job whose hash was entered into the chain before its worker started, which refused
-        rules of another hash. None where that is not there any more, or another one is."""
-        folder = self.ledger.files_dir(record)
+        """What it was run by: of the job whose hash was entered into the journal before its worker started, which
+        refused rules of another hash. None where that is not there any more, or another one is."""
+        path = self.ledger.files_dir(record) / JOB_NAME
         with suppress(UsageError, OSError):
-            was = read_json(folder / SUBMITTED_NAME, Submitted, "")
-            job = job_of(folder, was) if was and self.ledger.holds(folder / SUBMITTED_NAME) else None
+            job = read_json(path, Job, "") if self.ledger.holds(path) else None
             return job.rules if job and job.rules_hash == record.rules_hash else None
         return None
 
