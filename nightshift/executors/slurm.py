@@ -278,20 +278,22 @@ def cancel_jobs(names: Collection[str]) -> None:
         _ask(["scancel", f"--name={name}"])
 
 
-def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
-    """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder.
+def job_left(ledger: Ledger, folder: Path) -> Job | None:
+    """The job in SLURM that was submitted for the run in `folder`; None if there is none.
 
     The journal holds a job.json before sbatch is called: a file that somebody else wrote names no job.
     """
-    jobs = {}
-    for record in ledger.records():
-        path = ledger.run_dir(record.number) / JOB_NAME
-        if record.status == STARTED and record.number >= first:
-            with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
-                job = msgspec.json.decode(read_file(path), type=Job)
-                if job.name and ledger.holds(path):
-                    jobs[path.parent] = job
-    return jobs
+    path = folder / JOB_NAME
+    with suppress(OSError, ValueError, RecursionError):  # none, or what somebody put in its place
+        job = msgspec.json.decode(read_file(path), type=Job)
+        return job if job.name and ledger.holds(path) else None
+    return None
+
+
+def jobs_left(ledger: Ledger, first: int = 0) -> dict[Path, Job]:
+    """The jobs of experiments from `first` on that an earlier controller submitted and did not collect, by folder."""
+    numbers = [record.number for record in ledger.records() if record.status == STARTED and record.number >= first]
+    return {folder: job for folder in map(ledger.run_dir, numbers) if (job := job_left(ledger, folder))}
 
 
 def end_jobs(ledger: Ledger) -> None:

@@ -34,6 +34,7 @@ from nightshift.engines.memory import on_cards
 from nightshift.errors import ConfigError, EngineError, Interrupted, UsageError, listed
 from nightshift.evaluation.test_split import Look, count, counted_looks
 from nightshift.executors.gpus import num_gpus
+from nightshift.executors.slurm import SlurmExecutor, job_left
 from nightshift.experiment.baseline import require_packaged
 from nightshift.experiment.estimate import LEVEL, Estimate, estimate, level_of_access, verdicts
 from nightshift.experiment.experiment import require_ready
@@ -373,12 +374,16 @@ def _make_runs(task: Task) -> list[FreshRun]:
 def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None:
     """One run, stored once it was evaluated or its training failed; None if the infrastructure failed."""
     setup = task.setup
-    remove_tree(folder)  # of an interrupted attempt
-    folder.mkdir()
+    job = job_left(setup.ledger, folder)
     try:
-        job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access)
-        _count_access(task, job)
-        submit_job(folder, job, setup)
+        if isinstance(setup.executor, SlurmExecutor) and job is not None:
+            setup.executor.take_over(folder, job)  # an earlier start of this command submitted it
+        else:
+            remove_tree(folder)  # of an interrupted run
+            folder.mkdir()
+            job = job_of(task.settings[side], seed, setup, setup.hardware, task.plan.access)
+            _count_access(task, job)
+            submit_job(folder, job, setup)
         while not setup.executor.is_over(folder):
             setup.wait()
         result = setup.executor.result(folder)
@@ -390,8 +395,10 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         proof = setup.engine.prove(folder, evaluation.weights, setup.reporter.note) if evaluation else None
     except Interrupted:
         setup.executor.cancel([folder])
+        (folder / JOB_NAME).unlink(missing_ok=True)  # nothing more will come of it
         raise
     except EngineError as error:
+        (folder / JOB_NAME).unlink(missing_ok=True)
         setup.reporter.note(f"{side}, seed {seed}: failed, not the config's fault: {error}")
         return None
     finally:

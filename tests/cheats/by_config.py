@@ -231,7 +231,7 @@ def hard_link(c: Checkout) -> Finding:
 def change_in_flight(c: Checkout) -> Finding:
     """Rewrites train.toml while the experiment runs."""
     code = (
-        "while not list(root.glob('runs/0002/run-*')): time.sleep(0.005)\n"
+        "while not (root / 'runs/0002/job.json').exists(): time.sleep(0.005)\n"
         f"(root / 'train.toml').write_text({BASELINE.replace('6e-7', '6e-6')!r})\n"
     )
     with c.beside(code):
