@@ -31,7 +31,6 @@ from nightshift.report.page import render, view_of
 from tests import stand_in_prime_rl
 from tests.conftest import CAMPAIGN, git, living_children
 from tests.night_checkout import finish, furnish, leftovers, start_run
-from tests.rules import GSM8K_PRIME_RL
 from tests.stand_in_setup import make_setup
 from tests.stand_ins import prime_rl_rules
 from tests.waiting import HANG_SECONDS, wait_for
@@ -40,7 +39,6 @@ ROOT = Path(__file__).parents[2]
 RULES = replace(
     prime_rl_rules(),
     budget_seconds=HANG_SECONDS,  # max_steps ends the training
-    decision=replace(GSM8K_PRIME_RL.decision, baseline_runs=1),
     startup_seconds=HANG_SECONDS,
     evaluation_seconds=HANG_SECONDS,
 )
@@ -72,7 +70,8 @@ def run_with(setup: Setup, fault: str | None, step: int = 2) -> Record:
 def test_a_measured_experiment(setup: Setup) -> None:
     record = run_with(setup, None)
     assert (record.status, record.engine, record.hardware) == ("keep", "prime-rl", NO_GPU)
-    (run,) = record.runs
+    run = record.result
+    assert run is not None
     assert run.evaluation.weights.step == run.training.num_steps == 10
     assert (setup.ledger.run_dir(1) / "model" / "model.safetensors").is_file()
     proof, greedy = (record.health or "").splitlines()[:2]
@@ -87,7 +86,8 @@ def test_a_measured_experiment(setup: Setup) -> None:
 def test_a_run_that_prime_rl_ends_after_ten_empty_batches_is_scored(setup: Setup) -> None:
     """A baseline here."""
     record = run_with(setup, "empty_batches", step=4)
-    (run,) = record.runs
+    run = record.result
+    assert run is not None
     assert (record.status, run.training.outcome) == ("keep", Outcome.NO_GRADIENT)
     assert run.evaluation.weights.step == run.training.num_steps >= 1
     last = f"no gradient after step {run.training.num_steps}: 10 batches in a row had equal rewards in every group ["

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -174,7 +173,7 @@ def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 METRICS, ROLLOUTS = "metrics.jsonl", "evaluation.jsonl"
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a run's folder is gone": lambda root: shutil.rmtree(root / "runs" / "0002" / "run-1"),
+    "answers are gone": lambda root: (root / "runs" / "0002" / "evaluation.jsonl").unlink(),
     "metrics torn": _each(METRICS, _tear),
     "metrics empty": _each(METRICS, _write(b"")),
     "metrics binary": _each(METRICS, _write(bytes(range(256)) * 20)),

@@ -129,7 +129,7 @@ def test_show_prints_everything_of_one_experiment(root: Path) -> None:
     assert code == 0
     values = [line.split(":", 1) for line in stdout.splitlines() if line]
     assert ["number", str(number)] in [[name, value.strip()] for name, value in values]
-    for wanted in (record.description, *record.diff, record.rules_hash, *(str(run.seed) for run in record.runs)):
+    for wanted in (record.description, *record.diff, record.rules_hash, str(record.result.seed)):
         assert wanted in stdout
     assert f"{record.judgement.delta:+.4f} ± " in next(x for x in stdout.splitlines() if x.startswith("expected_then:"))  # type: ignore[union-attr]
     assert "scores" not in stdout  # a thousand numbers
