@@ -27,13 +27,18 @@ _NAME = re.compile(r"\.(.+?)\.(\d{1,9})(?:\.[0-9a-f]{16})?\.tmp")  # without the
 T = TypeVar("T")
 
 
+def temporary_beside(path: Path) -> Path:
+    """A new name beside `path` for a file that is renamed to `path` once it is whole; `sweep_folder` knows the name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+
 def write_atomically(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Replace `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
 
     Nobody can guess its name, and nothing is opened that lies there already. Without `sync` a loss of power may
     bring back what was there before; a kill does not.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)

@@ -386,6 +386,7 @@ class Record:
     cost: Cost | None = None  # of its proposal; None: nobody was asked for it
     baseline: Place | None = None  # the experiment whose result this is: made before there was a campaign
     budget_seconds: Seconds | None = None  # of its run
+    num_starts: Place = 1  # of experiments with these effective settings on this branch, this one included
     version: Literal[2] = 2  # 1: of Nightshift 0.1, which the ledger refuses
 
     @property
@@ -397,6 +398,11 @@ class Record:
     def is_keep(self) -> bool:
         """True if its config was kept, taken back since or not."""
         return self.status == Verdict.KEEP
+
+    @property
+    def starts(self) -> str:
+        """In words, which start of its config it is; empty for the first one."""
+        return f"start {self.num_starts} of this config" if self.num_starts > 1 else ""
 
     @property
     def evaluation(self) -> Evaluation | None:

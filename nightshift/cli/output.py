@@ -55,6 +55,7 @@ def summary(record: Record, chain: str) -> str:
         ("total_seconds", _number(values["total_seconds"], ".1f")),
         ("peak_memory_gb", _number(values["memory_gb"], ".2f")),
         ("run", values["run"]),
+        *([("starts", record.starts)] if record.starts else []),
         ("changes", "; ".join(record.diff)),
         *([("base", ", ".join(f"{number:04d}" for number in record.base))] if record.base else []),
         *(("scaled", line) for line in record.scaled),

@@ -79,6 +79,7 @@ class FreshRun:
     seed: int
     result: Result
     proof: str | None = None
+    num_starts: int = 1  # of this side and seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,13 +406,19 @@ def _make_run(task: Task, side: str, seed: int, folder: Path) -> FreshRun | None
         for path in folder.iterdir():  # weights are large, and what trained may hold examples
             if path.is_dir() or (path.name not in _KEPT and path.suffix != ".log"):
                 remove_tree(path)
-    run = FreshRun(side, seed, result, proof)
+    run = FreshRun(side, seed, result, proof, _num_starts(setup.ledger, folder))
     with setup.ledger.lock():
         write_json(folder / RUN_NAME, run)
         setup.ledger.enter(folder / RUN_NAME)
     text = f"crashed: {result.training.cause}" if evaluation is None else f"{evaluation.eval_score:.4f}"
     setup.reporter.note(f"{side}, seed {seed}: {text}")
     return run
+
+
+def _num_starts(ledger: Ledger, folder: Path) -> int:
+    """How often a run was started: each start has a job.json of its own, whose hash the journal holds."""
+    name = (folder / JOB_NAME).relative_to(ledger.runs_dir).as_posix()
+    return sum(f'"{name}":'.encode() in line for line in ledger.journal.lines())
 
 
 def _evaluations(runs: Iterable[FreshRun], side: str) -> list[Evaluation]:
@@ -478,6 +485,7 @@ def _notes(task: Task, runs: Sequence[FreshRun], result: Estimate) -> list[str]:
         name, training, load = f"{run.side}, seed {run.seed}", run.result.training, run.result.load
         notes += [f"{name}: crashed: {training.cause}"] if run.result.evaluation is None else []
         notes += [f"{name}: {run.proof}"] if run.proof else []
+        notes += [f"{name}: was started {run.num_starts} times"] if run.num_starts > 1 else []
         if load is not None and load.taken >= BUSY:
             notes.append(f"{name}: contention: others used {load.taken:.0%} of the machine")
     if num_lost := 2 * task.plan.num_seeds - len(runs):

@@ -141,6 +141,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
     validated = setup.engine.validate(candidate)
     base, made_from = start_from(campaign, request.base, setup.ledger.stored_config)
     changes = tuple(change.line for change in diff(made_from, candidate)) if made_from else ()
+    effective_hash = hash_of(validated.settings)
     if not request.again:
         if head.is_campaign:
             refuse_tried(campaign.tried(candidate.hash))
@@ -160,7 +161,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         rules_name=setup.rules.name,
         rules_hash=setup.rules_hash,
         config_hash=candidate.hash,
-        effective_hash=hash_of(validated.settings),
+        effective_hash=effective_hash,
         diff=changes,
         unused_keys=validated.unused,
         commit=head.commit,
@@ -178,6 +179,7 @@ def admit(candidate: Config, request: Request, setup: Setup) -> Record:
         cost=request.cost,
         base=base,
         budget_seconds=setup.rules.budget_seconds,
+        num_starts=1 + sum((r.branch, r.effective_hash) == (head.branch, effective_hash) for r in records),
     )
 
 

@@ -38,7 +38,10 @@ def submit_job(run_dir: Path, job: Job, setup: Setup) -> None:
 
 
 def next_seed(record: Record, setup: Setup) -> int:
-    """Of the record's run: the same settings never see a seed twice, whatever repeats them or is in flight."""
+    """Of the record's run: the first seed that no evaluated run of the same settings had, and that none in flight has.
+
+    So the settings never see a seed twice, and a run that was lost is run again with the seed that it had.
+    """
     used = setup.campaign(record.branch).seeds_of(record.effective_hash)
     used |= {job.seed for job in setup.executor.in_flight().values() if hash_of(job.settings) == record.effective_hash}
     return next(seed for index in itertools.count() if (seed := setup.rules.seed(index)) not in used)

@@ -47,7 +47,7 @@ from nightshift.evaluation.evaluate import NUM_AGAIN, evaluate, selection_set
 from nightshift.evaluation.test_split import sealed_set
 from nightshift.executors.gpus import Watch, nvml_session, watching
 from nightshift.executors.process import engine_environment, interruptible
-from nightshift.files import free_disk_gb, read_file, write_atomically, write_json
+from nightshift.files import free_disk_gb, read_file, temporary_beside, write_atomically, write_json
 from nightshift.text import MAX_TEXT, clean
 
 _PROGRESS_SECONDS = 0.5
@@ -106,6 +106,7 @@ def curve(steps: Iterable[Step], budget_seconds: float) -> tuple[float | None, .
     return tuple(sum(part) / len(part) if part else None for part in parts)
 
 
+ANSWERS_NAME = "evaluation.jsonl"
 INCUMBENT = "incumbent"  # the folder of its start, where that had to tell whose fault a failed start is
 
 
@@ -146,6 +147,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     place = job.place or os.environ.get("SLURMD_NODENAME", "")
     result = Result(job.seed, crashed, token=job.token, began=now, place=place)
     engine: Engine | None = None
+    answers: Path | None = None
     try:
         rules = job.rules
         # A cluster's node adds what a login there brings, with its tokens.
@@ -156,8 +158,8 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
             os.sched_setaffinity(0, job.cores)
         if job.split == "sealed":  # nothing of it is written but the scores: runs/ is where agents read
             examples, answers = sealed_set(rules, root, job.look, job.token), None
-        else:
-            examples, answers = selection_set(rules, root), folder / "evaluation.jsonl"
+        else:  # the file appears with the result: who could read its score sooner could end a run whose score is low
+            examples, answers = selection_set(rules, root), temporary_beside(folder / ANSWERS_NAME)
         result = replace(result, hardware=hardware, versions=engine.versions())
         opened, progress = time.monotonic(), reporter(folder / PROGRESS_NAME, place)
         session = engine.open(job.settings, job.seed, folder, job.deadline_seconds)
@@ -187,6 +189,10 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
         failure = Failure.TRAINING if is_config_fault else Failure.MACHINERY
         failed = replace(result.training, outcome=Outcome.CRASHED, failure=failure, cause=clean(cause, 4 * MAX_TEXT))
         result = replace(result, training=failed, evaluation=None)
+    if answers is not None and result.evaluation is not None:
+        answers.replace(folder / ANSWERS_NAME)
+    elif answers is not None:
+        answers.unlink(missing_ok=True)
     return replace(result, total_seconds=time.monotonic() - began)
 
 

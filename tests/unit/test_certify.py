@@ -33,7 +33,7 @@ from nightshift.report.export.model import certified as card_line
 from nightshift.report.export.story import Story
 from tests.conftest import git, living_children
 from tests.rules import ARITHMETIC_TRL
-from tests.stand_in_setup import GOOD, POOR, SilentReporter, keep, make_poor
+from tests.stand_in_setup import GOOD, POOR, SilentReporter, during, keep, make_poor
 from tests.stand_ins import NUM_SELECTION, fault, quick
 
 RULES = quick(ARITHMETIC_TRL)
@@ -115,6 +115,20 @@ def test_the_scores_are_those_of_the_sealed_examples_and_none_of_these_stays_in_
         assert not any(question in path.read_text() for question in questions)
 
 
+def test_a_run_that_was_started_twice_has_the_same_seed_and_the_certificate_says_so(kept: Setup) -> None:
+    def interrupt(folder: Path) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    with during(kept, interrupt), pytest.raises(Interrupted):
+        certified(kept, num_seeds=1)
+    (first,) = {path.name for path in kept.ledger.runs_dir.glob("certify/0001/*-*")}
+    made = certified(kept, num_seeds=1)
+    side, _, seed = first.partition("-")
+    assert f"{side}, seed {seed}: was started 2 times" in made.notes
+    assert [note for note in made.notes if "was started" in note and seed not in note] == []
+    assert verify(kept.ledger).problems == []
+
+
 def test_an_interrupted_look_goes_on_and_is_the_same_look(kept: Setup, notebook: SilentReporter) -> None:
     def interrupt(text: str) -> None:
         if "run 4 of 6" in text:
@@ -193,7 +207,7 @@ def test_broken_machinery_is_tried_once_more(kept: Setup, notebook: SilentReport
     notebook.notes.clear()
     made = certified(kept)
     assert made.num_seeds == {"baseline": 3, "incumbent": 3}
-    assert made.notes == ()
+    assert made.notes == ("baseline, seed 101000: was started 2 times",)
     assert any("not the config's fault: the trainer is gone: killed by SIGKILL" in note for note in notebook.notes)
 
 

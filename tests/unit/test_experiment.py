@@ -15,6 +15,8 @@ from nightshift.campaign.journal import sha256
 from nightshift.campaign.ledger import Ledger
 from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.campaign.verify import verify
+from nightshift.cli.output import summary
+from nightshift.engines.trl.session import TrlSession
 from nightshift.errors import Interrupted, UsageError
 from nightshift.experiment import experiment
 from nightshift.experiment.experiment import run_experiment
@@ -165,6 +167,43 @@ def test_a_decided_config_is_refused_and_again_takes_new_seeds(setup: Setup) -> 
     write(setup, GOOD)
     itself = [run(setup, again=True).result.seed for _ in range(2)]
     assert itself == [1001, 1002]  # the baseline has had the first
+
+
+def test_a_run_that_is_lost_in_its_evaluation_is_run_again_with_the_same_seed_and_its_starts_are_counted(
+    setup: Setup,
+) -> None:
+    """No free redraw: whoever ends a run whose score is low gets the same seed, and readers see how often."""
+    baseline(setup)
+    for starts in ("", "start 2 of this config"):
+        write(setup, BAD)
+        fault(setup.root, "short_answers")
+        lost = run(setup)
+        assert (lost.failure, lost.result.seed, lost.starts) == (Failure.MACHINERY, 1000, starts)
+        folder = setup.ledger.run_dir(lost.number)
+        assert [path.name for path in folder.iterdir() if "evaluation" in path.name] == []
+    write(setup, BAD)
+    measured = run(setup)
+    assert (measured.result.seed, measured.num_starts) == (1000, 3)
+    write(setup, BAD)
+    again = run(setup, again=True)
+    assert (again.result.seed, again.num_starts) == (1001, 4)
+    assert "\nstarts:           start 4 of this config\n" in summary(again, "")
+
+
+def test_answers_and_result_appear_together_once_the_score_is_final(setup: Setup) -> None:
+    commit(setup, GOOD)
+    seen = list[bool]()
+    close = TrlSession.close
+
+    def closing(session: TrlSession) -> None:
+        seen.append((setup.ledger.run_dir(1) / "evaluation.jsonl").exists())
+        close(session)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TrlSession, "close", closing)
+        run(setup)
+    assert seen == [False]
+    assert (setup.ledger.run_dir(1) / "evaluation.jsonl").exists()
 
 
 def test_a_change_to_unused_keys_only_is_refused(setup: Setup) -> None:
