@@ -183,7 +183,7 @@ def sync_folder(folder: Path) -> None:
 def sweep_folder(folder: Path, names: tuple[str, ...] | None = None, *, is_only_mine: bool = False) -> None:
     """Delete the temporary files that killed writers left in `folder`; of these `names` only, if given.
 
-    Where the folder `is_only_mine`, those of the living too: a worker that its head did not outlive is about to die,
+    Where the folder `is_only_mine`, those of the living too: a worker whose controller is dead is about to die,
     and the dead have a process id until their parent takes note.
     """
     for path in folder.glob(".*.tmp"):

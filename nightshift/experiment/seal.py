@@ -152,7 +152,7 @@ def _loose_names(checkout: Checkout, tracked: frozenset[str]) -> Iterator[str]:
 
 def _of_runs(runs_dir: Path, in_flight: Collection[Path]) -> Iterator[tuple[str, str]]:
     """All that lies in runs/, by size, times and inode: a change time cannot be set back. Of runs in flight not what
-    their workers write: a result of theirs is signed."""
+    their workers write."""
     folders = "|".join(re.escape(os.path.relpath(run_dir, runs_dir)) for run_dir in in_flight)
     ours = "|".join(map(re.escape, (RECORD_NAME, CONFIG_NAME, EFFECTIVE_NAME, JOB_NAME)))
     written = re.compile(rf"({folders})/(?!({ours})$).*")

@@ -71,7 +71,7 @@ def _chosen(story: Story, number: int | None) -> tuple[Record, Experiment]:
 
 
 def _source(story: Story, record: Record) -> Path:
-    """Where its model lies: of an adopted baseline with the experiment whose runs it took over."""
+    """Where its model lies: of an adopted baseline with the experiment whose result it took over."""
     folder = story.ledger.files_dir(record) / MODEL_NAME
     if folder.is_symlink() or folder.parent.is_symlink() or not folder.is_dir():
         there = [f"{r.number:04d}" for r in story.shown.records
