@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -323,6 +324,7 @@ class Result:
     load: Load | None = None
     versions: dict[str, str] = field(default_factory=dict)
     token: str = ""  # of its job
+    job_sha256: str = ""  # of the job.json that its worker read
     began: str = ""  # ISO 8601, UTC, by the worker's clock
     place: str = ""  # the slot of this machine, or the node; empty where runs follow each other
 
@@ -454,3 +456,8 @@ class Job:
     cores: tuple[int, ...] = ()
     layout: str = ""
     place: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Of the job as JSON, in hexadecimal digits."""
+        return hashlib.sha256(json.encode(self)).hexdigest()

@@ -85,7 +85,12 @@ def read_result(folder: Path, job: Job) -> Result:
         raise EngineError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise EngineError(f"{path} is no result of a worker: {error}") from None
-    for what, found, wanted in (("token", result.token, job.token), ("seed", result.seed, job.seed)):
+    fits = (
+        ("token", result.token, job.token),
+        ("seed", result.seed, job.seed),
+        ("job.json with the sha256", result.job_sha256, job.sha256),
+    )
+    for what, found, wanted in fits:
         if found != wanted:
             raise EngineError(f"{path} has the {what} {found!r}, its job has {wanted!r}: it counts for nothing")
     return result

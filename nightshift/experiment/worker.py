@@ -145,7 +145,7 @@ def make_run(job: Job, root: Path, folder: Path) -> Result:
     crashed = Training(Outcome.CRASHED, num_steps=0, failure=Failure.MACHINERY)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     place = job.place or os.environ.get("SLURMD_NODENAME", "")
-    result = Result(job.seed, crashed, token=job.token, began=now, place=place)
+    result = Result(job.seed, crashed, token=job.token, job_sha256=job.sha256, began=now, place=place)
     engine: Engine | None = None
     answers: Path | None = None
     try:

@@ -13,11 +13,13 @@ from tests.cheats.checkout import BETTER, CANDIDATE, TRAINER, Checkout, Finding
 attempt = Collection("checkout", "records, flags, results")
 # Python, with `root` and `time` at hand, that reads the token of the job and writes a result of its own.
 HIJACKER = """
-import json
+import hashlib, json
 folder = root / 'runs/0002'
 while not (folder / 'job.json').exists(): pass
 job = json.loads((folder / 'job.json').read_text())
-result = json.loads((root / 'runs/0001/result.json').read_text()) | {'token': job['token'], 'seed': job['seed']}
+digest = hashlib.sha256((folder / 'job.json').read_bytes().strip()).hexdigest()
+result = json.loads((root / 'runs/0001/result.json').read_text())
+result |= {'token': job['token'], 'seed': job['seed'], 'job_sha256': digest}
 result['evaluation'] |= {'eval_score': 1.0, 'scores': [1.0] * len(result['evaluation']['scores'])}
 (folder / 'mine').write_text(json.dumps(result))
 while not (folder / 'result.json').exists(): pass

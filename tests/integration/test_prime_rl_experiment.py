@@ -20,11 +20,10 @@ from nightshift.campaign.records import Failure, Outcome, Record, Request
 from nightshift.cli.output import summary
 from nightshift.engines.prime_rl import engine as prime_rl
 from nightshift.engines.prime_rl.engine import NO_GPU, PrimeRlEngine
-from nightshift.engines.prime_rl.installation import Installation, Pins
 from nightshift.engines.prime_rl.remains import TRACE_NAME
 from nightshift.engines.prime_rl.session import Timing
 from nightshift.experiment.experiment import run_experiment
-from nightshift.experiment.setup import Setup
+from nightshift.experiment.setup import Setup, sweep
 from nightshift.night.loop import Night
 from nightshift.night.state import NightRequest, NightState
 from nightshift.report.page import render, view_of
@@ -195,7 +194,7 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     heavy = [attempt / "prime-rl" / name for name in ("broadcasts", "rollouts")]
     wait_for(lambda: [process.poll() is None, *(path.is_dir() for path in heavy)] == [True] * 3)
     head = psutil.Process(process.pid)
-    [worker] = [child for child in head.children() if str(attempt.parent) in child.cmdline()]
+    [worker] = [child for child in head.children() if str(attempt) in child.cmdline()]
     for killed in (worker, head):
         killed.kill()
     process.communicate()
@@ -210,8 +209,7 @@ def test_what_a_killed_worker_leaves_goes_with_the_next_start(checkout: Path, tm
     (foreign / "prime-rl" / "rollouts").mkdir(parents=True)
     (tmp_path / "elsewhere" / "rollouts").mkdir(parents=True)
     (link / "prime-rl").symlink_to(tmp_path / "elsewhere")
-    installation = Installation(tmp_path, Pins.read(ROOT / "pyproject.toml"))
-    PrimeRlEngine(RULES, checkout, {}, "none", installation=installation).prepare_at_start(print)
+    sweep(checkout, print)
     assert [path.exists() for path in (*heavy, attempt / TRACE_NAME)] == [False] * 3
     assert (foreign / "prime-rl" / "rollouts").is_dir()
     assert (tmp_path / "elsewhere" / "rollouts").is_dir()

@@ -84,7 +84,7 @@ def folder_of(root: Path, number: int = 1) -> Path:
 
 def leave_result(folder: Path, job: Job) -> Result:
     """As the worker of that job does."""
-    result = Result(job.seed, Training(Outcome.FINISHED, 3), token=job.token)
+    result = Result(job.seed, Training(Outcome.FINISHED, 3), token=job.token, job_sha256=job.sha256)
     write_json(folder / "result.json", result)
     return result
 
@@ -99,6 +99,9 @@ def enter() -> None:
 def test_a_result_counts_where_its_token_and_its_seed_are_those_of_the_job(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     with pytest.raises(FileNotFoundError):
+        read_result(folder, JOB)
+    leave_result(folder, replace(JOB, settings={"lr": 9}))  # somebody edited job.json before the worker read it
+    with pytest.raises(EngineError, match=r"0001/result\.json has the job\.json with the sha256 "):
         read_result(folder, JOB)
     for what, value in (("token", "another"), ("seed", 2)):
         leave_result(folder, replace(JOB, **{what: value}))
