@@ -226,13 +226,13 @@ def _set(*path: str, value: object) -> Callable[[dict[str, Any]], None]:
     [
         _set("judgement", "delta", value=float("nan")),
         _set("judgement", "why", value=None),
-        _set("runs", "0", "evaluation", "eval_score", value=float("inf")),
+        _set("result", "evaluation", "eval_score", value=float("inf")),
         _set("total_seconds", value=[1]),
         _set("description", value=3),
         _set("number", value="two"),
         _set("diff", value=[1, 2]),
-        *(_set("runs", "0", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
-        *(_set("runs", "0", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
+        *(_set("result", "evaluation", "scores", value=scores) for scores in ([], ["right"] * 60, [1.0] * 3)),
+        *(_set("result", "evaluation", "scores", value=[score] * 60) for score in (2.0, None)),
     ],
 )
 def test_a_record_with_values_of_a_wrong_kind_is_left_out_and_named(
@@ -319,8 +319,7 @@ def test_every_number_of_the_page_is_the_ledgers(tmp_path: Path) -> None:
         delta = record.judgement.delta if record.judgement else None
         assert (row.experiment.expected_then.mean if row.experiment.expected_then else None) == delta
         assert row.experiment.expected == expected(view.morning.campaign, record)
-        scores = [evaluation.eval_score for evaluation in record.evaluation]
-        assert row.experiment.record.score == (pytest.approx(sum(scores) / len(scores)) if scores else None)
+        assert row.experiment.record.score == (record.evaluation.eval_score if record.evaluation else None)
         assert sum(row.uses.values()) == pytest.approx(record.total_seconds)
     best = max(row.experiment.record.score or 0.0 for row in view.rows)
     assert f"{best:.3f}" not in view.headline.title + view.headline.sentence
@@ -373,7 +372,7 @@ def test_damaged_scores_tell_no_flips(tmp_path: Path, scores: bytes) -> None:
     whole, (parent, record) = shown_examples(("arithmetic",), tmp_path), ledger.records()
     assert whole.flips(record, parent)
     run = record.result
-    damaged = replace(record, runs=(replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))),))
+    damaged = replace(record, result=replace(run, evaluation=replace(run.evaluation, scores=Raw(scores))))
     assert whole.flips(damaged, parent) == whole.flips(record, damaged) == ()
 
 
@@ -447,12 +446,11 @@ def test_what_was_played_stands_on_the_page_with_a_game_that_was_lost(tmp_path: 
     record = replace(
         record,
         judgement=Judgement(Verdict.KEEP, "baseline"),
-        runs=(replace(run, evaluation=replace(run.evaluation, figures=figures)),),
+        result=replace(run, evaluation=replace(run.evaluation, figures=figures)),
     )
     ledger = stored(tmp_path, [record])
     (tmp_path / "rules.toml").write_text("")
     folder = ledger.files_dir(record)
-    folder.mkdir(parents=True)
     games = [
         {"opponent": "random", "ended": "lost", "cells": "a b"},
         {"opponent": "perfect", "ended": "forfeit", "cells": "c <script>"},
