@@ -37,7 +37,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ledger = Ledger(tmp_path)
     campaign(ledger, ["3e-6", "5e-6", "7e-6"])
     for number in (1, 2):
-        test_split.count(ledger.runs_dir, replace(LOOK, number=number), b"key")
+        test_split.count(ledger.runs_dir, replace(LOOK, number=number))
         ledger.enter(ledger.runs_dir / test_split.LOOKS_NAME)
     path = ledger.runs_dir / "certify" / "0001" / "comparison.json"
     path.parent.mkdir(parents=True)
@@ -355,7 +355,7 @@ def test_a_chain_that_cannot_be_gone_on_with_is_set_aside_and_named_and_blocks_n
 
 
 def test_the_looks_may_be_ahead_of_the_chain_by_what_a_kill_left_out(ledger: Ledger) -> None:
-    test_split.count(ledger.runs_dir, replace(LOOK, number=3), b"key")
+    test_split.count(ledger.runs_dir, replace(LOOK, number=3))
     assert problems(ledger) == []
     assert verifying.LOOKS_NAME == test_split.LOOKS_NAME
 
