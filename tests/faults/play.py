@@ -51,7 +51,9 @@ def play(fault: Fault, slot: Path, templates: Path) -> Row:
     if fault.family in IN_THE_WORLD and is_struck:
         actions.undo(fault, root)
     told, after = scenario.next_experiment(root, fault.scenario)
-    gaps = fault.victim.startswith("runs/") or "move the damaged record away" in told
+    # verify names a file that was damaged, and a job.json that was edited after its worker had read it.
+    is_named = fault.victim.startswith("runs/") or fault.victim == "job of another config"
+    gaps = is_named or "move the damaged record away" in told
     foreign = "committed" in f"{fault.scenario}, {fault.failure}"  # by somebody else, to the branch
     found += after + integrity.problems(root, gaps=gaps, foreign=foreign)
     found += scenario.wrong_scores(root) if fault.family != REAL else []
